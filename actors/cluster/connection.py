@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 ON_WORKER: Final = "dataloader.actors.cluster.on_worker"
 """The module that Dask's workers import; it imports distributed."""
+RUN: Final = f"__import__({ON_WORKER!r}, fromlist=['run_body']).run_body(order)"
+"""What a worker evaluates: if it does not have our code, that is the task's error."""
 CONNECT_S: Final = 10.0
 LOOK_S: Final = 2.0
 """How often the cluster's threads are counted, in seconds."""
@@ -255,6 +257,8 @@ async def _aio_connect(address: str, tls: Tls | None, topic: str, hear: Callable
 
     try:
         await client
+        for of_dask in ("print", "warn"):  # what any task of the cluster prints, and warnings, which are pickled
+            client.unsubscribe_topic(of_dask)
         client.subscribe_topic(topic, heard)
     except BaseException:
         await client.close(timeout=CLOSE_S)  # noqa: ASYNC102 - asyncio's
@@ -271,7 +275,8 @@ async def _aio_threads(client: Any) -> dict[str, int]:
 
 
 async def _aio_submit(client: Any, key: str, order: bytes) -> Any:
-    return client.submit(import_module(ON_WORKER).run_body, order, key=key, pure=False, retries=0)
+    # By a name of Python's own: a scheduler or a worker that can't import what it is given ends its connection.
+    return client.submit(eval, RUN, {"order": order}, key=key, pure=False, retries=0)
 
 
 async def _aio_ask(client: Any, worker: str, message: dict[str, Any]) -> Answered:

@@ -285,13 +285,13 @@ class RemoteChild:
 
     def _heed(self, said: Sequence[Any]) -> None:
         match said:
-            case ["line", line]:
-                self._said.append(bytes(line))
-            case ["died", text]:
+            case ["line", bytes() as line]:
+                self._said.append(line)
+            case ["died", str() as text]:
                 self._said.append(ChildDied(text))
-            case ["out", stream, text]:
+            case ["out", str() as stream, str() as text]:
                 self.outputs[stream == "stderr"].add(text)
-            case ["ended", text, at_deadline]:
+            case ["ended", str() as text, bool() as at_deadline]:
                 self._ended, self._at_deadline = f"on the Dask worker {self.worker} {text}", at_deadline
             case ["over"]:
                 self._is_over = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import attrs
 import msgspec
@@ -20,6 +20,8 @@ WAIT_S: Final = 10.0
 """How long a worker waits for something to say before it answers that there is nothing."""
 MAX_SAID: Final = 2**20
 """Bytes that wait to be taken from a worker; then the body waits."""
+MAX_AT: Final = 1e10
+"""A bound for what clocks show."""
 DRIFT: Final = 0.001
 """How much faster a machine's clock may run than another's: twice what NTP allows."""
 
@@ -60,7 +62,7 @@ class Announced(msgspec.Struct):
     relay: str
     worker: str
     process: str
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0, le=MAX_AT)]
     state: str = "placed"
     text: str = ""
 
@@ -71,7 +73,7 @@ class Answered(msgspec.Struct):
     `at` and `process` are as in `Announced`; `gone`: there is no such relay.
     """
 
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0, le=MAX_AT)]
     process: str
     gone: bool
     first: int = 0

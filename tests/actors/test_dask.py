@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from contextlib import asynccontextmanager
@@ -17,9 +18,10 @@ import pytest
 import trio
 from certificates import certificate
 from conditions import until, when_ended
-from dask_cluster import dask_cluster
+from dask_cluster import answer_with, dask_cluster
 from distributed import Client
 from rabbitmq_server import free_port
+from services import LEASE_S
 
 from dataloader import ConfigError, Tasks
 from dataloader.actors.children import wire
@@ -312,6 +314,41 @@ async def test_a_worker_of_another_version_fails_the_attempt_with_an_error_that_
         error = (await run_in(supervisor, "noop")).error
         assert "could not start it: RuntimeError: it has dataloader-supervisor" in error
         assert error.endswith("the service 0.0.1: install the same")
+
+
+async def test_a_worker_without_the_package_fails_the_attempt_with_an_error_that_says_so_and_lives(open_worker, run_in):
+    with dask_cluster(1, without=["WORKER"]) as process, Client(process.address) as client:
+        workers = list(client.scheduler_info()["workers"])
+        async with open_worker(dask_tasks.tasks, {"q": 1}, dask=process.address) as supervisor:
+            error = (await run_in(supervisor, "noop")).error
+        assert "could not start it: ModuleNotFoundError: No module named 'dataloader" in error
+        assert list(client.scheduler_info()["workers"]) == workers
+
+
+async def test_a_scheduler_needs_no_package_of_ours(open_worker, run_in):
+    with dask_cluster(1, without=["SCHEDULER"]) as process:
+        async with open_worker(dask_tasks.tasks, {"q": 1}, dask=process.address) as supervisor:
+            assert (await run_in(supervisor, "aio")).result == "done"
+
+
+@pytest.mark.parametrize("changed", [{"said": None}, {"at": math.nan}])
+async def test_an_answer_that_is_none_costs_the_attempt_and_nothing_else(open_worker, run_in, changed):
+    with dask_cluster(1) as process, Client(process.address) as client:
+        async with open_worker(
+            dask_tasks.tasks, {"q": 1}, dask=process.address, default_lease_s=LEASE_S, heartbeat_s=1
+        ) as supervisor:
+            assert (await run_in(supervisor, "noop")).status == "succeeded"
+            client.run(answer_with, changed=changed)
+            assert (await run_in(supervisor, "noop")).status == "failed"
+
+
+async def test_what_others_print_on_the_cluster_is_not_the_services_output(open_service, run_in, cluster, capfd):
+    with Client(cluster.address) as client:
+        async with open_service() as supervisor:
+            await run_in(supervisor, "noop")
+            client.log_event("print", {"args": ("of another",), "file": 1})
+            await run_in(supervisor, "noop")  # its events come after that one
+    assert capfd.readouterr().out.count("of another") <= 1  # the other client's own
 
 
 async def test_a_worker_without_the_functions_module_fails_the_attempt_with_an_error_that_says_so(

@@ -7,23 +7,30 @@ standard input does.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from distributed import LocalCluster, Security
 
 
 @contextmanager
-def dask_cluster(workers=2, threads=1, *, port=0, tls=""):
-    """A running cluster: its process, whose `address` is the scheduler's; `process.pid` is the scheduler, too."""
+def dask_cluster(workers=2, threads=1, *, port=0, tls="", without=()):
+    """A running cluster: its process, whose `address` is the scheduler's; `process.pid` is the scheduler, too.
+
+    `without` names those that can't import the package: `SCHEDULER`, `WORKER`.
+    """
+    missing = {f"DASK_DISTRIBUTED__{part}__PRELOAD": str(Path(__file__).with_name("without_us.py")) for part in without}
     process = subprocess.Popen(
         [sys.executable, __file__, str(workers), str(threads), str(port), str(tls)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | missing,
     )
     try:
         process.address = json.loads(process.stdout.readline())["address"]
@@ -38,6 +45,19 @@ def dask_cluster(workers=2, threads=1, *, port=0, tls=""):
             process.kill()
             process.wait()
         process.stdout.close()
+
+
+def answer_with(dask_worker, changed):
+    """Let a worker change what it answers services; it is called there."""
+
+    def changing(real):
+        async def answer(**asked):
+            return await real(**asked) | changed
+
+        return answer
+
+    for name in ("dataloader_give", "dataloader_take"):
+        dask_worker.handlers[name] = changing(dask_worker.handlers[name])
 
 
 def main() -> None:
