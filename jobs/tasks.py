@@ -124,15 +124,6 @@ class Task(Generic[A]):
             if value is not None:
                 check_between(name, value, low, high)
         self._check_place()
-        if self.process and self.dask is not None:
-            raise BadRequest("process, dask", "are two places to run: give one of them")
-        if self.dask is not None and self.dask is not True and not (isinstance(self.dask, str) and self.dask):
-            raise BadRequest(
-                "dask", f"must be a scheduler's address, or True for that of DL_DASK, not {self.dask!r:.60}"
-            )
-        if self.in_child and self.is_async and not self.asyncio:
-            where = "process" if self.process else "dask"
-            raise BadRequest(where, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
         if self.lock_key is not None:
             check_key_spec("lock_key", self.lock_key, None if self.args is None else self.args.fields)
         if self.unique is not None:
@@ -147,8 +138,7 @@ class Task(Generic[A]):
         if self.dask is not None and self.dask is not True and not (isinstance(self.dask, str) and self.dask):
             raise BadRequest("dask", f"must be a scheduler's address, or True for DL_DASK's, not {self.dask!r:.60}")
         if self.in_child and self.is_async and not self.asyncio:
-            where = "process" if self.process else "dask"
-            raise BadRequest(where, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
+            raise BadRequest(self.kind, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
 
     @property
     def in_child(self) -> bool:

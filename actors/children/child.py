@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -128,10 +128,18 @@ class Child:
     async def start(cls, declared: wire.Declared) -> Child:
         """A child that has imported its function. Raises `BodyFailed`, with what it printed, if it can't."""
         mark = secrets.token_hex(16)
-        control, guards = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        data, bodys = socket.socketpair()
-        pipes = os.pipe(), os.pipe()
-        try:
+        with ExitStack() as lent, ExitStack() as own:
+            pairs = []
+            for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+                pairs.append(pair := socket.socketpair(socket.AF_UNIX, kind))
+                own.callback(pair[0].close)
+                lent.callback(pair[1].close)
+            (control, guards), (data, bodys) = pairs
+            pipes = []
+            for _ in ("stdout", "stderr"):
+                pipes.append(pipe := os.pipe())
+                own.callback(os.close, pipe[0])
+                lent.callback(os.close, pipe[1])
             # An OSError is the job's error. In the one file sys.executable is the program itself: its entry.py, in
             # deploy/binary, takes this command, and no other, as Python would.
             process = await trio.lowlevel.open_process(
@@ -143,17 +151,7 @@ class Child:
                 start_new_session=True,
                 env=os.environ | {MARK: mark},
             )
-        except BaseException:
-            for end in (control, data):
-                end.close()
-            for pipe in pipes:
-                os.close(pipe[0])
-            raise
-        finally:
-            for end in (guards, bodys):
-                end.close()
-            for pipe in pipes:
-                os.close(pipe[1])
+            own.pop_all()  # they are the child's from here on
         for pipe in pipes:
             os.set_blocking(pipe[0], False)
         child = cls(

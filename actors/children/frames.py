@@ -8,6 +8,8 @@ from enum import IntEnum
 from typing import Final
 
 HEADER: Final = struct.Struct("!BQQ")
+MAX_FRAME: Final = 2**30
+"""The longest head or body, in bytes. A page's rows are far less; what a process writes at random soon says more."""
 
 
 class Kind(IntEnum):
@@ -30,6 +32,8 @@ def header_of(kind: Kind, head: int, body: int) -> bytes:
 def read_header(header: bytes) -> tuple[Kind, int, int]:
     """The kind and the lengths. Raises `ValueError`."""
     kind, head, body = HEADER.unpack(header)
+    if max(head, body) > MAX_FRAME:
+        raise ValueError(f"a frame of {max(head, body)} bytes; {MAX_FRAME} are the most")
     return Kind(kind), head, body
 
 

@@ -30,18 +30,25 @@ PROCESS: Final = f"{os.getpid()}-{secrets.token_hex(4)}"
 
 @attrs.define(eq=False)
 class _Host:
-    """The relays of this process, in a thread of their own."""
+    """The relays of this process, in a thread of their own, and the addresses of the `workers` that ask for them."""
 
+    workers: set[str] = attrs.field(factory=set)
     relays: dict[str, Relay] = attrs.field(factory=dict)
     warm: WarmChildren = attrs.field(factory=WarmChildren)
     _nursery: trio.Nursery = attrs.field(init=False)
     _token: trio.lowlevel.TrioToken = attrs.field(init=False)
     _ready: threading.Event = attrs.field(factory=threading.Event)
+    _thread: threading.Thread = attrs.field(init=False)
 
     def start(self) -> None:
         """Start the thread. It ends with the process, and the guards' bodies then."""
-        threading.Thread(target=trio.run, args=(self._live,), name="dataloader", daemon=True).start()
+        self._thread = threading.Thread(target=trio.run, args=(self._live,), name="dataloader", daemon=True)
+        self._thread.start()
         self._ready.wait()
+
+    def lives(self) -> bool:
+        """Whether it has not failed, with all that it ran."""
+        return self._thread.is_alive()
 
     async def _live(self) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -108,19 +115,21 @@ _starting: Final = threading.Lock()
 def _our_host(worker: Any) -> _Host:
     global _host  # noqa: PLW0603 - one for the process
     with _starting:
-        if _host is None:
+        if _host is None or not _host.lives():
             _host = _Host()
             _host.start()
         host = _host
-    if TAKE not in worker.handlers:
+    if worker.address in host.workers:
+        return host
 
-        async def give(relay: str, number: int, messages: list[Said]) -> dict[str, Any]:
-            return await asyncio.wrap_future(host.call(host.give, relay, number, messages))
+    async def give(relay: str, number: int, messages: list[Said]) -> dict[str, Any]:
+        return await asyncio.wrap_future(host.call(host.give, relay, number, messages))
 
-        async def take(relay: str, after: int, wait_s: float) -> dict[str, Any]:
-            return await asyncio.wrap_future(host.call(host.take, relay, after, wait_s))
+    async def take(relay: str, after: int, wait_s: float) -> dict[str, Any]:
+        return await asyncio.wrap_future(host.call(host.take, relay, after, wait_s))
 
-        worker.handlers[GIVE], worker.handlers[TAKE] = give, take
+    worker.handlers[GIVE], worker.handlers[TAKE] = give, take
+    host.workers.add(worker.address)
     return host
 
 

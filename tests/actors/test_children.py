@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import UUID
@@ -16,6 +18,7 @@ from conditions import until, when_ended
 
 from dataloader import ConfigError, Job, ProcessJob, Tasks
 from dataloader.actors import heartbeat
+from dataloader.actors.children import frames, wire
 from dataloader.actors.children.child import Child
 from dataloader.actors.children.pool import Children
 from dataloader.actors.job_runs import Run, Runs
@@ -530,3 +533,29 @@ async def test_functions_that_a_child_can_not_find_or_run_are_refused_at_the_sta
 
     with pytest.raises(ValueError, match=r"memory_mb, max_jobs: are for tasks with process=True"):
         tasks.task("thread", memory_mb=100)(child_tasks.noop.handler)
+
+
+async def test_a_child_that_can_not_be_started_for_want_of_descriptors_leaves_none_open():
+    def open_ones():
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    declared = wire.Declared(path=sys.path, module="child_tasks", name="noop", around=[], asyncio=False, memory_mb=None)
+    before = open_ones()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_fd = os.dup(0)
+    os.close(next_fd)
+    for room in range(9):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + room, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                await Child.start(declared)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert open_ones() == before, room
+
+
+def test_a_frame_longer_than_any_is_refused():
+    longest = frames.header_of(frames.Kind.ANSWER, frames.MAX_FRAME, 0)
+    assert frames.read_header(longest) == (frames.Kind.ANSWER, frames.MAX_FRAME, 0)
+    with pytest.raises(ValueError, match=r"a frame of 1073741825 bytes; 1073741824 are the most"):
+        frames.read_header(frames.header_of(frames.Kind.ANSWER, 0, frames.MAX_FRAME + 1))

@@ -373,3 +373,20 @@ async def test_a_cluster_with_tls(open_worker, run_in, tmp_path):
             dask_tasks.tasks, {"q": 1}, dask=process.address, dask_tls_ca=file, dask_tls_cert=file
         ) as one:
             assert (await run_in(one, "aio")).result == "done"
+
+
+@pytest.mark.slow
+async def test_a_worker_whose_relays_have_failed_runs_the_next_job(open_service, run_in):
+    def fail():  # each worker calls it
+        from dataloader.actors.cluster import on_worker  # noqa: PLC0415 - the worker's
+
+        if (host := on_worker._host) is not None:
+            host._token.run_sync_soon(host._nursery.cancel_scope.cancel)
+            host._thread.join(30)
+
+    with dask_cluster(1) as own, Client(own.address, set_as_default=False) as client:
+        async with open_service(1, dask=own.address) as supervisor:
+            for _ in range(2):
+                job = await run_in(supervisor, "all", {})
+                assert job.status == "succeeded", job.error
+                await trio.to_thread.run_sync(client.run, fail)
