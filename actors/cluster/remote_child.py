@@ -295,6 +295,8 @@ class RemoteChild:
                 self._ended, self._at_deadline = f"on the Dask worker {self.worker} {text}", at_deadline
             case ["over"]:
                 self._is_over = True
+            case _:
+                raise TypeError(f"the Dask worker {self.worker} has said what is not understood: {said!r:.100}")
 
     async def _look_at_clock(self, relay: Announced) -> None:
         """Take the body for dead when the last time that was sent has passed, and nobody has said so."""
