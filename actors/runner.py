@@ -38,7 +38,7 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
         run.body_ended = True
         services.to_recorder.send_nowait(Ended(run, Outcome(job.job_id, job.token, Step.RETURN)))
         return
-    if task.timeout_s is not None:
+    if task.timeout_s is not None and task.dask is None:  # a cluster has to find a place first
         run.limit_to(started + task.timeout_s)
     value, error = await _run_body(run, task, services, limiter)
     run.body_ended = True

@@ -55,6 +55,8 @@ async def call_in_child(
             )
         if isinstance(child, RemoteChild):
             port.log("info", "the function runs beside a Dask worker", {"worker": child.worker})
+            if task.timeout_s is not None:  # from here on: the job has waited for a place, which is not its doing
+                run.limit_to(trio.current_time() + task.timeout_s)
         talk = _Talk(child, run, port, max_lines)
         run.movers.add(talk.renew)
         talk.renew()  # it may have moved while the child was started

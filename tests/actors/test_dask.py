@@ -136,11 +136,11 @@ async def test_a_drain_stops_what_runs_there_and_gives_it_back(open_service, sho
 
 
 async def test_a_job_that_finds_no_thread_goes_back_with_its_attempt(open_service, shown, row_of, monkeypatch):
-    monkeypatch.setattr(connection, "PLACE_S", 0.2)
+    monkeypatch.setattr(connection, "PLACE_S", 2)
     async with open_service(drain_timeout_s=0) as supervisor:
         for _ in range(2):
             await shown(supervisor, (await supervisor.jobs.enqueue("endless", queue="q")).job_id)
-        waits = await supervisor.jobs.enqueue("noop", queue="q")
+        waits = await supervisor.jobs.enqueue("short", queue="q")  # its timeout, a second, has not begun
         row = await until(lambda: row_of(waits.job_id), lambda row: row["error"])
         assert (row["status"], row["attempt"]) == ("queued", 0)
         assert row["error"].endswith("has no free thread")
