@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import secrets
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal
@@ -87,6 +88,8 @@ class Clusters:
     def _address_of(self, task: str, dask: str | Literal[True]) -> str:
         where = f"task {task!r}: dask"
         if importlib.util.find_spec("distributed") is None:
+            if getattr(sys, "frozen", False):
+                raise ConfigError(f"{where}: the one file has no Dask: use an installed dataloader")
             raise ConfigError(f"{where}: needs the extra `dask`: pip install 'dataloader-supervisor[dask]'")
         address = self.default if dask is True else dask
         if address is None:

@@ -301,6 +301,15 @@ async def test_without_the_extra_the_service_says_how_to_install_it(open_worker,
             pass
 
 
+async def test_without_dask_the_one_file_says_that_an_installed_dataloader_is_needed(open_worker, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ConfigError) as refused:
+        async with open_worker(at("tcp://127.0.0.1:1"), {"q": 1}):
+            pass
+    assert str(refused.value) == "task 'noop': dask: the one file has no Dask: use an installed dataloader"
+
+
 async def test_run_task_runs_it_in_a_child_on_this_machine():
     run = await run_task(dask_tasks.tasks, "aio")
     assert (run.status, run.result) == ("succeeded", "done")
