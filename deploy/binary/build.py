@@ -26,6 +26,7 @@ EXTRAS = "amqp,demo,embedded,redis,s3"
 NOT_RUN = shutil.ignore_patterns("include", "pkgconfig", "pgxs", "*.a", "__pycache__")
 """What the embedded PostgreSQL's package has for compilers."""
 HASH_DIGITS = 16
+SIZE_DIGITS = 12
 GZIP_LEVEL = 6
 
 
@@ -37,22 +38,16 @@ def main(wheel: Path, dist: Path, work: Path) -> Path:
     add_postgres(work, folder / "_internal")
     archive = pack(folder)
     version = wheel.name.split("-")[1]
-    head = (HERE / "head.sh").read_text()
     size = sum(file.stat().st_size for file in folder.rglob("*") if not file.is_symlink())
     values = {
         "VERSION": version,
-        "HASH": hashlib.sha256(archive).hexdigest()[:HASH_DIGITS],
-        "LINES": str(head.count("\n") + 1),
         "SIZE": str(size // 1_000_000 + 1),
         "ARCH": platform.machine(),
         "GLIBC": needed_glibc(folder),
     }
-    for name, value in values.items():
-        head = head.replace(f"@{name}@", value)
     dist.mkdir(parents=True, exist_ok=True)
     made = dist / f"dataloader-{version}-linux-{platform.machine()}"
-    made.write_bytes(head.encode() + archive)
-    made.chmod(0o755)
+    write(made, archive, values)
     sys.stdout.write(f"{made}: {len(archive) / 1e6:.0f} MB, {values['SIZE']} MB unpacked, glibc {values['GLIBC']}\n")
     return made
 
@@ -121,6 +116,18 @@ def pack(folder: Path) -> bytes:
         for path in sorted(folder.rglob("*")):
             archive.add(path, path.relative_to(folder), recursive=False, filter=without_owner)
     return packed.getvalue()
+
+
+def write(made: Path, archive: bytes, values: dict[str, str]) -> None:
+    """Write the file: the head, with these values and those of the archive, and the archive."""
+    head = (HERE / "head.sh").read_text()
+    own = {"HASH": hashlib.sha256(archive).hexdigest()[:HASH_DIGITS], "LINES": str(head.count("\n") + 1)}
+    for name, value in (values | own).items():
+        head = head.replace(f"@{name}@", value)
+    size = len(head.replace("@BYTES@", "0" * SIZE_DIGITS).encode()) + len(archive)
+    head = head.replace("@BYTES@", f"{size:0{SIZE_DIGITS}}")  # with zeros, so that the head's length is known before
+    made.write_bytes(head.encode() + archive)
+    made.chmod(0o755)
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

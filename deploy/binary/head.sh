@@ -1,7 +1,11 @@
 #!/bin/sh
+[ "$(stat -Lc %s "$0" 2>/dev/null || echo @BYTES@)" -eq @BYTES@ ] || {
+    echo "dataloader: $0 is broken: its archive is not the one that was built; copy it again" >&2
+    exit 1
+}
 # dataloader @VERSION@ in one file: this script, and behind it an archive (tar, gzip) with Python, the program and PostgreSQL.
-# Its first start unpacks the archive into the cache, under its hash; every start runs the program there. All is in
-# functions, so that half a script does nothing. See docs/operations.md, "One file".
+# Its first start unpacks the archive into the cache, under its hash; every start runs the program there. The shell runs
+# the lines above before it reads on: they tell of a copy that was cut, also here. See docs/operations.md, "One file".
 
 _dl_fail() {
     echo "dataloader: $*" >&2

@@ -369,7 +369,11 @@ def test_a_broken_file_is_one_line(binary, tmp_path):
     whole = binary.read_bytes()
     changed = bytearray(whole)
     changed[-1000] ^= 1
-    for name, content in (("cut off", whole[: len(whole) // 2]), ("changed", changed)):
+    for name, content in (
+        ("cut off", whole[: len(whole) // 2]),
+        ("cut in its head", whole[:2000]),
+        ("changed", changed),
+    ):
         broken = tmp_path / name
         broken.write_bytes(content)
         broken.chmod(0o755)
@@ -378,8 +382,17 @@ def test_a_broken_file_is_one_line(binary, tmp_path):
         assert done.stderr == (
             f"dataloader: {broken} is broken: its archive is not the one that was built; copy it again\n"
         )
-    broken.write_bytes(whole[:2000])
-    assert run(broken, "--version", env={"HOME": str(tmp_path)}).returncode != 0
+
+
+def test_tasks_on_a_dask_cluster_are_refused_in_one_line(binary, cache, tmp_path):
+    (tmp_path / "far.py").write_text(
+        "from dataloader import ProcessJob, Tasks\ntasks = Tasks()\n"
+        "@tasks.task('far', dask='tcp://127.0.0.1:1')\ndef far(job: ProcessJob) -> None: ...\n"
+    )
+    serve = ["serve", "--tasks", "far:tasks", "--port", "0"]
+    done = run(binary, *serve, cwd=tmp_path, env={"DATALOADER_CACHE": str(cache), "HOME": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr.endswith("task 'far': dask: the one file has no Dask: use an installed dataloader\n")
 
 
 def test_what_another_user_has_unpacked_is_not_run(binary, cache, tmp_path):
