@@ -231,4 +231,5 @@ def _say(one: ScheduleRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"{cell(one.name)}  {cell(_state(one))}  next {cell(one.next_at)}")
+        due = "" if one.next_at is None else f"  next {cell(one.next_at)}"
+        click.echo(f"{cell(one.name)}  {cell(_state(one))}{due}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
@@ -38,7 +38,7 @@ class ScheduleRecord:
     stored_by: Annotated[str, about("Who stored it last: a process, or an operator.")]
     stored_at: Annotated[Instant, about("When it was stored first.")]
     changed_at: Annotated[Instant, about("When it was stored last.")]
-    next_at: Annotated[Instant | None, about("The next planned time; null: there is none any more.")]
+    next_at: Annotated[Instant | None, about("The next planned time; null: it is paused or retired, or none is left.")]
     last_at: Annotated[Instant | None, about("The newest planned time that has a job.")]
     last_job_id: Annotated[UUID | None, about("That job.")]
     paused: Annotated[bool, about("Whether it is paused: it adds no jobs.")]
@@ -53,12 +53,15 @@ class ScheduleRecord:
         return Schedule.of_spec(self.name, self.spec)
 
     def next_times(self, number: int) -> list[datetime]:
-        """Its next planned times, at most `number`, whether it is paused or not."""
-        if self.next_at is None:
-            return []
+        """Its next planned times, at most `number`; of one that is paused or retired those after now."""
         schedule = self.schedule
-        times = schedule.times(self.stored_at).after(self.next_at - timedelta(microseconds=1))
-        return [at for at in islice(times, number) if schedule.end_at is None or at < schedule.end_at]
+        times = schedule.times(self.stored_at)
+        is_off = self.paused or self.retired_at is not None
+        first = schedule.next_after(times, datetime.now(UTC)) if is_off else self.next_at
+        if first is None:
+            return []
+        found = islice(times.after(first - timedelta(microseconds=1)), number)
+        return [at for at in found if schedule.end_at is None or at < schedule.end_at]
 
 
 @attrs.frozen
@@ -142,7 +145,10 @@ class Schedules(abc.ABC):
 
     @abc.abstractmethod
     async def resume(self, name: str) -> ScheduleRecord:
-        """End its pause. What was due meanwhile was missed: `missed` decides about it."""
+        """End its pause. What was due meanwhile was missed: `missed` decides about it.
+
+        The record that comes back has the next planned time from now on.
+        """
 
     @abc.abstractmethod
     async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:

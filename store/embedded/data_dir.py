@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
@@ -51,8 +53,23 @@ def check_own(data_dir: Path) -> None:
 
 
 def versions_in(data_dir: Path) -> list[int]:
-    """The major versions of the clusters in a data directory."""
-    return [int(file.read_text()) for file in data_dir.glob("postgres-[0-9][0-9]/PG_VERSION")]
+    """The major versions of the clusters in a data directory.
+
+    Raises `ConfigError` if this user may not look: a directory that can't be read is no empty one.
+    """
+    found = []
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for path in data_dir.iterdir():
+                if re.fullmatch("postgres-[0-9][0-9]", path.name):
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        found.append(int((path / "PG_VERSION").read_text()))
+    except PermissionError as error:
+        raise ConfigError(
+            f"DL_DATA_DIR: user id {os.geteuid()} may not read '{error.filename}': run this as its owner, or name "
+            "another directory"
+        ) from error
+    return found
 
 
 def write_password(path: Path, password: str) -> None:

@@ -159,13 +159,18 @@ class DatabaseSchedules(Schedules):
 
 
 def record_of(row: Any) -> ScheduleRecord:
-    """The schedule of a row with `COLUMNS`; if its spec can't be read, with what is wrong with that."""
+    """The schedule of a row with `COLUMNS`; if its spec can't be read, with what is wrong with that.
+
+    The row of one that is paused keeps when it was due, for the end of its pause: no time at which it will add a job.
+    """
     values = {field.name: row[field.name] for field in attrs.fields(ScheduleRecord) if field.name != "fault"}
     spec, fault = msgspec.json.decode(row["spec"]), None
     try:
         read_spec(row["name"], row["spec"])
     except BadRequest as error:
         fault = str(error)
+    if row["paused"] or row["retired_at"] is not None:
+        values["next_at"] = None
     return ScheduleRecord(**values | {"spec": spec if isinstance(spec, dict) else {}}, fault=fault)
 
 
@@ -216,7 +221,12 @@ async def _aio_pause(connection: Any, name: str, why: str | None, operator: Oper
             await connection.execute(TELL)
         action = "resume_schedule" if why is None else "pause_schedule"
         await aio_audit(connection, operator, action, None, {"schedule": name})
-        return record_of(await _aio_one(connection, _ONE, name))
+        record = record_of(await _aio_one(connection, _ONE, name))
+    if record.next_at is None or record.fault is not None or record.next_at > found["now"]:
+        return record
+    # What was due meanwhile is the next tick's.
+    schedule = record.schedule
+    return attrs.evolve(record, next_at=schedule.next_after(schedule.times(record.stored_at), found["now"]))
 
 
 async def _aio_run(

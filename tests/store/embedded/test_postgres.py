@@ -26,11 +26,23 @@ from databases import raw_connection
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 from dataloader.store.embedded import cluster as cluster_module
 from dataloader.store.embedded.cluster import Cluster
+from dataloader.store.embedded.data_dir import versions_in
 from dataloader.store.embedded.postgres import embedded_postgres, running_server
 
 pytestmark = pytest.mark.slow
 
 IS_ROOT = os.geteuid() == 0
+ASK_VERSIONS = """
+import os, sys
+from pathlib import Path
+from dataloader.jobs.errors import ConfigError
+from dataloader.store.embedded.data_dir import versions_in
+os.setuid(int(sys.argv[1]))
+try:
+    print(versions_in(Path(sys.argv[2])))
+except ConfigError as error:
+    print(error)
+"""
 NOBODY = pytest.param("nobody", marks=pytest.mark.skipif(not IS_ROOT, reason="needs root"))
 QUICK = {"fsync": "off"}
 # It changes its account when all is imported: root's Python may lie where others can't read.
@@ -209,6 +221,24 @@ def test_other_users_do_not_reach_roots_server_even_with_the_password(data_dir):
         )
     assert result.returncode != 0
     assert "Permission denied" in result.stderr
+
+
+@pytest.mark.parametrize("unreadable", [".", "postgres-18"])
+def test_a_directory_that_this_user_may_not_read_is_not_taken_for_an_empty_one(unreadable):
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        data_dir = Path(directory, "data")
+        (data_dir / "postgres-18").mkdir(parents=True)
+        (data_dir / "postgres-18" / "PG_VERSION").write_text("18\n")
+        assert versions_in(data_dir) == [18]
+        assert versions_in(data_dir / "none") == []
+        (data_dir / unreadable).chmod(0o000)
+        uid = pwd.getpwnam("nobody").pw_uid if IS_ROOT else os.geteuid()
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK_VERSIONS, str(uid), str(data_dir)], capture_output=True, text=True, check=False
+        )
+        (data_dir / unreadable).chmod(0o755)
+    assert asked.stdout.startswith(f"DL_DATA_DIR: user id {uid} may not read '{data_dir}"), asked.stderr
 
 
 def test_the_password_shows_nowhere(data_dir):

@@ -71,8 +71,12 @@ async def test_a_pause_keeps_what_was_due_for_its_end(schedules, store, raw):
     assert (paused.paused, paused.paused_why) == (True, "by chief")
     await raw.execute("UPDATE dl_schedules SET next_at = date_trunc('hour', now()) - interval '5 h'")
     assert await tick(store) == await tick(store)
+    assert [paused.next_at, (await schedules.get("hourly")).next_at] == [None, None]
+    assert [one.next_at for one in (await schedules.find()).schedules] == [None]
+    assert all(at > datetime.now(UTC) - timedelta(minutes=1) for at in await schedules.next_times("hourly"))
     resumed = await schedules.resume("hourly")
     assert (resumed.paused, resumed.paused_why) == (False, None)
+    assert resumed.next_at == await raw.fetchval("SELECT date_trunc('hour', now()) + interval '1 h'")
     assert (await tick(store)).added == 1
     assert await raw.fetchval("SELECT planned_at = date_trunc('hour', now()) FROM dl_jobs")
     kinds = [event.kind for event in (await schedules.events("hourly")).events]

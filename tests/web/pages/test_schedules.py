@@ -103,6 +103,10 @@ async def test_the_page_of_a_schedule_says_what_was_left_out_and_why_it_is_pause
         assert "2026-10-25 02:30:00+02:00" in shown
         assert "None of them is started: the schedule is paused." in shown
         assert shown.count("02:30:00 +") == 10
+        assert shown.count('<th scope="col">Europe/Berlin</th>') == 1
+        await act(web, "/ui/look", zone="UTC")
+        elsewhere = (await web.client.get("/ui/schedule?name=nightly")).text
+        assert [elsewhere.count(f'<th scope="col">{zone}</th>') for zone in ("UTC", "Europe/Berlin")] == [1, 1]
         assert "swordfish99" not in shown
         assert str(2**60) in shown
         await act(web, f"{SCHEDULES}/resume", name="nightly", to="/ui/schedule?name=nightly")
