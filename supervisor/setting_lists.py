@@ -44,20 +44,28 @@ class ApiToken:
     token: str = attrs.field(repr=False)
 
 
+@attrs.frozen
+class Fields:
+    """The fields of an entry: those that it must have, and those that it may have."""
+
+    needed: Mapping[str, Kind]
+    optional: Mapping[str, Kind] = attrs.field(factory=dict[str, Kind])
+
+
 def _read_list(
     value: object,
-    kinds: Mapping[str, Kind] | Callable[[object], Mapping[str, Kind]],
+    fields: Callable[[object], Fields],
     allowed: str,
     *,
     once: Iterable[str],
     has_secret: bool,
     together: Callable[[Sequence[Mapping[str, Any]]], Iterable[Refused]] = lambda _entries: (),
 ) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, each with exactly these fields. Values of fields in `once` must differ.
+    """Return the objects of a JSON list, each with these `fields`, which may depend on the object.
+
+    Values of those in `once` must differ.
 
     `together` finds what is wrong with the entries beside each other; fields that are wrong are not in them.
-
-    `kinds` may depend on the object.
 
     Raises `Refused` if the value is not a list, and a group of `Refused` for everything that is wrong in the list.
     """
@@ -72,9 +80,7 @@ def _read_list(
     wrong: list[Refused] = []
     for index, item in enumerate(cast("Iterable[object]", value)):
         given = attrs.asdict(item, filter=_is_given) if isinstance(item, _ENTRIES) else item
-        entry = _read_entry(
-            given, kinds(given) if callable(kinds) else kinds, f"[{index}]", wrong, has_secret=has_secret
-        )
+        entry = _read_entry(given, fields(given), f"[{index}]", wrong, has_secret=has_secret)
         for name in once:
             if name in entry and any(other.get(name) == entry[name] for other in entries):
                 shown = _shown(name, entry[name], has_secret=has_secret)
@@ -90,21 +96,21 @@ def _is_given(_field: object, value: object) -> bool:
     return value is not None
 
 
-def _read_entry(
-    given: object, kinds: Mapping[str, Kind], where: str, wrong: list[Refused], *, has_secret: bool
-) -> dict[str, Any]:
+def _read_entry(given: object, fields: Fields, where: str, wrong: list[Refused], *, has_secret: bool) -> dict[str, Any]:
     """Return the valid fields of an object, and append the errors of the others to `wrong`."""
-    fields = ", ".join(kinds)
+    kinds = {**fields.needed, **fields.optional}
     if not isinstance(given, Mapping):
         shown = MASKED if has_secret else msgspec.json.encode(given).decode()
-        wrong.append(Refused(f"an object with {fields}", where, shown))
+        wrong.append(Refused(f"an object with {', '.join(fields.needed)}", where, shown))
         return {}
     others = [str(name) for name in given if name not in kinds]
-    wrong += [Refused(f"an object with only {fields}", where, MASKED if has_secret else name) for name in others]
+    allowed = f"an object with only {', '.join(kinds)}"
+    wrong += [Refused(allowed, where, MASKED if has_secret else name) for name in others]
     entry: dict[str, Any] = {}
     for name, kind in kinds.items():
         if name not in given:
-            wrong.append(Missing(kind.allowed, f"{where}.{name}"))
+            if name in fields.needed:
+                wrong.append(Missing(kind.allowed, f"{where}.{name}"))
             continue
         try:
             entry[name] = kind.read(given[name])
@@ -122,7 +128,7 @@ def _shown(name: str, value: object, *, has_secret: bool) -> str:
 
 def _read_workers(value: object) -> tuple[Worker, ...]:
     entries = _read_list(
-        value, _worker_kinds, WORKERS.allowed, once=(), has_secret=False, together=_do_not_fit_together
+        value, _worker_fields, WORKERS.allowed, once=(), has_secret=False, together=_do_not_fit_together
     )
     return tuple(Worker(**entry) for entry in entries)
 
@@ -141,9 +147,8 @@ def _do_not_fit_together(entries: Sequence[Mapping[str, Any]]) -> Iterator[Refus
                 yield Refused("names that no other entry of the queue has", f"[{index}].tasks", again[0])
 
 
-def _worker_kinds(given: object) -> dict[str, Kind]:
-    kinds = {"queue": QUEUE, "concurrency": CONCURRENCY}
-    return kinds | ({"tasks": OWN_TASKS} if isinstance(given, Mapping) and "tasks" in given else {})
+def _worker_fields(_given: object) -> Fields:
+    return Fields({"queue": QUEUE, "concurrency": CONCURRENCY}, {"tasks": OWN_TASKS})
 
 
 def _read_own_tasks(value: object) -> tuple[str, ...]:
@@ -154,39 +159,37 @@ def _read_own_tasks(value: object) -> tuple[str, ...]:
 
 
 def _read_tokens(value: object) -> tuple[ApiToken, ...]:
-    kinds = {"name": LINE, "role": choice(*ROLES), "token": TOKEN}
-    entries = _read_list(value, kinds, TOKENS.allowed, once=("name", "token"), has_secret=True)
+    fields = Fields({"name": LINE, "role": choice(*ROLES), "token": TOKEN})
+    entries = _read_list(value, lambda _given: fields, TOKENS.allowed, once=("name", "token"), has_secret=True)
     return tuple(ApiToken(**entry) for entry in entries)
 
 
 def _read_targets(value: object) -> tuple[Target, ...]:
-    entries = _read_list(value, _target_kinds, TARGETS.allowed, once=("name",), has_secret=True)
+    entries = _read_list(value, _target_fields, TARGETS.allowed, once=("name",), has_secret=True)
     return tuple(WebhookTarget(**entry) if "url" in entry else CommandTarget(**entry) for entry in entries)
 
 
-def _target_kinds(given: object) -> dict[str, Kind]:
+def _target_fields(given: object) -> Fields:
     """The fields of a target: a command has an `argv`, all others are webhooks."""
     named = given if isinstance(given, Mapping) else {}
     if "argv" in named:
-        kinds, optional = {"name": LINE, "argv": ARGV}, {"timeout_s": COMMAND_S, "kinds": NOTICE_KINDS}
-    else:
-        kinds, optional = {"name": LINE, "url": WEBHOOK_URL, "secret": TOKEN}, {"kinds": NOTICE_KINDS}
-    return kinds | {name: kind for name, kind in optional.items() if name in named}
+        return Fields({"name": LINE, "argv": ARGV}, {"timeout_s": COMMAND_S, "kinds": NOTICE_KINDS})
+    return Fields({"name": LINE, "url": WEBHOOK_URL, "secret": TOKEN}, {"kinds": NOTICE_KINDS})
 
 
 def _read_sinks(value: object) -> tuple[Sink, ...]:
-    entries = _read_list(value, _sink_kinds, SINKS.allowed, once=("name",), has_secret=True)
+    entries = _read_list(value, _sink_fields, SINKS.allowed, once=("name",), has_secret=True)
     return tuple(Sink(**entry) for entry in entries)
 
 
-def _sink_kinds(given: object) -> dict[str, Kind]:
+def _sink_fields(given: object) -> Fields:
     """The fields of a sink: a webhook has a `url` and a `secret`, a handler has neither."""
     named = given if isinstance(given, Mapping) else {}
-    kinds = {"name": SINK_NAME}
-    if "url" in named or "secret" in named:
-        kinds |= {"url": WEBHOOK_URL, "secret": TOKEN}
+    webhook = {"url": WEBHOOK_URL, "secret": TOKEN}
     optional = {"types": TYPES, "kinds": TOLD_KINDS, "timeout_s": DELIVERY_S, "max_tries": MAX_TRIES}
-    return kinds | {name: kind for name, kind in optional.items() if name in named}
+    if webhook.keys() & named.keys():
+        return Fields({"name": SINK_NAME, **webhook}, optional)
+    return Fields({"name": SINK_NAME}, {**webhook, **optional})
 
 
 def _read_sink_name(value: object) -> str:

@@ -164,7 +164,7 @@ BAD = [
     (
         "WORKERS_JSON",
         '[{"queue":"a","concurrency":1,"x":2}]',
-        "[0] must be an object with only queue, concurrency, not 'x'",
+        "[0] must be an object with only queue, concurrency, tasks, not 'x'",
     ),
     (
         "WORKERS_JSON",
@@ -257,7 +257,7 @@ def test_all_faults_of_a_list_are_named_at_once_each_with_its_place(tmp_path: Pa
         f"WORKERS_JSON: [0].queue must be {NAME}, not ''",
         "WORKERS_JSON: [0].concurrency must be an integer from 1 to 1000, not '0'",
         "WORKERS_JSON: [1] must be an object with queue, concurrency, not '7'",
-        "WORKERS_JSON: [2] must be an object with only queue, concurrency, not 'concurency'",
+        "WORKERS_JSON: [2] must be an object with only queue, concurrency, tasks, not 'concurency'",
         "WORKERS_JSON: [2].concurrency must be an integer from 1 to 1000, and is missing",
         "WORKERS_JSON: [3].queue must be different in each entry, not 'a'",
         "DL_PORT: must be an integer from 0 to 65535, not 'x'",
