@@ -12,14 +12,14 @@ from conditions import until
 
 from dataloader import GiveUp, Tasks
 from dataloader.actors.notifier import Notifier
-from dataloader.supervisor import parts
+from dataloader.supervisor import make_parts
 
 pytestmark = pytest.mark.requirement("S6")
 
 
 @pytest.mark.slow
 async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "Notifier", partial(Notifier, gather_s=0.2))
+    monkeypatch.setattr(make_parts, "Notifier", partial(Notifier, gather_s=0.2))
     out = tmp_path / "out"
     code = f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"
     targets = [

@@ -119,11 +119,12 @@ def served(command, **options):
     """A service, and its address."""
     process = start(command, **options)
     lines = []
+    reader = threading.Thread(target=process.stderr.read, daemon=True)
     try:
         for line in process.stderr:
             lines.append(line)
             if found := re.search(r'"url": ?"([^"]+)"|url=(\S+)', line):
-                threading.Thread(target=process.stderr.read, daemon=True).start()
+                reader.start()
                 yield process, found[1] or found[2]
                 break
         else:
@@ -131,6 +132,10 @@ def served(command, **options):
     finally:
         process.kill()
         process.wait()
+        if reader.ident is not None:
+            reader.join(WATCHDOG_S)
+        process.stdout.close()
+        process.stderr.close()
 
 
 def trigger(command, task, url):
