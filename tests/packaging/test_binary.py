@@ -285,7 +285,7 @@ def test_what_a_kill_leaves_half_unpacked_is_not_used_and_is_removed(binary, tmp
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert run(binary, "--version", env=environment).returncode == 0
     assert left[0].exists(), "it may be somebody's who is at it"
 
@@ -316,7 +316,7 @@ def test_a_version_that_nobody_has_used_for_thirty_days_is_removed(binary, cache
         assert run(binary, "--version", env={"DATALOADER_CACHE": str(cache)}).returncode == 0
         assert versions(cache) == sorted([own, recent, locked, run_from, others])
     postgres.kill()
-    postgres.wait()
+    postgres.communicate()
     # A process of a version keeps it, however long ago it began.
     options = {"cwd": tmp_path, "env": {"DATALOADER_CACHE": str(cache)}}
     waits = start([binary, "tasks", "--tasks", "waits:tasks"], **options)
@@ -324,7 +324,8 @@ def test_a_version_that_nobody_has_used_for_thirty_days_is_removed(binary, cache
     with (own / "used").open("r+") as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     waits.kill()
-    assert waits.wait() == -signal.SIGKILL
+    waits.communicate()
+    assert waits.returncode == -signal.SIGKILL
     assert run(binary, "--version", **options).returncode == 0
     assert versions(cache) == sorted([own, recent, others])
 
