@@ -15,6 +15,7 @@ import child_tasks
 import pytest
 import trio
 from conditions import until, when_ended
+from processes_now import is_alive
 
 from dataloader import ConfigError, Job, ProcessJob, Tasks
 from dataloader.actors import heartbeat
@@ -27,13 +28,6 @@ from dataloader.jobs.outcomes import StopReason
 from dataloader.store.limits.take import take
 from dataloader.store.queue import lease_clock
 from dataloader.testing import run_task
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
-    except OSError:
-        return False
 
 
 async def error_of(supervisor, job_id):

@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import ModuleType
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from certificates import certificate
 from conditions import until, when_ended
 from dask_cluster import answer_with, dask_cluster
 from distributed import Client
+from processes_now import is_alive
 from rabbitmq_server import free_port
 from services import LEASE_S
 
@@ -32,13 +32,6 @@ from dataloader.actors.handles import fields_of
 from dataloader.actors.job_runs import Run
 from dataloader.jobs.model import ClaimedJob
 from dataloader.testing import run_task
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")

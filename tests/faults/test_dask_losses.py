@@ -15,6 +15,7 @@ import pytest
 import trio
 from conditions import until
 from dask_cluster import dask_cluster
+from processes_now import is_alive
 from rabbitmq_server import free_port
 from services import FAST, LEASE_S
 
@@ -23,13 +24,6 @@ pytestmark = pytest.mark.slow
 
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
-    except OSError:
-        return False
 
 
 class Line:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import heavy
 import pytest
 from conditions import until, when_ended
 from dask_cluster import dask_cluster
 from etl_tasks import item, items_load
+from processes_now import is_alive, stat_of
 from rabbitmq_server import free_port
 
 from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Target
@@ -68,17 +68,6 @@ def row_of(raw):
         return await raw.fetchrow("SELECT status::text, attempt, error FROM dl_jobs WHERE job_id = $1", job_id)
 
     return row_of
-
-
-def stat_of(pid):
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-
-
-def is_alive(pid):
-    try:
-        return stat_of(pid)[0] not in {b"Z", b"X"}
-    except OSError:
-        return False
 
 
 def parent_of(pid):

@@ -6,12 +6,12 @@ import os
 import sys
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 
 import heavy
 import pytest
 from conditions import until, when_ended
 from etl_tasks import item, items_load
+from processes_now import is_alive
 
 from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Target
 from dataloader.flows.etl.parse import processes
@@ -58,13 +58,6 @@ def failures_of(raw):
         return sorted(map(tuple, rows))
 
     return failures_of
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
-    except OSError:
-        return False
 
 
 async def test_a_transform_runs_in_other_processes_if_the_load_says_so(numbers, counts_of, raw):
