@@ -9,7 +9,7 @@ rooms := "supervisor cli actors web flows store jobs src"
 export PYTHONDONTWRITEBYTECODE := ""
 
 # ASYNC9 is optional (and this option replaces its default); ASYNC114 wants a list of all that nursery.start takes;
-# ASYNC124: an interface decides whether a function is async. In tests ASYNC110 too: another process can only be polled.
+# ASYNC124: an interface decides whether a function is async.
 
 not_async := "--disable ASYNC9,ASYNC114,ASYNC124"
 passed := ".flake8_async_passed"
@@ -28,15 +28,25 @@ setup extra="dev":
 [parallel]
 check: lint types imports quick
 
-# Half of the time tests wait, so there are more of them at once than cores.
+# Tests also wait, so there are more processes than cores.
 
-# the tests that take less than a quarter of a second of the processor: most of them
+pytest := bin / "pytest -n 4 --dist worksteal --parts --durations 10"
+
+# the quick tests: three of five
 quick *args:
-    {{ bin }}/pytest -n 4 --dist worksteal -m "not slow and not full and not packaging" {{ args }}
+    {{ pytest }} -m "not slow and not full" {{ args }}
 
-# all tests but the longest faults, those of the SQL on each PostgreSQL that is supported: two are in the embedded package
-test *args: _servers
-    {{ bin }}/pytest -n 4 --dist worksteal -m "not full" --pg {{ versions }} {{ args }}
+# nine of ten tests, on one PostgreSQL and without other programs
+test *args:
+    {{ pytest }} -m "not full" {{ args }}
+
+# the other tests: long faults, browsers, Dask, RabbitMQ, the standalone binary, and the SQL on each supported PostgreSQL
+test-rest *args: _servers
+    STORM_SECONDS=30 {{ pytest }} --rest --pg {{ versions }} -o faulthandler_timeout=900 {{ args }}
+
+# all tests; the second part also runs if the first one fails
+test-all:
+    @status=0; {{ bin }}/just test || status=1; {{ bin }}/just test-rest || status=1; exit $status
 
 # The oldest PostgreSQL that is supported, PgBouncer, Chromium and RabbitMQ are Debian's. Without them the tests say what
 # they leave out; in CI they fail.
@@ -65,10 +75,10 @@ rabbitmq:
     sed -i "s#ROOTDIR=/usr/lib/erlang#ROOTDIR=$to/usr/lib/erlang#" rabbitmq/usr/lib/erlang/bin/erl
     mv rabbitmq "$to"
 
-# the same, and which lines no test has run; half as slow again
-coverage *args: _servers
+# the tests of `just test`, and the lines that none of them has run; half as slow again
+coverage *args:
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" --pg {{ versions }} {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
 
@@ -86,25 +96,36 @@ loads *args: _servers
 
 # bodies in child processes while services, guards and bodies are killed and stopped (600: so many seconds)
 child-chaos seconds="600":
-    CHILD_CHAOS_SECONDS={{ seconds }} {{ bin }}/pytest tests/faults/test_children.py -k whoever -o faulthandler_timeout=3600
+    CHILD_CHAOS_SECONDS={{ seconds }} {{ bin }}/pytest tests/faults/test_children.py -k chaos -o faulthandler_timeout=3600
+
+# It prints its seed: --seed 7 repeats the faults. --without GUARD takes a guard out.
+
+# everything at once under random faults, then a check of all guarantees (3600: so many seconds)
+[positional-arguments]
+chaos *args:
+    @PYTHONPATH=tests/shared:tests:. {{ bin }}/python -m chaos "$@"
 
 # what durable processes do beside their model, over many random histories (some minutes)
 process-histories number="2000":
     PROCESS_HISTORIES={{ number }} {{ bin }}/pytest tests/store/processes/test_process_histories.py
 
-# flake8-async takes half a second a file, so it looks at what changed since it last passed.
+# flake8-async takes half a second for each file, so it checks only files with asynchronous code that changed since it
+# last passed. Ruff has a third of its rules and checks all files, also the tests.
 
-# style: ruff, its formatter, and flake8-async, which knows more of Trio
+# style: ruff, its formatter, and flake8-async, which has more rules for Trio
 lint:
     {{ bin }}/ruff check
     {{ bin }}/ruff format --check
     touch {{ passed }}.next
     [ justfile -ot {{ passed }} ] && [ constraints.txt -ot {{ passed }} ] || touch -d @0 {{ passed }}
     find {{ rooms }} examples -name '*.py' -newer {{ passed }} -print0 \
-        | xargs -0 -r -n 10 -P 2 {{ bin }}/flake8-async {{ not_async }}
-    find tests -name '*.py' -newer {{ passed }} -print0 \
-        | xargs -0 -r -n 10 -P 2 {{ bin }}/flake8-async {{ not_async }},ASYNC110
+        | xargs -0 -r grep -lwZE 'async|await' | xargs -0 -r -n 20 -P 2 {{ bin }}/flake8-async {{ not_async }}
     mv {{ passed }}.next {{ passed }}
+
+# the tests of a requirement (Q7), a source file or a guard; without an argument, a table of all requirements
+[positional-arguments]
+tests-of *what:
+    @{{ bin }}/python tests/shared/tests_of.py "$@"
 
 # bring the layout in order
 format:

@@ -33,7 +33,8 @@ LOOK_BACK_S: Final = 0.25
 """In a backlog, the pause between two claims from its front, unless a job becomes ready before."""
 LOOK_BACK: Final = 10
 CHEAP_LOOK_S: Final = 0.002
-"""If a claim from the front takes longer, by dead entries there, the next one waits `LOOK_BACK` times the excess."""
+"""If a claim from the front takes longer, by dead entries there, the next one waits `LOOK_BACK` times the excess,
+at most `MAX_PAUSE_S`."""
 DEAR: Final = 1.5
 """So many times as long as a claim behind the last one it may take on a machine where all take longer."""
 
@@ -69,19 +70,19 @@ class ClaimCursor:
     _is_woken: bool = False
     _front_s: tuple[float, float] = (0, 0)
     _behind_s: tuple[float, float] = (0, 0)
-    _look_again_s: float = math.inf
+    _look_again_at: float = math.inf
     _pauses: Pauses = attrs.field(factory=lambda: Pauses(PAUSE_S, MAX_PAUSE_S))
     _locked_pauses: Pauses = attrs.field(factory=lambda: Pauses(LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S))
 
     @property
     def found_all(self) -> bool:
         """Whether the last claim has left nothing behind that was ready, locked by somebody or not."""
-        return not self.more and not self._is_woken and self._look_again_s == math.inf
+        return not self.more and not self._is_woken and self._look_again_at == math.inf
 
     def wait_s(self, poll_s: float, now: float) -> float:
         """How long to wait for a notification when `more` is false; `poll_s` at most."""
         front_s = max(self._looked_at + self._pause_s - now, 0)
-        return min(poll_s, max(self._look_again_s, front_s), front_s if self._is_woken else math.inf)
+        return min(poll_s, max(self._look_again_at - now, front_s), front_s if self._is_woken else math.inf)
 
     def next(self, free: int, now: float, *, woken: bool) -> Ask:
         """The claim to make now for `free` slots. `woken`: something became ready since the last claim."""
@@ -91,13 +92,21 @@ class ClaimCursor:
             self._is_woken = False
         return Ask(min(free, self._limit), self._look, after, now)
 
+    def to_front(self) -> None:
+        """Begin the next claim at the front: jobs that former claims skipped have become claimable."""
+        self._last, self._looked_at, self.more = None, -math.inf, True
+
     @property
     def _pause_s(self) -> float:
-        """Between two looks at the front: none for what became ready, unless they are dear."""
+        """The pause between two claims from the front: none if jobs became ready, unless these claims are slow."""
+        is_due = self._is_woken or self._look_again_at < math.inf
+        return max(self._slow_pause_s, 0 if is_due else LOOK_BACK_S)
+
+    @property
+    def _slow_pause_s(self) -> float:
         # The faster of the last two: a single slow one may only have made its plan, or waited for the disk.
         excess_s = min(self._front_s) - max(CHEAP_LOOK_S, DEAR * min(self._behind_s))
-        is_due = self._is_woken or self._look_again_s < math.inf
-        return max(LOOK_BACK * excess_s, 0 if is_due else LOOK_BACK_S)
+        return min(max(LOOK_BACK * excess_s, 0), MAX_PAUSE_S)
 
     def answered(self, ask: Ask, claim: Claim, now: float) -> None:
         """`ask` has brought `claim`."""
@@ -107,21 +116,25 @@ class ClaimCursor:
             self._looked_at = ask.began
             self._front_s = self._front_s[1], now - ask.began
             # A row that another session had locked was skipped. It is ready, but no notification will say so again.
-            if claim.passed_over:
-                self._look_again_s = self._locked_pauses.next()
+            # Behind a block the claim did not search for such rows, so there may be one.
+            if claim.passed_over or claim.blocked:
+                self._look_again_at = now + self._locked_pauses.next()
             else:
                 self._locked_pauses.reset()
-                self._look_again_s = math.inf
+                self._look_again_at = math.inf
         else:
             self._behind_s = self._behind_s[1], now - ask.began
-            # The backlog is over: what was passed over stands in front. What became ready mostly stands behind, and
-            # what of it does not is found when looks at the front, being dear, have had their pause.
+            # The backlog is over: jobs that were passed over are in front. Jobs that became ready are mostly behind;
+            # the others are found from the front. If claims from there are slow, the next one has its pause first.
             if not claim.more and not self._is_woken:
-                self._last, self.more = None, True
+                if (front_at := self._looked_at + self._slow_pause_s) > now:
+                    self._look_again_at = front_at
+                else:
+                    self._last, self.more = None, True
         self._limit = min(self._limit * 2, self.most)
         self._pauses.reset()
         # While slots stay free behind many jobs that can't run, mostly of one key, each claim looks at more jobs.
-        crowded = claim.more and len(claim.jobs) < ask.slots
+        crowded = claim.more and not claim.large and len(claim.jobs) < ask.slots
         self._look = min(max(ask.look, ask.slots) * 4, MAX_LOOK) if crowded else 0
 
     def failed(self) -> float:

@@ -44,7 +44,7 @@ class DirectStart:
         if dispatcher is None or not dispatcher.knows(job.task) or not dispatcher.reserve():
             return None
         if not self.locks.expect(job.job_id):
-            dispatcher.give_back()
+            dispatcher.slots.unreserve()
             return None
         return dispatcher.queue
 
@@ -55,13 +55,13 @@ class DirectStart:
             job = started.get(job_id)
             self.locks.adopt(job_id, None if job is None else job.token)
             if job is None:
-                self.dispatchers[queue].give_back()
+                self.dispatchers[queue].slots.unreserve()
             else:
-                self.dispatchers[queue].start(job, sent_at)
+                self.dispatchers[queue].slots.start_reserved(job, sent_at)
 
     def unanswered(self, reserved: Mapping[UUID, str]) -> None:
         """As in `Starter`."""
         for job_id, queue in reserved.items():
             self.locks.doubt(job_id)
-            self.dispatchers[queue].give_back()
+            self.dispatchers[queue].slots.unreserve()
             self.dispatchers[queue].wake.set()  # its next claim repairs

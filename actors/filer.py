@@ -7,7 +7,6 @@ hundredth of a processor. How long the answer took says nothing: on a busy machi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,7 +15,7 @@ import trio
 
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreError
+from dataloader.actors.woken import work_when_woken
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.own_lanes import file_ready
 
@@ -24,8 +23,6 @@ REST_S: Final = 0.0002
 """The pause after a look, for each job that it has looked at: some 2 µs of the server's time."""
 LEAST_LOOKED: Final = 500
 """A look costs as much as one at so many jobs at least."""
-PAUSE_S: Final = 1.0
-"""After a failure."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -40,15 +37,7 @@ class Filer:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        while True:
-            await self.wake.wait(math.inf)
-            try:
-                await self._look_at_all()
-                self.outage.worked("filer")
-            except StoreError as error:
-                self.outage.failed("filer", error)
-                self.wake.set()
-                await trio.sleep(PAUSE_S)
+        await work_when_woken("filer", self.wake, self._look_at_all, self.outage)
 
     async def _look_at_all(self) -> None:
         last = None

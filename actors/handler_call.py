@@ -16,19 +16,22 @@ import trio
 from dataloader.actors.aio_port import AioRunPort
 from dataloader.actors.children.child_call import call_in_child
 from dataloader.actors.handles import fields_of
+from dataloader.actors.job_log_handler import keep_lines
 from dataloader.actors.job_runs import Run
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.thread_port import ThreadRunPort
 from dataloader.actors.trio_port import TrioPort
 from dataloader.actors.wrapping import inside
+from dataloader.jobs.args import args_of
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.handler_check import result_of
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MAX_ARGS_BYTES
 from dataloader.jobs.outcomes import GiveUp
 from dataloader.jobs.tasks import Task
-from dataloader.jobs.text import read_json
+from dataloader.jobs.text import MAX_DEPTH, text_of
 
 log = get_logger(__name__)
 
@@ -41,29 +44,43 @@ _SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "r
 async def call_handler(task: Task, run: Run, services: RunServices, limiter: trio.CapacityLimiter) -> object:
     """What the handler returns. Raises what it raises."""
     port = TrioPort(run, services, task)
-    if run.job.args is None:
-        return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
+    if (unfit := _unfit(task, run.job.args)) is not None:
+        return unfit
+    assert run.job.args is not None  # noqa: S101 - or it would be unfit
     if task.in_child:
         # Where no clusters are known, in tests, a function that is to run there runs in a child of this process's.
         lender = services.children if task.process or services.clusters is None else services.clusters
         assert lender is not None, "a process with such tasks has children"  # noqa: S101
         return await call_in_child(task, run, lender, port, services.max_lines)
     try:
-        args = read_json(run.job.args) if task.args is None else task.args.decode(run.job.args)
+        args = args_of(run.job.args, task.args)
     except BadRequest as misfit:
         return GiveUp(str(misfit))  # the same args would be refused at the next attempt
-    if task.asyncio:
-        return await _call_asyncio(task, run, args, services, port)
-    if not task.is_async:
-        job = _handle(ThreadJob, run, args, ThreadRunPort(port))
-        call = partial(_called, task.handler, services.around, job)
-        return await trio.to_thread.run_sync(call, limiter=limiter, thread_name=f"task {task.name}")
-    try:
-        return await _awaited(task.handler, services.around, _handle(Job, run, args, port))
-    except (RuntimeError, TypeError) as error:
-        if any(sign in str(error) for sign in _SIGNS_OF_ASYNCIO):
-            error.add_note(ASYNCIO_IN_TRIO)
-        raise
+    with keep_lines(port, services.max_lines):
+        if task.asyncio:
+            return await _call_asyncio(task, run, args, services, port)
+        if not task.is_async:
+            job = _handle(ThreadJob, run, args, ThreadRunPort(port))
+            call = partial(_called, task.handler, services.around, job)
+            return await trio.to_thread.run_sync(call, limiter=limiter, thread_name=f"task {task.name}")
+        try:
+            return await _awaited(task.handler, services.around, _handle(Job, run, args, port))
+        except (RuntimeError, TypeError) as error:
+            if any(sign in text_of(error) for sign in _SIGNS_OF_ASYNCIO):
+                error.add_note(ASYNCIO_IN_TRIO)
+            raise
+
+
+def _unfit(task: Task, args: str | None) -> GiveUp | None:
+    """Return the outcome of a job whose args are too long, or nested too deeply for the message to a child process."""
+    if args is None:
+        return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
+    if task.in_child and args.count("[") + args.count("{") > MAX_DEPTH:
+        try:
+            args_of(args, None)
+        except BadRequest as misfit:
+            return GiveUp(str(misfit))
+    return None
 
 
 async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, port: TrioPort) -> object:
@@ -83,14 +100,14 @@ async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, 
 
 async def _awaited(handler: Callable[..., Awaitable[object]], around: tuple[Around, ...], job: AnyJob) -> object:
     if not around:
-        return await handler(job)
+        return result_of(await handler(job))
     with inside(around, job):
-        return await handler(job)
+        return result_of(await handler(job))
 
 
 def _called(handler: Callable[..., object], around: tuple[Around, ...], job: AnyJob) -> object:
     with inside(around, job):
-        return handler(job)
+        return result_of(handler(job))
 
 
 def _handle(make: Callable[..., Any], run: Run, args: Any, port: object) -> Any:

@@ -18,6 +18,7 @@ import trio
 
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
+from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
@@ -26,18 +27,24 @@ from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.queue.lease_clock import lease_time
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat, aio_revive
 from dataloader.store.queue.lock_session import LockSession
-from dataloader.store.queue.worker_rows import SHOW_EVERY_S, ClockReading, WorkerRow, aio_show
+from dataloader.store.queue.worker_rows import SHOW_EVERY_S, ClockReading, WorkerRow, aio_leave, aio_show
 
 log = get_logger(__name__)
 
 JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5
 MIN_TIMEOUT_S: Final = 1.0
+SHOW_AGAIN_S: Final = 1.0
+"""The pause after a sign of life that could not be written: `/ready` waits for the next one."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Heartbeat:
-    """Beats for all runs of this process. `clock_read` is told what the database's clock shows at each sign of life."""
+    """Beats for all runs of this process.
+
+    Each sign of life calls `clock_read` with what the database's clock shows, and `restored` if older tables have come
+    in the place of those that had the last one.
+    """
 
     session: Session
     locks: LockSession
@@ -47,7 +54,12 @@ class Heartbeat:
     outage: Outage
     period_s: float
     clock_read: Callable[[ClockReading], None] = lambda _reading: None
+    restored: Callable[[], None] = lambda: None
+    signals: Signals | None = None
     wake: Wake = attrs.field(factory=Wake)
+    can_write: bool = attrs.field(default=True, init=False)
+    """Whether the last sign of life was written: a server may answer, and accept no writes."""
+    _has_left: bool = attrs.field(default=False, init=False)
     _journalled_at: dict[int, float] = attrs.field(factory=dict, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -60,9 +72,12 @@ class Heartbeat:
 
     async def _beat_for_ever(self) -> None:
         while True:
+            began = trio.current_time()
             runs = {run.job.token: run for run in self.runs}
             self._journalled_at = {token: at for token, at in self._journalled_at.items() if token in runs}
             certain = await self._beat(list(runs.values()))
+            if self.signals is not None:
+                self.signals.heartbeat.emit(began)
             period_s = min(self.period_s, self.runs.shortest_lease_s() / 3)
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
@@ -137,6 +152,8 @@ class Heartbeat:
                 pass
         if pulse.cancel_requested:
             run.stop(StopReason.CANCEL)
+            if self.signals is not None:
+                self.signals.cancel_requested.emit(run.job.job_id)
         return beat is not Beat.UNKNOWN
 
     def _is_to_be_journalled(self, run: Run, now: float) -> bool:
@@ -145,15 +162,27 @@ class Heartbeat:
         self._journalled_at[run.job.token] = now
         return True
 
+    async def leave(self) -> None:
+        """Remove the worker's row, and show no more signs of life. Leases are renewed until `run` is cancelled."""
+        self._has_left = True
+        await self.session.write(aio_leave, self.worker)
+
     async def _show_for_ever(self) -> None:
-        """Show the worker as alive; a write of its own, which may fail or wait without costing a lease."""
-        while True:
+        """Show the worker as alive, in a separate write, which may fail or wait without costing a lease."""
+        seen_at: str | None = None
+        while not self._has_left:
             try:
-                self.clock_read(await self.database.write(aio_show, self.worker))
+                sign = await self.database.write(aio_show, self.worker, seen_at)
+                seen_at = sign.seen_at
+                self.clock_read(sign.clock)
+                if not (sign.is_kept or self._has_left):
+                    self.restored()
                 self.outage.worked("sign of life")
+                self.can_write = True
             except StoreError as error:
                 self.outage.failed("sign of life", error)
-            await trio.sleep(min(self.period_s, SHOW_EVERY_S))
+                self.can_write = False
+            await trio.sleep(min(self.period_s, SHOW_EVERY_S if self.can_write else SHOW_AGAIN_S))
 
 
 async def _aio_timed_beat(connection: Any, beats: list[tuple[UUID, int, bool]]) -> tuple[float, list[Pulse]]:

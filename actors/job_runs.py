@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
+from uuid import UUID
 
 import attrs
 import trio
@@ -18,10 +19,13 @@ import trio
 from dataloader.actors.lease import Lease
 from dataloader.actors.outbox import Outbox
 from dataloader.actors.wake import Wake
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Step
 from dataloader.store.queue.lease_clock import slept_s
+
+log = get_logger(__name__)
 
 REMEMBERED_CANCELS: Final = 1_000
 
@@ -43,7 +47,12 @@ class Run:
 
     After `begin_by` its body may not begin: a supplier's budget counts it up to then.
 
+    `slot_freed` is called when the run's end is recorded: its slot is free again.
+
     `movers` of processes that work for it are called when the run's lease or key is safe for longer.
+
+    `former` is an earlier run of the same job that was here when this run was added: only the token tells them apart.
+    `Runs.add` stops the former run, and this one's handler starts after its end.
 
     `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
     result that it has `kept`, and what its transaction is `committed_as`; all else is changed by methods.
@@ -63,8 +72,15 @@ class Run:
     body_ended: bool = attrs.field(default=False, init=False)
     run_s: float = attrs.field(default=0.0, init=False)
     kept: str | None = attrs.field(default=None, init=False)
+    late: Callable[[], Awaitable[object]] | None = attrs.field(default=None, init=False)
+    """Writes the run's end, which a library could not write before the lease ended."""
+    _late_scope: trio.CancelScope | None = attrs.field(default=None, init=False)
+    _is_left: bool = attrs.field(default=False, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
     movers: set[Callable[[], None]] = attrs.field(factory=set, init=False)
+    slot_freed: Callable[[], None] = attrs.field(default=lambda: None, repr=False)
+    former: Run | None = attrs.field(default=None, init=False, repr=False)
+    _when_ended: trio.Event | None = attrs.field(default=None, init=False)
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -94,6 +110,25 @@ class Run:
         if self._commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
             self._commit.cancel(reason=f"{reason}")
 
+    def end_body(self) -> None:
+        """The handler has ended, or was never called."""
+        self.body_ended = True
+        if self._when_ended is not None:
+            self._when_ended.set()
+
+    async def wait_body_ended(self) -> None:
+        """Return when the handler has ended; immediately if it has."""
+        while not self.body_ended:
+            if self._when_ended is None:
+                self._when_ended = trio.Event()
+            await self._when_ended.wait()
+
+    async def former_ended(self) -> None:
+        """Return when the handlers of all former runs of this job have ended."""
+        while self.former is not None:
+            await self.former.wait_body_ended()
+            self.former = self.former.former
+
     def returned_with_tasks_left(self) -> None:
         """The handler has returned and left tasks that go on: like a stopped handler, they must end from now on."""
         self.stopped_at = min(self.stopped_at, trio.current_time())
@@ -112,6 +147,18 @@ class Run:
         """The commit is over. After success (`well`) the run needs only its key; after a failure its lease again."""
         self._commit, self.committed = None, well
         self._move_deadline()
+
+    async def write_late(self) -> None:
+        """Call `late`, until `leave` is called. The run stays registered meanwhile, so that its job is not released."""
+        if self.late is not None and not self._is_left:
+            with trio.CancelScope() as self._late_scope:
+                await self.late()
+
+    def leave(self) -> None:
+        """Write nothing more: a drain has reached its bound, and the job is left to its lease."""
+        self._is_left = True
+        if self._late_scope is not None:
+            self._late_scope.cancel(reason="drain")
 
     def stopped_by(self) -> StopReason:
         """Why a cancelled body was stopped: the reason that was noted, or else that of the deadline that has passed.
@@ -161,6 +208,7 @@ class Runs:
     def __init__(self, default_lease_s: float = 60.0) -> None:
         """There are none yet. `default_lease_s`, in seconds, is the shortest lease to plan for while none runs."""
         self._by_token: dict[int, Run] = {}
+        self._newest: dict[UUID, Run] = {}
         self._early_cancels: OrderedDict[int, None] = OrderedDict()
         self._asked: set[int] = set()
         self.asked = Wake()
@@ -181,8 +229,15 @@ class Runs:
         return iter(list(self._by_token.values()))
 
     def add(self, run: Run) -> None:
-        """Add the run of a claimed job; once no more are wanted (`closed`) it is stopped at once."""
+        """Add the run of a claimed job; once no more are wanted (`closed`) it is stopped immediately.
+
+        If the job still runs here, because another service or a restore has queued it again, its former run is stopped.
+        """
         self._by_token[run.job.token] = run
+        former = self._newest.get(run.job.job_id)
+        self._newest[run.job.job_id] = run
+        if former is not None:
+            self._replace(former, run)
         if run.job.lease_s < self._planned_for_s:
             self._planned_for_s = run.job.lease_s
             self.attend()
@@ -202,9 +257,30 @@ class Runs:
     def remove(self, run: Run) -> None:
         """Remove a run whose end is recorded."""
         self._by_token.pop(run.job.token, None)
+        if self._newest.get(run.job.job_id) is run:
+            # A run that was stopped early may leave a former one whose handler has not ended.
+            former = run.former
+            while former is not None and former.job.token not in self._by_token:
+                former = former.former
+            if former is None:
+                del self._newest[run.job.job_id]
+            else:
+                self._newest[run.job.job_id] = former
         if self._removed is not None:
             self._removed.set()
             self._removed = None
+
+    def _replace(self, former: Run, run: Run) -> None:
+        run.former = former
+        if not former.body_ended:
+            # What has committed may have queued its job again, as a step of a durable process does.
+            say = log.debug if former.committed else log.warning
+            say(
+                "a job that still runs here was claimed again: its former run is stopped first",
+                job_id=str(run.job.job_id),
+                attempt=run.job.attempt,
+            )
+            former.stop(StopReason.LEASE_LOST)
 
     async def wait_any(self) -> None:
         """Return when there is one; at once if there is."""

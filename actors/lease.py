@@ -7,19 +7,11 @@ is safe, the runner sets the timeout, `PeriodEnds` the close of the period. Uses
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import attrs
 
+from dataloader.jobs.lease_margin import MIN_MARGIN_S, margin_s
 from dataloader.jobs.outcomes import StopReason
-
-MIN_MARGIN_S: Final = 0.5
-"""The margin of the shortest lease, in seconds; that of keys is no less."""
-
-
-def margin_s(lease_s: float) -> float:
-    """How long before its lease ends a body is stopped: a tenth of the lease, from half a second to five."""
-    return min(max(lease_s / 10, MIN_MARGIN_S), 5.0)
 
 
 @attrs.define(eq=False)

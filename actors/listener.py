@@ -17,6 +17,7 @@ import trio
 
 from dataloader.actors.job_runs import Runs
 from dataloader.actors.outage import Outage
+from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import NotificationFlood, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
@@ -66,6 +67,7 @@ class Listener:
     waits: Waits
     answers: Answers
     lane_told: Callable[[str], None]
+    signals: Signals | None = None
     connected: bool = False
 
     _listening: Listening | None = attrs.field(default=None, init=False)
@@ -87,11 +89,13 @@ class Listener:
 
     async def _listen(self) -> None:
         try:
-            async with open_listener(self.database, self._deliver, self._channels) as listening:
+            async with open_listener(self.database, self._hear, self._channels) as listening:
                 self.connected, self._listening = True, listening
                 if self._rest_s == FIRST_REST_S:  # after a flood it may go on
                     self.outage.worked("listener")
-                self._wake_all()
+                self.wake_all()
+                if self.signals is not None:
+                    self.signals.listening.emit(trio.current_time())
                 while True:
                     await self._hear_all(listening)
                     await listening.ping(PING_TIMEOUT_S)
@@ -116,9 +120,10 @@ class Listener:
     async def _hear_all(self, listening: Listening) -> None:
         # What was told before we listened to a channel, nobody has heard.
         if await listening.listen(self._channels):
-            self._wake_all()
+            self.wake_all()
 
-    def _wake_all(self) -> None:
+    def wake_all(self) -> None:
+        """Have everything looked at again, since notifications may have been missed."""
         of_queues = (wake for wakes in self.queues.values() for wake in wakes)
         helpers = self.added, self.stager, self.scheduler, self.notifier, self.bulk, self.heartbeat
         for wake in (*of_queues, *helpers):
@@ -126,6 +131,11 @@ class Listener:
         self.lane_told("")
         self.waits.all_changed()
         self.answers.all_told()
+
+    def _hear(self, notification: Notification) -> None:
+        self._deliver(notification)
+        if self.signals is not None:
+            self.signals.notified.emit(notification)
 
     def _deliver(self, notification: Notification) -> None:  # noqa: C901 - one case for each
         match notification:

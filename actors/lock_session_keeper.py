@@ -17,10 +17,11 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Runs
-from dataloader.actors.lease import margin_s
 from dataloader.actors.outage import Outage
+from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.lease_margin import margin_s
 from dataloader.jobs.model import MIN_LEASE_S
 from dataloader.store.queue.lease_clock import lease_time
 from dataloader.store.queue.lock_session import MIN_PING_S, LockSession
@@ -39,6 +40,7 @@ class Keeper:
     runs: Runs
     outage: Outage
     period_s: float
+    signals: Signals | None = None
     wake: Wake = attrs.field(factory=Wake)
     _margin_s: float = attrs.field(default=0.0, init=False)
     _lease_s: float = attrs.field(default=MIN_LEASE_S, init=False)
@@ -69,6 +71,7 @@ class Keeper:
             self.runs.key_is_safe_until(self.locks.safe_until - self._margin_s)
             await self.locks.repair()
             self.outage.worked("lock session")
+            self._report()
         except StoreError as error:
             self.outage.failed("lock session", error)
             at_the_latest = self.locks.safe_until - margin_s(lease_s)
@@ -99,6 +102,11 @@ class Keeper:
         # Not after each claim: it moves the deadline of every run.
         if self.runs.key_safe_until - now < (until - now) / 2:
             self.runs.key_is_safe_until(until)
+            self._report()
+
+    def _report(self) -> None:
+        if self.signals is not None:
+            self.signals.keys_safe.emit(self.runs.key_safe_until)
 
     async def settle(self) -> None:
         """Ping until all rows of ours are known here: those of a claim whose reply was lost are given back (Q15)."""

@@ -30,12 +30,13 @@ PAUSE_S: Final = 0.005
 
 @attrs.define(eq=False, kw_only=True)
 class OutboxPoster:
-    """The one of one process. `sinks` are those of its settings."""
+    """Poster of one process, for the `sinks` of its settings. Once it has posted, it polls every `poll_s` seconds."""
 
     database: Database
     outage: Outage
     sinks: Sequence[Sink]
     default_lease_s: int = 60
+    poll_s: float = POLL_S
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -53,5 +54,5 @@ class OutboxPoster:
             except StoreError as error:
                 self.outage.failed("outbox", error)
             await trio.sleep(PAUSE_S)
-            if await self.wake.wait(POLL_S if used else UNUSED_POLL_S):
+            if await self.wake.wait(self.poll_s if used else UNUSED_POLL_S):
                 used = True

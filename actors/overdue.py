@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Run, Runs
-from dataloader.actors.lease import margin_s
+from dataloader.jobs.lease_margin import margin_s
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason
 from dataloader.store.queue.lease_clock import slept_s

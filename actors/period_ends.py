@@ -1,8 +1,12 @@
 """Stops runs at the close of a work period, if their task says so (S4): sets the deadline of each.
 
-It asks the database for the periods when limits have changed, as a notification or the poll tells, and for nothing
-else: the closes follow from them and from the database's clock, which each sign of life reads. If that clock jumps, all
-deadlines are computed again.
+It asks the database for the periods when limits have changed, as a notification or the poll tells, and once an hour if
+there are any: the closes follow from them and from the database's clock, which each sign of life reads. If that clock
+jumps, all deadlines are computed again.
+
+The database's clock of a period's zone decides, as in the claim. Where its zone data differ from this machine's, the
+difference may begin at any time. So it also reads the periods again
+when a run starts in a period that is closed by the last reading.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import trio
 
 from dataloader.actors.job_runs import Runs
 from dataloader.actors.outage import Outage
+from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.work_periods import WorkPeriods, closes_at
 from dataloader.store.connection.bridge import Database
@@ -28,6 +34,7 @@ from dataloader.store.queue.worker_rows import ClockReading
 log = get_logger(__name__)
 
 RETRY_S: Final = 2.0
+LEARN_EVERY_S: Final = 3_600.0
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -61,10 +68,12 @@ class PeriodEnds:
     outage: Outage
     runs: Runs
     tasks: Collection[str]
+    signals: Signals | None = None
     wake: Wake = attrs.field(factory=Wake)
     _clock: DatabaseClock = attrs.field(factory=DatabaseClock, init=False)
     _periods: Mapping[str, Sequence[tuple[WorkPeriods, float]]] = attrs.field(factory=dict, init=False)
     _ends: dict[str, float] = attrs.field(factory=dict, init=False)
+    _learned_at: float = attrs.field(default=-math.inf, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Learn the periods at the start and whenever limits have changed, until cancelled."""
@@ -79,14 +88,16 @@ class PeriodEnds:
                 continue
             self.outage.worked("period ends")
             self.learned(reading, periods)
-            await self.wake.wait(math.inf)
+            await self.wake.wait(jittered(LEARN_EVERY_S) if periods else math.inf)
 
     def learned(self, reading: ClockReading, periods: Mapping[str, Sequence[tuple[WorkPeriods, float]]]) -> None:
         """These tasks have their runs stopped at the close of any of their periods, each with its margin in seconds."""
         self._clock.read(reading)
-        self._periods = periods
+        self._periods, self._learned_at = periods, trio.current_time()
         self.runs.period_end = self._end_for_a_start if periods else None
         self._set()
+        if self.signals is not None:
+            self.signals.period_ends.emit(tuple(periods))
 
     def clock_read(self, reading: ClockReading) -> None:
         """The database's clock was read. If it has jumped, the runs have other deadlines."""
@@ -108,6 +119,8 @@ class PeriodEnds:
         now = trio.current_time()
         if self._ends.get(task, -math.inf) <= now:
             self._ends[task] = self._end(task, now)
+            if self._ends[task] <= now and now - self._learned_at > RETRY_S:
+                self.wake.set()
         return self._ends[task]
 
     def _end(self, task: str, now: float) -> float:

@@ -1,8 +1,8 @@
 """Deletes what is too old to keep, in small batches: ended jobs with their journals, and rows of our other tables.
 
 It also folds the statistics of runs by hour, which processes append to, cancels duplicates of waiting jobs where that
-is set, and walks over the durable processes, which it gives the wake-up jobs that they miss. Jobs are kept for ever by
-default.
+is set, closes lanes that unknown tasks no longer need, and walks over the durable processes, which it gives the wake-up
+jobs that they miss. Jobs are kept for ever by default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
-from dataloader.store.processes.upkeep import mend_ended, tend
+from dataloader.store.limits.unknown_blocks import close_lanes
+from dataloader.store.processes.upkeep import mend_ended, move_unserved, tend
 from dataloader.store.queue.duplicates import cancel_duplicates
 from dataloader.store.queue.retention import prune
 from dataloader.store.queue.run_stats import FOLDED, fold_run_stats
@@ -62,12 +63,13 @@ class Pruner:
                 await self._fold()
                 await self._cancel_duplicates()
                 await self._tend_processes()
+                await close_lanes(self.database)
                 if trio.current_time() >= prune_at:
                     prune_at = trio.current_time() + EVERY_S
                     await self._prune()
+                self.outage.worked("pruner")
             except StoreError as error:
-                if not self.outage.lasts:
-                    log.warning("old rows were not deleted or folded", error=str(error))
+                self.outage.failed("pruner", error)
             await trio.sleep(FOLD_EVERY_S)
 
     async def _fold(self) -> None:
@@ -83,6 +85,8 @@ class Pruner:
 
     async def _tend_processes(self) -> None:
         mended, deleted = await mend_ended(self.database, self.default_lease_s), 0
+        if moved := await move_unserved(self.database):
+            log.info("processes that had not begun were moved to the newest version served", processes=moved)
         for _ in range(PAGES):
             tended = await tend(
                 self.database,

@@ -3,12 +3,14 @@
 Runs in every process, and skips rows that another reaper has locked. The database's clock decides. When that clock has
 jumped against ours between two sweeps (a failover to a host with another clock), the sweep takes nothing, so that a
 jump does not take every running job from its worker at once. The heartbeat is woken to renew its leases before the next
-sweep, one period later (F32).
+sweep, one period later (F32). A worker that is cut off can't: after a jump ahead its leases count for their length from
+then on. After a jump back, leases that are too long by the new clock are cut.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 from uuid import UUID
 
@@ -23,22 +25,28 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.upkeep import mend_ended
-from dataloader.store.queue.leases import Reaped, reap
+from dataloader.store.queue.leases import JUMP_S, Reaped, aio_cut_back_leases, aio_mark_jump, reap
+from dataloader.store.queue.reads import ping
 
 log = get_logger(__name__)
 
 BATCH: Final = 500
 MAX_BATCHES: Final = 4
 """The most batches in one sweep, even when every lease has expired."""
-JUMP_S: Final = 2.0
 MAX_PAUSE_S: Final = 10.0
 """The longest pause between sweeps while the database can't be used: a sweep may be the first to notice its return."""
 SAY_ENDLESS_EVERY_S: Final = 60.0
+PING_S: Final = 5.0
+SETTLE_S: Final = 2.0
+"""The delay of the first sweep after an outage, in which other workers write how their runs have ended."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Reaper:
-    """Sweeps every `period_s` seconds; sets `jumped` when the database's clock has."""
+    """Sweeps every `period_s` seconds.
+
+    Sets `jumped` when the database's clock has, by more than `jump_s` seconds, and calls `went_back` if it did so.
+    """
 
     database: Database
     outage: Outage
@@ -46,6 +54,8 @@ class Reaper:
     period_s: float
     jumped: Wake
     default_lease_s: int
+    jump_s: float = JUMP_S
+    went_back: Callable[[], None] = lambda: None
     _said: frozenset[UUID] = attrs.field(init=False, default=frozenset())
     _say_again_at: float = attrs.field(init=False, default=-math.inf)
 
@@ -53,12 +63,18 @@ class Reaper:
         """Sweep until cancelled."""
         task_status.started()
         ahead_s: float | None = None
+        was_away = False
         while True:
             try:
+                if was_away:
+                    await ping(self.database, PING_S)
+                    await trio.sleep(min(self.period_s, SETTLE_S))
                 ahead_s = await self._sweep(ahead_s)
                 self.outage.worked("reaper")
+                was_away = False
             except StoreError as error:
                 self.outage.failed("reaper", error)
+                was_away = True
             await trio.sleep(min(self.period_s, MAX_PAUSE_S) if self.outage.lasts else self.period_s)
 
     async def _sweep(self, ahead_s: float | None) -> float | None:
@@ -66,10 +82,10 @@ class Reaper:
         batches = 0
         while True:
             batches += 1
-            reaped = await reap(self.database, BATCH, ahead_s=ahead_s, jump_s=JUMP_S)
+            reaped = await reap(self.database, BATCH, ahead_s=ahead_s, jump_s=self.jump_s)
             if reaped.jumped and ahead_s is not None:
                 by_s = reaped.ahead_s - ahead_s
-                if 0 < by_s <= reaped.took_s + JUMP_S:
+                if 0 < by_s <= reaped.took_s + self.jump_s:
                     # The statement may just have waited that long for a locked table. The next try tells: it would see
                     # a real jump as well.
                     if batches < MAX_BATCHES:
@@ -77,6 +93,12 @@ class Reaper:
                     return None  # every try was slow: the next sweep takes without the comparison, or none ever would
                 log.warning("the database's clock jumped: this sweep is left out", by_s=round(by_s, 1))
                 self.jumped.set()
+                if by_s > 0:
+                    await self.database.write(aio_mark_jump)
+                else:
+                    self.went_back()
+                    if cut := await self.database.write(aio_cut_back_leases):
+                        log.warning("leases were cut back: the database's clock was ahead", jobs=cut)
                 ahead_s = None  # of before the jump: without it the next sweep takes, even if no newer value is known
             if reaped.became:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.became))
@@ -84,7 +106,7 @@ class Reaper:
                 await self._mend_processes(reaped)
             if len(reaped.became) < BATCH or batches == MAX_BATCHES:
                 self._tell_of_endless(frozenset(reaped.endless))
-                return reaped.ahead_s if reaped.took_s < JUMP_S else ahead_s
+                return reaped.ahead_s if reaped.took_s < self.jump_s else ahead_s
 
     async def _mend_processes(self, reaped: Reaped) -> None:
         """A process needs another wake-up job whose own was to stop its step, and ended with its worker."""

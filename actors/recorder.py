@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -26,6 +26,7 @@ from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder_messages import Ended, Shown, ToRecord
 from dataloader.actors.run_sums import RunSums
+from dataloader.actors.signals import Recorded, Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.growing_pauses import Pauses
@@ -49,14 +50,16 @@ LOCKED_PAUSE_S: Final = 0.01
 MAX_LOCKED_PAUSE_S: Final = 0.5
 
 
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
 @attrs.define(eq=False)
 class Recorder:
     """The one writer of outcomes.
 
-    `freed` is called with the queue and the task of each run whose slot came free; `released` is set when keys can be
-    released. `sums` are the statistics; `tally` counts what was written since the start, by step. `insisting` becomes
-    false when a drain has reached its bound: outcomes that can't be written from then on are left to the end of their
-    leases.
+    The slot of a run is freed when its end is written. `released` is set when keys can be released. `sums` are the
+    statistics; `tally` counts the written outcomes since the start, by step. `insisting` becomes false when a drain has
+    reached its bound: outcomes that cannot be written from then on are left to the end of their leases.
     """
 
     session: Session
@@ -64,11 +67,11 @@ class Recorder:
     runs: Runs
     outage: Outage
     telemetry: Telemetry
-    freed: Callable[[Sequence[tuple[str, str]]], None]
     released: Wake
     sums: RunSums
     tally: Counter[Step] = attrs.field(factory=Counter)
     insisting: bool = True
+    signals: Signals | None = None
     _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
     _show_at: float = attrs.field(default=math.inf, init=False)
     _locked: list[Ended] = attrs.field(factory=list, init=False)
@@ -151,10 +154,13 @@ class Recorder:
             self._to_show.pop(job.token, None)
             self.runs.remove(message.run)
             self.locks.forget(job.token)
+            message.run.slot_freed()
         if not self._to_show:
             self._show_at = math.inf  # nothing is left to show: no need to wake for it
-        self.freed([(message.run.job.queue, message.run.job.task) for message in batch])
         self.released.set()
+        if self.signals is not None:
+            for message in batch:
+                self.signals.recorded.emit(Recorded(job_id=message.run.job.job_id, token=message.run.job.token))
 
     def _count(self, message: Ended, finished: Finished) -> None:
         job, outcome = message.run.job, message.outcome
@@ -249,7 +255,7 @@ class Recorder:
         """Write what the runs have shown; the tokens of those whose progress is to be tried again."""
         rows = [(run.job.job_id, run.job.token, progress) for run, progress in shown]
         try:
-            return await self.session.write(aio_show_progress, rows)
+            return await self._by_halves(aio_show_progress, rows)
         except StoreUnavailable as error:
             # No trouble of ours: the run may end before its progress is tried again.
             if not self.outage.lasts:
@@ -258,6 +264,18 @@ class Recorder:
         except StoreError as error:
             log.warning("progress could not be written", jobs=len(shown), error=str(error))
             return set()
+
+    async def _by_halves(self, write: Callable[..., Awaitable[set[int]]], rows: Sequence[_Row]) -> set[int]:
+        """Write rows of several runs, without those that the database refuses. Return the tokens of locked runs."""
+        try:
+            return await self.session.write(write, rows)
+        except Unstorable as error:
+            if len(rows) == 1:
+                log.warning("the database refuses what a run has shown or logged", error=str(error))
+                return set()
+            middle = len(rows) // 2
+            first = await self._by_halves(write, rows[:middle])
+            return first | await self._by_halves(write, rows[middle:])
 
     def _show_again(self, run: Run) -> None:
         run.outbox.is_told = True
@@ -271,7 +289,7 @@ class Recorder:
             return set()
         try:
             of_loads = any(run.outbox.is_of_loads for run in lines)
-            locked = await self.session.write(partial(aio_keep_lines, of_loads=of_loads), texts)
+            locked = await self._by_halves(partial(aio_keep_lines, of_loads=of_loads), texts)
         except StoreError as error:
             # Not kept for later: they are many, and the process's own log has room for them.
             if not self.outage.lasts:

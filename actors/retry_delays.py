@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from dataloader.actors.outage import Outage
+from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.tasks import Task
@@ -32,6 +33,7 @@ class RetryDelays:
     tasks: Mapping[str, Task[Any]]
     outage: Outage
     by_task: dict[str, float] = attrs.field(factory=dict)
+    signals: Signals | None = None
     wake: Wake = attrs.field(factory=Wake)
 
     async def learn(self) -> None:
@@ -39,6 +41,8 @@ class RetryDelays:
         found = await self.database.run(aio_retry_delays, list(self.tasks))
         self.by_task.clear()
         self.by_task.update(found)
+        if self.signals is not None:
+            self.signals.retry_delays.emit(dict(found))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read them whenever `wake` is set, until cancelled."""

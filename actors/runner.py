@@ -7,6 +7,8 @@ handler that returned before it noticed a stop has succeeded. The runner itself 
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 import structlog
 import trio
@@ -26,6 +28,16 @@ from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)
 
+_TOO_LATE: Final = "job released: it would start after its rate-limit reservation expires"
+
+
+def release(run: Run, services: RunServices, why: str) -> None:
+    """Give a claimed job back whose handler is not called; `why` is the line of the log."""
+    job = run.job
+    log.info(why, job_id=str(job.job_id), task=job.task)
+    run.end_body()
+    services.to_recorder.send_nowait(Ended(run, Outcome(job.job_id, job.token, Step.RETURN)))
+
 
 async def run(run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter) -> None:
     """Run the job with `task`, a plain function in a thread of `limiter`; then send its end to the recorder."""
@@ -34,15 +46,15 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
     started = trio.current_time()
     if started > run.begin_by:
-        log.info("the job goes back: it would begin later than its supplier's budget counts on")
-        run.body_ended = True
-        services.to_recorder.send_nowait(Ended(run, Outcome(job.job_id, job.token, Step.RETURN)))
+        release(run, services, _TOO_LATE)
         return
-    if task.timeout_s is not None and task.dask is None:  # a cluster has to find a place first
+    if task.timeout_s is not None and task.dask is None and run.former is None:  # a cluster has to find a place first
         run.limit_to(started + task.timeout_s)
     value, error = await _run_body(run, task, services, limiter)
-    run.body_ended = True
+    run.end_body()
     run.run_s = trio.current_time() - started
+    if run.late is not None:
+        await _write_late(run)
     was_stopped = run.scope.cancelled_caught or (error is not None and run.stop_reason is not None)
     stopped = run.stopped_by() if was_stopped else None
     delay_s = services.retry_delays.get(task.name)
@@ -55,6 +67,26 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     step = run.committed_as.value if run.committed else "void" if outcome is None else outcome.step.value
     services.telemetry.job_ended(job.queue, job.task, step, run.run_s)
     services.to_recorder.send_nowait(Ended(run, outcome))
+
+
+async def _wait_for_former(run: Run, task: Task) -> None:
+    """Wait until the handlers of the job's former runs in this process have ended. Raises `BeginsTooLate`.
+
+    The time does not count towards the task's timeout.
+    """
+    await run.former_ended()
+    now = trio.current_time()
+    if now > run.begin_by:
+        raise BeginsTooLate(_TOO_LATE)
+    if task.timeout_s is not None and task.dask is None:
+        run.limit_to(now + task.timeout_s)
+
+
+async def _write_late(run: Run) -> None:
+    try:
+        await run.write_late()
+    except Exception:
+        log.exception("the end of a run could not be written after its lease")
 
 
 def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: StopReason | None) -> None:
@@ -88,6 +120,8 @@ async def _run_body(
     """What the handler returned or raised; whatever it raises is the job's error, not ours."""
     try:
         with run.scope:
+            if run.former is not None:
+                await _wait_for_former(run, task)
             return await call_handler(task, run, services, limiter), None
     except (trio.Cancelled, KeyboardInterrupt):
         raise  # a cancellation from outside, or ^C, is never swallowed, not even within a group (below)

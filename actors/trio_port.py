@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -47,6 +47,7 @@ class RunEnd:
 
     _run: Run
     written: bool = False
+    later: Callable[[], Awaitable[object]] | None = None
     _scope: trio.CancelScope = attrs.field(init=False)
 
     async def __aenter__(self) -> Self:
@@ -62,7 +63,8 @@ class RunEnd:
         try:
             is_handled = self._scope.__exit__(kind, error, traceback)
         finally:
-            self._run.commit_ended(well=self.written)
+            self._run.late = self.later
+            self._run.commit_ended(well=self.written or self.later is not None)
         if self._scope.cancelled_caught:
             await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - it is cancelled by now, and shall be
             raise LeaseLost("the lease ended before the run's end was written")
@@ -84,22 +86,29 @@ class TrioPort:
         self._run.outbox.put_progress(storable_json(progress))
         self._tell()
 
-    def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Keep a line. After `DL_LOG_LINES_PER_JOB` lines of the run, or of a load, one says that no more are kept."""
+    def log(
+        self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None, *, is_logged: bool = False
+    ) -> None:
+        """Keep a line. After `DL_LOG_LINES_PER_JOB` lines of the run, or of a load, one says that no more are kept.
+
+        `is_logged`: the process's log already has it.
+        """
         most = self._services.max_lines
         count = self._run.outbox.count_line(load)
         if count > most + 1:
             return
         if count > most:
             level, message, fields = "warning", f"more than {most} lines; the rest is not kept", {}
-        self._put_line(level, message, fields, load)
+        self._put_line(level, message, fields, load, is_logged=is_logged)
 
     def end_log(self, load: str) -> None:
         """A load has ended: the last of its lines says how many were not kept, if any (E11)."""
         if (lost := self._run.outbox.lines_of(load) - self._services.max_lines) > 0:
             self._put_line("warning", f"{lost:,} lines were not kept", {"not_kept": lost}, load)
 
-    def _put_line(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None) -> None:
+    def _put_line(
+        self, level: Level, message: str, fields: Mapping[str, Any], load: str | None, *, is_logged: bool = False
+    ) -> None:
         if load is not None:
             fields = {"load": load, **fields}
         text = mask_text(storable_text(str(message), MAX_MASKED))
@@ -111,7 +120,7 @@ class TrioPort:
             line = storable_json(payload, MAX_LINE)
         self._run.outbox.put_line(datetime.now(UTC), line)
         self._tell()
-        if self._services.logged_from in LEVELS[: LEVELS.index(level) + 1]:
+        if not is_logged and self._services.logged_from in LEVELS[: LEVELS.index(level) + 1]:
             _log_line(level, line)
 
     async def checkpoint(self) -> None:

@@ -21,9 +21,16 @@ import click
 from dataloader.cli.etl_start import check_known, windows_options
 from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.cli.pipeline_options import pipeline_options
-from dataloader.cli.target import data_dir_option, json_option, open_loads_of, provide_database, run_trio
+from dataloader.cli.target import (
+    command_options,
+    data_dir_option,
+    json_option,
+    open_loads_of,
+    provide_database,
+    run_trio,
+)
 from dataloader.cli.task_module import load_tasks, path_option
-from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError
+from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError, TargetError
 from dataloader.store.etl.run_records import LoadNotFound
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import load_settings
@@ -31,6 +38,7 @@ from dataloader.supervisor.settings_layers import load_settings
 if TYPE_CHECKING:
     from dataloader.flows.etl.declare.load import Load
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+    from dataloader.flows.etl.plan.known_history import KnownHistory
     from dataloader.flows.etl.run.load_task import LoadArgs
     from dataloader.flows.etl.sources.source import Request, Window
 
@@ -60,15 +68,16 @@ def plan(
     The windows and their first requests, and how long the pauses alone will take. From the load's watermark in
     the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
     """
-    from dataloader.flows.etl.run.load_task import read_args  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.run.load_task import read_args, refuse_span  # noqa: PLC0415 - not for --help
     from dataloader.store.embedded.data_dir import versions_in  # noqa: PLC0415
 
     declared = _declared(load, where)
     settings = load_settings(overrides={"data_dir": data_dir})
     try:
         asked = read_args(windows)
+        refuse_span(declared, asked)
         config = settings.pipeline.config(load, declared.pipeline, pipeline)
-        is_asked = declared.windows is not None and asked.since is None
+        is_asked = (declared.windows is not None and asked.since is None) or declared.target.history is not None
         is_there = settings.db_dsn is not None or data_dir is not None or versions_in(settings.data_dir)
         with provide_database(settings, create=False) if is_asked and is_there else nullcontext(settings) as provided:
             found = run_trio(_plan, declared, config, asked, provided)
@@ -90,13 +99,18 @@ def _declared(name: str, where: str) -> Load:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The windows of a run with the first request of each walk, and the pauses between them in seconds."""
+    """The windows of a run with the first request of each walk, and the pauses between them in seconds.
+
+    `left_out` files are snapshots that the table has merged before. `idle`: why the run would send no request.
+    """
 
     load: Load
     config: PipelineConfig
     watermark: datetime | None
     is_first: bool
     windows: list[tuple[Window, list[Request]]]
+    left_out: int = 0
+    idle: str = ""
 
     @property
     def requests(self) -> int:
@@ -137,6 +151,7 @@ class Plan:
                 for window, requests in self.windows
             ],
             "requests": self.requests,
+            "left_out": self.left_out,
             "pauses": self.pauses,
             "more": self.more,
             "pipeline": attrs.asdict(self.config),
@@ -144,28 +159,48 @@ class Plan:
 
 
 async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> Plan:
-    from dataloader.flows.etl.sources.source import SourceError, Window  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.plan.planner import why_idle, windows_of  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.sources.source import SourceError  # noqa: PLC0415 - not for --help
 
-    watermark, is_first = None, False
-    windows = [Window()]
-    if load.windows is not None:
-        watermark = await _watermark(load.name, settings) if asked.since is None else None
-        is_first = watermark is None and asked.since is None
-        windows = load.windows.plan(watermark=watermark, now=datetime.now(UTC), since=asked.since, until=asked.until)
+    watermark = await _watermark(load.name, settings) if load.windows is not None and asked.since is None else None
+    known = await _known(load, settings)
+    windows = windows_of(load, asked, watermark=watermark, now=datetime.now(UTC))
     try:
-        found = await _requests(load, windows)
+        found, left_out = await _requests(load, asked, windows, known)
     except SourceError as error:
         raise DataloaderError(f"{load.name}: {error}") from error
-    return Plan(load=load, config=config, watermark=watermark, is_first=is_first, windows=found)
+    return Plan(
+        load=load,
+        config=config,
+        watermark=watermark,
+        is_first=load.windows is not None and watermark is None and asked.since is None,
+        windows=found,
+        left_out=left_out,
+        idle=why_idle(load, asked, windows, watermark),
+    )
 
 
-async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window, list[Request]]]:
-    from dataloader.flows.etl.plan.planner import single_walks  # noqa: PLC0415 - not for --help
+async def _requests(
+    load: Load, asked: LoadArgs, windows: Sequence[Window], known: KnownHistory | None
+) -> tuple[list[tuple[Window, list[Request]]], int]:
+    """The requests by windows, and the number of files that are left out."""
+    from dataloader.flows.etl.plan.known_history import Named  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.plan.planner import name_of_walk, single_walks  # noqa: PLC0415 - not for --help
 
     if not load.source.walks_are_segments:
-        return [(window, [request async for request in load.source.requests(window)]) for window in windows]
-    walks = [walk async for walk in single_walks(load, windows)]
-    return [(window, [request for _, request in of]) for window, of in itertools.groupby(walks, key=itemgetter(0))]
+        if known is not None and load.windows is not None:
+            known.check_windows(windows)
+        return [(window, [request async for request in load.source.requests(window)]) for window in windows], 0
+    walks = [walk async for walk in single_walks(load, windows, known=known)]
+    merged = [
+        known is not None
+        and (load.windows is None or asked.since is None)
+        and known.has_merged(Named(name_of_walk(request), window))
+        for window, request in walks
+    ]
+    wanted = [walk for walk, is_merged in zip(walks, merged, strict=True) if not is_merged]
+    grouped = itertools.groupby(wanted, key=itemgetter(0))
+    return [(window, [request for _, request in of]) for window, of in grouped], sum(merged)
 
 
 async def _watermark(load: str, settings: Settings) -> datetime | None:
@@ -179,6 +214,21 @@ async def _watermark(load: str, settings: Settings) -> datetime | None:
             return None
 
 
+async def _known(load: Load, settings: Settings) -> KnownHistory | None:
+    """Return the snapshots of the load's table of versions; None without a database, or if it has no such table."""
+    from dataloader.flows.etl.plan.known_history import aio_known_history  # noqa: PLC0415 - not for --help
+    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - not for --help
+
+    target = load.target
+    if target.history is None or settings.db_dsn is None:
+        return None
+    async with open_database(command_options(settings)) as database:
+        try:
+            return await database.run(aio_known_history, load.name, target)
+        except (TargetError, SchemaError):
+            return None
+
+
 def _print(found: Plan) -> None:
     print_table(
         (Column("FROM"), Column("TO"), Column("REQUESTS"), Column("FIRST", folds=True)),
@@ -186,7 +236,7 @@ def _print(found: Plan) -> None:
             (*_ends(window), len(requests), requests and _described(requests[0]))
             for window, requests in found.windows[:MAX_SHOWN]
         ),
-        nothing="no new data to load",
+        nothing=found.idle,
     )
     if len(found.windows) > MAX_SHOWN:
         click.echo(f"and {len(found.windows) - MAX_SHOWN:,} more windows (all by --json)", err=True)
@@ -204,6 +254,9 @@ def _print(found: Plan) -> None:
             ),
             "windows": len(found.windows),
             "requests": found.requests,
+            **(
+                {"left out": f"{found.left_out:,} snapshots that the table has merged before"} if found.left_out else {}
+            ),
             "pauses": pauses if found.load.source.name is not None else "none: this source has no rate limit",
             **({"more": f"{' and '.join(found.more)} come on top"} if found.more else {}),
         }

@@ -181,6 +181,7 @@ _AT_SOURCE: Final = {
     "pause": "the pause of",
     "retry-after": "the Retry-After of",
     "budget": "the budget of",
+    "error": "the limits, which cannot be evaluated, of",
 }
 """What a run waits for at a source, in words."""
 
@@ -223,7 +224,7 @@ def print_summary(job: JobRecord) -> None:
     if job.error:
         fields["error"] = job.error.partition("\n")[0]
     elif reason := result.get("reason"):
-        fields["failed"] = reason
+        fields["failed" if status != "succeeded" else "reason"] = reason
     if isinstance(counts := result.get("counts"), dict):
         fields["seconds"] = result.get("seconds")
         print_fields(fields | _by_phase(counts, result.get("phases")))
@@ -253,7 +254,7 @@ def _task_rows(name: str, summary: Mapping[str, Any]) -> list[tuple[object, ...]
     """A task of a flow, or each table of a set of dimensions."""
     if isinstance(tables := summary.get("tables"), dict):
         return [(f"{name}: {table}", one.get("status"), None, one.get("counts")) for table, one in tables.items()]
-    return [(name, summary.get("status"), summary.get("seconds"), summary.get("counts"))]
+    return [(name, summary.get("status"), summary.get("seconds"), summary.get("counts") or summary.get("reason"))]
 
 
 def _by_phase(counts: Mapping[str, Any], phases: object) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The commands that start pipelines: `etl run`, `etl retry`, `etl flow`.
 
-Each adds a job for a running service, and waits for it; or, with `--tasks`, runs it in this process. Of one load one
-job runs at a time, by its lock_key.
+Each adds a job for a running service, and waits for it; or, with `--tasks`, runs it in this process. One run of a load
+runs at a time: its jobs wait for their lock_key, or snooze.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataloader.cli.output import print_json, tell, unknown_task
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import AskedQueue, asks_queue, provide_server
 from dataloader.cli.task_module import load_tasks, path_option
-from dataloader.cli.waiting import knows_task, served_instead, wait_for_end
+from dataloader.cli.waiting import is_known, knows_task, served_instead, wait_for_end
 from dataloader.jobs.contract import Jobs
-from dataloader.jobs.errors import ConfigError, DataloaderError
+from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -71,7 +71,7 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="Wait until it has ended; exit 3 unless it succeeded.  [default: wait]",
         ),
-        click.option("--queue", help=f"A queue of a service that has it among its tasks.  [default: {QUEUE}]"),
+        click.option("--queue", help="A queue of a service that has it among its tasks.  [default: its own]"),
     ):
         decorated = decorate(decorated)
     return decorated
@@ -158,7 +158,7 @@ def _args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, 
 
 
 def _start(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
-    new = NewJob(queue=how.queue or QUEUE, task=name, args=args, lock_key=f"{kind}:{name}", producer=PRODUCER)
+    new = NewJob(queue=how.queue, task=name, args=args, lock_key=f"{kind}:{name}", producer=PRODUCER)
     if how.where is not None:
         return _run_here(how, kind, new, load_tasks(how.where))
     if how.wait is False:
@@ -177,8 +177,8 @@ def _start(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
 
 def _add(how: _How, new: NewJob) -> int:
     async def question(jobs: Jobs) -> tuple[Enqueued, str | None]:
-        [enqueued] = await jobs.enqueue_many([new])
-        return enqueued, await _why_never(jobs, new)
+        enqueued = await _enqueue(jobs, new)
+        return enqueued, await _why_never(jobs, enqueued.queue, new.task)
 
     enqueued, warning = how.target.ask(question)
     if how.as_json:
@@ -191,18 +191,34 @@ def _add(how: _How, new: NewJob) -> int:
 
 
 async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, jobs: Jobs) -> JobRecord:
-    if reason := await _why_never(jobs, new):
+    known = new.queue is None and await is_known(jobs, new.task)
+    if not known and (reason := await _why_never(jobs, new.queue or QUEUE, new.task)):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
-    added += await jobs.enqueue_many([new])
+    enqueued = await _enqueue(jobs, new)
+    # Only the answer says which queue is the load's.
+    if known and (reason := await _why_never(jobs, enqueued.queue, new.task)):
+        await jobs.cancel(enqueued.job_id)
+        raise DataloaderError(f"the job was canceled, since it would wait for ever: {reason}")
+    added.append(enqueued)
     return await wait_for_end(jobs, added[0].job_id, timeout_s=math.inf, on_change=screen.changed, tell=tell)
 
 
-async def _why_never(jobs: Jobs, new: NewJob) -> str | None:
-    """Why nobody would take the job, None if somebody would."""
-    queue = new.queue or QUEUE
+async def _enqueue(jobs: Jobs, new: NewJob) -> Enqueued:
+    """Add the job to its queue; without one to that of its load, or to `QUEUE` if no service has declared the load."""
+    try:
+        [enqueued] = await jobs.enqueue_many([new])
+    except BadRequest as error:
+        if new.queue is not None or not error.field.endswith("queue"):
+            raise
+        [enqueued] = await jobs.enqueue_many([attrs.evolve(new, queue=QUEUE)])
+    return enqueued
+
+
+async def _why_never(jobs: Jobs, queue: str, task: str) -> str | None:
+    """Return why no worker would claim a job of the task from the queue; None if one would."""
     served = await served_instead(jobs, queue)
     if served is None:
-        return None if await knows_task(jobs, queue, new.task) else unknown_task(queue, new.task)
+        return None if await knows_task(jobs, queue, task) else unknown_task(queue, task)
     others = f"; served are {', '.join(served)} (--queue)" if served else ""
     return (
         f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"
@@ -260,10 +276,4 @@ def _show_end(how: _How, job: JobRecord) -> int:
         print_json(job)
     else:
         print_summary(job)
-        if (
-            job.args.get("failures") == "all"
-            and job.status is Status.SUCCEEDED
-            and not (job.result or {}).get("counts")
-        ):
-            click.echo(f"{job.task} has no failure that can be retried alone", err=True)
     return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED

@@ -109,7 +109,9 @@ timeout_option = click.option(
     help="If the task's jobs are updated: a request that is not newer changes nothing.",
 )
 @click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
-@click.option("--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat.")
+@click.option(
+    "--lease-ttl-sec", "--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat."
+)
 @wait_option
 @timeout_option
 @asks_queue

@@ -38,6 +38,14 @@ _TASKS: Final = (
     Column("ENDED", rank=3),
     Column("ANSWER", least=16),
 )
+_VERSIONS: Final = (
+    Column("TYPE", least=12),
+    Column("VERSION"),
+    Column("SERVED"),
+    Column("INIT"),
+    Column("RUNNING"),
+    Column("ERROR"),
+)
 TYPE = click.argument("process_type", metavar="TYPE")
 ID = click.argument("process_id", metavar="ID")
 METADATA = click.option(
@@ -85,6 +93,22 @@ def list_processes(
         return
     print_table(_PROCESSES, map(_row, page.processes), nothing="no processes")
     _say_more(page.next)
+
+
+@click.command()
+@click.option("--type", "process_type", help="Only versions of this type.")
+@asks_queue
+def versions(target: AskedQueue, *, process_type: str | None, as_json: bool) -> None:
+    """List the versions of types, with their processes.
+
+    Processes of a version that no running worker serves wait. Numbers end at 10,000.
+    """
+    found = target.ask_processes(lambda processes: processes.versions(process_type))
+    if as_json:
+        print_json({"versions": found})
+        return
+    rows = ((one.type, one.version, "yes" if one.served else "no", one.init, one.running, one.error) for one in found)
+    print_table(_VERSIONS, rows, nothing="no processes")
 
 
 @click.command()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import click
 
@@ -13,7 +14,7 @@ from dataloader.cli.arguments import instant_after_now, json_object, json_value,
 from dataloader.cli.deliveries import deliveries, release, sinks
 from dataloader.cli.entry import FAILED, NOT_SUCCEEDED, Group
 from dataloader.cli.output import cell, print_json
-from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks
+from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks, versions
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.process_contract import ANSWER_S, ProcessClient
 from dataloader.jobs.process_listings import ProcessAnswer, ProcessFilter, ProcessRecord
@@ -36,13 +37,17 @@ _timeout = click.option(
     help="How long to wait for the answer; 0: not at all.",
 )
 
+_ident = click.option(
+    "--ident", type=click.UUID, metavar="UUID", help="The task's ident: after a restore its number may be another's."
+)
+
 
 @click.group(cls=Group)
 def process() -> None:
     """Start, call, mend, list and show durable processes."""
 
 
-for reading in (list_processes, show, events, tasks, errors, sinks, deliveries, release):
+for reading in (list_processes, show, events, tasks, versions, errors, sinks, deliveries, release):
     process.add_command(reading)
 
 
@@ -119,20 +124,22 @@ def _given() -> list[str]:
 
 @process.command()
 @click.argument("task_id", type=click.IntRange(1), metavar="TASK")
+@_ident
 @_timeout
 @asks_queue
-def wait(target: AskedQueue, *, task_id: int, timeout_s: float, as_json: bool) -> int:
+def wait(target: AskedQueue, *, task_id: int, ident: UUID | None, timeout_s: float, as_json: bool) -> int:
     """Wait for the answer of TASK, and print it."""
-    task = target.ask_processes(lambda processes: processes.task(task_id, wait_s=timeout_s))
+    task = target.ask_processes(lambda processes: processes.task(task_id, wait_s=timeout_s, ident=ident))
     return _say(task.answer, as_json=as_json, timeout_s=timeout_s)
 
 
 @process.command()
 @click.argument("task_id", type=click.IntRange(1), metavar="TASK")
+@_ident
 @asks_queue
-def withdraw(target: AskedQueue, *, task_id: int, as_json: bool) -> int:
+def withdraw(target: AskedQueue, *, task_id: int, ident: UUID | None, as_json: bool) -> int:
     """Take the call TASK back, if it has not begun."""
-    return _say(target.ask_processes(lambda processes: processes.withdraw(task_id)), as_json=as_json)
+    return _say(target.ask_processes(lambda processes: processes.withdraw(task_id, ident=ident)), as_json=as_json)
 
 
 def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessRecord]]) -> click.Command:

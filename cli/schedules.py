@@ -209,7 +209,9 @@ async def _all(schedules: Schedules) -> list[ScheduleRecord]:
             return found
 
 
-def _times(one: ScheduleRecord) -> str:
+def _times(one: ScheduleRecord) -> str | None:
+    if one.fault is not None:
+        return None
     spec = one.spec
     return f"every {spec['every_s']:g} s" if "every_s" in spec else f"{spec['cron']} {spec.get('zone', 'UTC')}"
 
@@ -219,12 +221,15 @@ def _state_word(one: ScheduleRecord) -> str:
         return "retired"
     if one.paused:
         return "paused"
+    if one.fault is not None:
+        return "can't be read"
     return "on" if one.next_at is not None else "over"
 
 
 def _state(one: ScheduleRecord) -> str:
     word = _state_word(one)
-    return f"{word}: {one.paused_why}" if word == "paused" else word
+    why = one.paused_why if word == "paused" else one.fault
+    return word if why is None else f"{word}: {why}"
 
 
 def _say(one: ScheduleRecord, *, as_json: bool) -> None:

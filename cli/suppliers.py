@@ -76,7 +76,8 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
         print_json(found)
         return
     fields: dict[str, object] = {"supplier": found.supplier, "state": _state(found), "opens": found.opens_at}
-    fields |= {"work periods": ", ".join(found.limits["work_periods"]) or None, "zone": found.limits["zone"]}
+    periods = found.limits.get("work_periods") or ()
+    fields |= {"error": found.error, "work periods": ", ".join(periods) or None, "zone": found.limits.get("zone")}
     fields |= {"margin": f"{found.margin_s:g} s", "tasks": ", ".join(found.tasks) or None}
     if found.slot is not None:
         fields["request of"] = f"job {found.slot.job_id or 'unknown'}, until {cell(found.slot.until)}"

@@ -60,6 +60,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
     fields: dict[str, object] = {"task": found.task}
     fields |= {key: value for key in ("description", "queue", "priority") if (value := getattr(found, key)) is not None}
     fields |= {"state": state_of(found), "opens": found.opens_at, "left": found.left}
+    fields |= {"error": found.error}
     fields |= {"waiting": found.waiting, "running": found.running}
     fields |= {key: dict(getattr(found, key)) or None for key in ("declared", "override")}
     fields |= {"declared by": found.declared_by}

@@ -29,13 +29,14 @@ class Patience:
 
     job_id: UUID
     tell: Callable[[str], Any]
+    most_away_s: float = MOST_AWAY_S
     _gives_up_at: float | None = attrs.field(default=None, init=False)
 
     async def outlast(self, error: StoreUnavailable) -> None:
-        """Return when it is time to ask again. Raises `StoreUnavailable` after `MOST_AWAY_S` without an answer."""
-        minutes = f"{MOST_AWAY_S / 60:g} minutes"
+        """Return when it is time to ask again. Raises `StoreUnavailable` after `most_away_s` without an answer."""
+        minutes = f"{self.most_away_s / 60:g} minutes"
         if self._gives_up_at is None:
-            self._gives_up_at = trio.current_time() + MOST_AWAY_S
+            self._gives_up_at = trio.current_time() + self.most_away_s
             self.tell(f"{error}; waiting for up to {minutes}")
         elif trio.current_time() >= self._gives_up_at:
             todo = f"read the job later with `dataloader status {self.job_id}`"
@@ -56,6 +57,7 @@ async def wait_for_end(
     timeout_s: float,
     on_change: Callable[[JobRecord], Any],
     tell: Callable[[str], Any] = lambda _said: None,
+    most_away_s: float = MOST_AWAY_S,
 ) -> JobRecord:
     """The job as soon as it has ended, or as it was seen last within `timeout_s` seconds.
 
@@ -65,11 +67,12 @@ async def wait_for_end(
         timeout_s: how long to wait at most.
         on_change: hears how the job stands first, and of each change.
         tell: hears of outages, where no supervisor in the process logs them.
+        most_away_s: how long to wait for an answer.
 
     Raises:
-        StoreUnavailable: there was no answer for `MOST_AWAY_S`, or none within `timeout_s`.
+        StoreUnavailable: there was no answer for `most_away_s`, or none within `timeout_s`.
     """
-    patience, told = Patience(job_id, tell), told_of_changes(on_change)
+    patience, told = Patience(job_id, tell, most_away_s), told_of_changes(on_change)
     seen: list[JobRecord] = []
 
     def changed(job: JobRecord) -> None:
@@ -95,6 +98,11 @@ async def served_instead(jobs: Jobs, queue: str) -> list[str] | None:
     """The queues that are served, when nobody serves this one; None when somebody does."""
     served = {name for worker in await jobs.workers() for name in worker.queues}
     return None if _shows(served, queue) else sorted(served)
+
+
+async def is_known(jobs: Jobs, task: str) -> bool:
+    """Whether a worker knows the task, or does not tell what it knows."""
+    return any(worker.tasks is None or _shows(worker.tasks, task) for worker in await jobs.workers())
 
 
 async def knows_task(jobs: Jobs, queue: str, task: str) -> bool:

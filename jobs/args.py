@@ -20,6 +20,8 @@ from dataloader.jobs.text import read_json
 
 A = TypeVar("A")
 
+_TOO_DEEP: Final = "must not be nested so deeply"
+
 _AT: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
@@ -59,7 +61,7 @@ class ArgsType(Generic[A]):
         except msgspec.ValidationError as error:
             raise self._refusal(str(error), text) from None
         except RecursionError:
-            raise BadRequest("args", "must not be nested so deeply") from None
+            raise BadRequest("args", _TOO_DEEP) from None
         except Misfit as misfit:
             raise BadRequest(f"args{misfit.path}", misfit.message) from misfit.__cause__
         return instance
@@ -105,6 +107,19 @@ class ArgsType(Generic[A]):
         return BadRequest(f"args{path}", words)
 
 
+def args_of(text: str | bytes, kind: ArgsType[Any] | None) -> Any:
+    """Return the args of a job from the JSON of its row, as an instance if its task has a class of arguments.
+
+    Raises `BadRequest` for JSON that does not fit, and for JSON that is nested too deeply for Python.
+    """
+    if kind is not None:
+        return kind.decode(text)
+    try:
+        return read_json(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        raise BadRequest("args", _TOO_DEEP) from None
+
+
 def _json(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
@@ -114,7 +129,10 @@ def _json(value: object) -> bytes:
 
 def _shown(path: str, text: str | bytes) -> str | None:
     """The value at a path, if it is short, no secret, and can be found."""
-    value = read_json(text if isinstance(text, str) else text.decode())
+    try:
+        value = read_json(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        return None
     steps = list(_STEP.finditer(path))
     if "".join(step[0] for step in steps) != path or any(step[1] and names_a_secret(step[1]) for step in steps):
         return None

@@ -32,6 +32,8 @@ ALIASES: Final = {
     "@annually": "0 0 1 1 *",
 }
 FIELDS: Final = 5
+MAX_TEXT: Final = 1_000
+"""Characters of an expression. All minutes, hours, days and months by name have fewer than 600."""
 HORIZON: Final = 50 * 366 * DAY
 """An expression without a time in so long never has one: 29 February on a given weekday comes within 40 years."""
 PARSED: Final = 500
@@ -116,6 +118,9 @@ class Cron:
 
 @lru_cache(PARSED)
 def _parsed(text: str, zone: ZoneInfo) -> Cron:
+    if len(text) > MAX_TEXT:
+        # A longer one takes the loop's time for seconds, and a number of thousands of digits can't be read.
+        raise _refusal(text, f"has more than {MAX_TEXT:,} characters")
     expression = ALIASES.get(text.strip().lower(), text)
     parts = expression.split()
     if len(parts) != FIELDS:

@@ -1,9 +1,14 @@
-"""The single errors within exception groups: Trio's nurseries wrap what is raised in them, in groups of groups."""
+"""The single errors within exception groups: Trio's nurseries wrap what is raised in them, in groups of groups.
+
+Also tells whether they are an outage of the database, which is not an error of the handler or the step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import cast
+
+from dataloader.jobs.errors import AccessDenied, StoreUnavailable
 
 
 def single_errors(error: BaseException) -> Iterator[BaseException]:
@@ -24,3 +29,29 @@ def only_error(error: BaseException) -> BaseException:
     """The one error of a group; the group itself if it has several."""
     first, *others = single_errors(error)
     return error if others else first
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error says no more than that the database cannot be used now.
+
+    So does `StoreUnavailable`, an error that was raised `from` one, and a group of nothing else. An error that only
+    occurred while one was handled, without `from`, is another error.
+    """
+    return _is_from(StoreUnavailable, error)
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether an error says no more than that a database or service refuses the address or the password."""
+    return _is_from(AccessDenied, error)
+
+
+def _is_from(kind: type[Exception], error: BaseException | None) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, kind):
+            return True
+        if isinstance(error, BaseExceptionGroup):
+            return all(_is_from(kind, one) for one in single_errors(error))
+        seen.add(id(error))
+        error = error.__cause__
+    return False

@@ -132,7 +132,8 @@ class ActorGaveUp(DataloaderError):  # noqa: N818
 class LimitReached(DataloaderError):  # noqa: N818 - a state of the world that passes, not a defect
     """A supplier takes no request for longer than a handler waits: the job goes on then, its attempt not counted.
 
-    It ends a handler that does not catch it like `Snooze(for_s)`. `why` is `budget`, `period` or `paused`.
+    It ends a handler that does not catch it like `Snooze(for_s)`. `why` is `budget`, `period`, `paused`, or
+    `error`: the supplier's limits cannot be evaluated.
     """
 
     def __init__(self, supplier: str, why: str, for_s: float) -> None:

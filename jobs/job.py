@@ -8,7 +8,7 @@ which the runner makes; so the domain needs no event loop, and `dataloader.testi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -102,9 +102,13 @@ class ThreadTransaction(Protocol):
 
 
 class Ending(Protocol):
-    """The end of a run that a library writes. `written` says whether that was the end: else the run goes on."""
+    """The end of a run that a library writes. `written` says whether that was the end: else the run continues.
+
+    If the lease ends first, `later` writes it after the body's end, once the database answers; void by then or not.
+    """
 
     written: bool
+    later: Callable[[], Awaitable[object]] | None
 
 
 class Declared(Protocol[T_co]):

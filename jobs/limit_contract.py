@@ -14,6 +14,8 @@ from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import After, Next
 from dataloader.jobs.task_listings import TaskPage, TaskState
 
+SupplierClosed = Literal["paused", "period", "error"]
+"""Why a supplier may not be asked now: it is paused; no work period of it is open; its limits cannot be evaluated."""
 OpenJobs = Literal["keep", "cancel"]
 """What becomes of a removed task's jobs that have not ended: they wait until a process declares it, or are canceled."""
 
@@ -55,9 +57,10 @@ class SupplierRecord:
     paused: Annotated[bool, about("Whether it is paused: no job of its tasks starts.")]
     tasks: Annotated[list[str], about("The tasks that name it.")]
     budgets: Annotated[list[BudgetState], about("Its budgets, with what is used.")]
-    closed: Annotated[Literal["paused", "period"] | None, about("Why it may not be asked now; null: it may.")]
+    closed: Annotated[SupplierClosed | None, about("Why it may not be asked now; null: it may.")]
     opens_at: Annotated[Instant | None, about("When its next work period begins; null: it is open, or paused.")]
     slot: Annotated[RequestSlot | None, about("The load's request that is under way.")]
+    error: Annotated[str | None, about("Why its limits cannot be evaluated; null if they can.")] = None
 
 
 @attrs.frozen

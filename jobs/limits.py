@@ -14,6 +14,7 @@ import attrs
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_ATTEMPTS, MAX_INT, MAX_NAME, check_between, check_name
 from dataloader.jobs.retry import MAX_RETRY_DELAY_S
+from dataloader.jobs.text import stored_json
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.jobs.zones import zone_named
 
@@ -121,6 +122,8 @@ class Supplier:
     def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Supplier:
         """The supplier that `spec` describes. Raises `BadRequest`."""
         values = {key: value for key, value in spec.items() if value is not None}
+        for key in ("work_periods", "zone"):
+            _check_kind(key, values.get(key))
         try:
             values["budgets"] = tuple(map(Budget.of_spec, values.get("budgets", ())))
         except (TypeError, ValueError) as error:
@@ -223,10 +226,10 @@ class TaskLimits:
     @classmethod
     def of_spec(cls, spec: Mapping[str, Any]) -> TaskLimits:
         """The limits that `spec` describes; what is null is as if it were not there. Raises `BadRequest`."""
-        known = {field.name for field in attrs.fields(cls)}
-        for name in spec:
-            if name not in known:
-                raise BadRequest(name, f"is no limit of a task; there are {', '.join(sorted(known))}")
+        for name, value in spec.items():
+            if name not in _KINDS:
+                raise BadRequest(name, f"is no limit of a task; there are {', '.join(sorted(_KINDS))}")
+            _check_kind(name, value)
         return cls(**{name: value for name, value in spec.items() if value is not None})
 
     def spec(self) -> dict[str, Any]:
@@ -249,6 +252,52 @@ class TaskLimits:
     def periods(self) -> WorkPeriods | None:
         """When its jobs may start; None: always."""
         return WorkPeriods.parsed(self.work_periods, zone_named(self.zone)) if self.work_periods else None
+
+
+_WHOLE: Final = ((int,), "a whole number")
+_SECONDS: Final = ((int, float), "a number of seconds")
+_TEXT: Final = ((str,), "a text")
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "work_periods": ((str, list, tuple), "a list of texts"),
+    "zone": _TEXT,
+    "at_period_end": _TEXT,
+    "max_running": _WHOLE,
+    "max_running_per_partition": _WHOLE,
+    "batch_size": _WHOLE,
+    "batch_delay_s": _SECONDS,
+    "supplier": _TEXT,
+    "cost": _WHOLE,
+    "retry_priority": _WHOLE,
+    "retry_delay_s": _SECONDS,
+    "max_attempts": _WHOLE,
+}
+
+
+def _is_of_its_kind(name: str, value: object) -> bool:
+    if isinstance(value, list | tuple) and not all(isinstance(one, str) for one in value):
+        return False
+    return value is None or (isinstance(value, _KINDS[name][0]) and not isinstance(value, bool))
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Raise `BadRequest` for a limit of another kind, as SQL by hand may have stored it."""
+    if not _is_of_its_kind(name, value):
+        raise BadRequest(name, f"must be {_KINDS[name][1]}, not {value!r:.60}")
+
+
+def readable_limits(declared: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits that are stored for a task or supplier together, except values of another kind than a limit has."""
+    return {
+        name: value
+        for name, value in {**declared, **override}.items()
+        if value is not None and (name not in _KINDS or _is_of_its_kind(name, value))
+    }
+
+
+def stored_limits(text: str) -> dict[str, Any]:
+    """The limits in a row's JSON; none if it is no object, which only SQL by hand can have written."""
+    found = stored_json(text)
+    return found if isinstance(found, dict) else {}
 
 
 class LimitOptions(TypedDict, total=False):

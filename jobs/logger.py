@@ -11,6 +11,7 @@ which takes the fields as they are (`configure_logging`). structlog's own config
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import MutableMapping
 from typing import Any, Final, cast
 
@@ -57,3 +58,19 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
         cache_logger_on_first_use=True,
     )
     return cast("structlog.stdlib.BoundLogger", logger)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Return the message of a record, also if its arguments do not fit."""
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001 - arguments that do not fit the message must not lose it
+        return f"{record.msg!s} {record.args!r} ({type(error).__name__} while formatting)"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an exception as text, neither masked nor bounded."""
+    try:
+        return "".join(traceback.format_exception(error)).rstrip()
+    except Exception as failure:  # noqa: BLE001 - an exception that can't be printed still has a name
+        return f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"

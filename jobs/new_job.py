@@ -22,4 +22,6 @@ def new_job(task: str | Task[A], args: A | Mapping[str, Any] | None = None, **op
     if args is not None and not isinstance(args, Mapping):
         name = task.name if isinstance(task, Task) else task
         raise BadRequest("args", f"must be a mapping, as task {name!r} has no type of args here, not {args!r:.200}")
+    if isinstance(task, Task) and task.check is not None:
+        task.check(args or {})
     return NewJob(task=task.name if isinstance(task, Task) else task, args=dict(args or {}), **options)

@@ -10,6 +10,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
+from uuid import UUID
 
 import attrs
 
@@ -26,6 +27,7 @@ from dataloader.jobs.process_listings import (
     ProcessRecord,
     ProcessTask,
     ProcessTaskPage,
+    ProcessVersion,
 )
 from dataloader.jobs.process_outbox import EVERY_DELIVERY, HeldDeliveryPage, HeldFilter, SinkRecord
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
@@ -150,7 +152,7 @@ class ProcessClient(abc.ABC):
         )
         answer = await self.ask(request, wait_s=timeout_s, withdraw=withdraw)
         if withdraw and answer.status == "cancelled" and answer.error == WITHDRAWN:
-            raise CallTimeout(answer.task_id, withdrawn=True)
+            raise CallTimeout(answer.task_id, withdrawn=True, ident=answer.ident)
         return response_of(answer)
 
     async def repair(
@@ -170,9 +172,12 @@ class ProcessClient(abc.ABC):
         request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
         return response_of(await self.ask(request, wait_s=timeout_s))
 
-    async def wait(self, task_id: int, *, timeout_s: float = ANSWER_S) -> Any:
-        """Wait for the answer of a task, such as that of a `CallTimeout`. Raises as `call`."""
-        return response_of((await self.task(task_id, wait_s=timeout_s)).answer)
+    async def wait(self, task_id: int, *, timeout_s: float = ANSWER_S, ident: UUID | None = None) -> Any:
+        """Wait for the answer of a task, such as that of a `CallTimeout`. Raises as `call`.
+
+        `ident`: the task's, as the `CallTimeout` has it. Raises `HistoryChanged` if the task has another one.
+        """
+        return response_of((await self.task(task_id, wait_s=timeout_s, ident=ident)).answer)
 
     @abc.abstractmethod
     async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
@@ -183,12 +188,15 @@ class ProcessClient(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def task(self, task_id: int, *, wait_s: float = 0.0) -> ProcessTask:
-        """Return a task: when it has its answer, or as it stands after `wait_s` seconds. Raises `ProcessNotFound`."""
+    async def task(self, task_id: int, *, wait_s: float = 0.0, ident: UUID | None = None) -> ProcessTask:
+        """Return a task: when it has its answer, or as it stands after `wait_s` seconds.
+
+        Raises `ProcessNotFound`; `HistoryChanged` if the task's ident is another than `ident`.
+        """
 
     @abc.abstractmethod
-    async def withdraw(self, task_id: int) -> ProcessAnswer:
-        """Take a call back if it has not begun; return how it stands then. Raises `ProcessNotFound`."""
+    async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
+        """Take a call back if it has not begun; return how it stands then. Raises as `task`."""
 
     @abc.abstractmethod
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
@@ -242,6 +250,13 @@ class ProcessClient(abc.ABC):
         self, *, process_type: str | None = None, limit: int = 50, after: After = None
     ) -> ProcessErrorPage:
         """Count the processes in error by type and error, the most processes first; each page is counted anew."""
+
+    @abc.abstractmethod
+    async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
+        """Return the versions of a type, or of all types, the newest of a type first.
+
+        A version is in the list if it has processes or a running worker serves it.
+        """
 
     @abc.abstractmethod
     async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
@@ -318,7 +333,7 @@ WITHDRAWN: Final = "withdrawn"
 def response_of(answer: ProcessAnswer) -> Any:
     """What a step has answered. Raises `Refused`, `ProcessFailed`, and `CallTimeout` where there is no answer."""
     if not answer.is_answered:
-        raise CallTimeout(answer.task_id)
+        raise CallTimeout(answer.task_id, ident=answer.ident)
     if answer.status == "finished":
         if answer.error is not None:
             raise Refused(answer.error, answer.task_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
+from uuid import UUID
 
 import attrs
 
@@ -39,6 +40,18 @@ class RunningStep:
     task_id: Annotated[int, about("Its task.")]
     kind: Annotated[TaskKind, about("What it is.")]
     since: Annotated[Instant, about("When it began.")]
+
+
+@attrs.frozen(kw_only=True)
+class ProcessVersion:
+    """A version of a type, with its processes by status, each counted up to 10,000."""
+
+    type: Annotated[str, about("The name of the type.")]
+    version: Annotated[int, about("The version.")]
+    served: Annotated[bool, about("Whether a running worker serves it; without one its processes wait.")]
+    init: Annotated[int, about("Processes whose first step is not done.")]
+    running: Annotated[int, about("Processes that have a state.")]
+    error: Annotated[int, about("Processes in error.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -88,6 +101,9 @@ class ProcessEventPage:
     next: Next
 
 
+_IDENT: Final = "Tells it from another task that has its number after a restore of the database; null: unknown."
+
+
 @attrs.frozen(kw_only=True)
 class ProcessTask:
     """What was asked of a process, or a timer of its own."""
@@ -116,11 +132,17 @@ class ProcessTask:
     started_at: Annotated[Instant | None, about("When its step began.")]
     finished_at: Annotated[Instant | None, about("When it got its answer.")]
     expires_at: Annotated[Instant | None, about("If it has not begun by then, it never runs.")]
+    ident: Annotated[
+        UUID | None,
+        about("Tells it from another task that has its number after a restore of the database; null: unknown."),
+    ] = None
 
     @property
     def answer(self) -> ProcessAnswer:
         """Its answer, if it has one."""
-        return ProcessAnswer(task_id=self.task_id, status=self.status, response=self.response, error=self.error)
+        return ProcessAnswer(
+            task_id=self.task_id, status=self.status, response=self.response, error=self.error, ident=self.ident
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -134,6 +156,10 @@ class ProcessAnswer:
     ]
     response: Annotated[Any, about("What the step has answered.")] = None
     error: Annotated[str | None, about("Why it was refused, failed or cancelled.")] = None
+    ident: Annotated[
+        UUID | None,
+        about("Tells it from another task that has its number after a restore of the database; null: unknown."),
+    ] = None
 
     @property
     def is_answered(self) -> bool:

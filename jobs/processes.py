@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 import attrs
 
@@ -29,7 +30,7 @@ MAX_EVENTS: Final = 1_000
 MAX_METADATA: Final = 16 << 10
 MAX_TIMER_S: Final = 315_576_000
 """The longest timer, in seconds: ten years."""
-RESERVED: Final = frozenset({"batch", "deliveries", "errors", "repair", "resume", "sinks", "tasks"})
+RESERVED: Final = frozenset({"batch", "deliveries", "errors", "repair", "resume", "sinks", "tasks", "versions"})
 """Names that no type has: they have addresses of their own."""
 
 
@@ -42,8 +43,13 @@ def check_type(name: str, value: str) -> None:
 
 
 def check_process_id(name: str, value: str) -> None:
-    """Raise `BadRequest` unless `value` may be a process's id: 1 to 256 characters on one line, not `.` or `..`."""
+    """Raise `BadRequest` unless `value` may be a process's id, which is the end of its address.
+
+    It has 1 to 256 characters on one line, does not begin with a `/`, and is not `.` or `..`.
+    """
     check_name(name, value, MAX_PROCESS_ID)
+    if value.startswith("/"):
+        raise BadRequest(name, f"must not begin with a /, as {value!r:.60} does")
     if value in {".", ".."}:
         raise BadRequest(name, f"must not be {value!r}, which no address can end with")
 
@@ -164,6 +170,13 @@ class ProcessNotFound(NotFound):
     """No process has this id, or no task of a process this number."""
 
 
+class HistoryChanged(ProcessNotFound):
+    """The task has another ident than the caller's: the database was restored, or an older standby was promoted.
+
+    The request is gone with its effects on the database, and the number is another task's. Ask again.
+    """
+
+
 class ProcessConflict(Conflict):
     """The process's status does not allow the request. The text says which does; read it and decide again."""
 
@@ -191,12 +204,12 @@ class ProcessFailed(DataloaderError):  # noqa: N818 - a public name that says it
 
 
 class CallTimeout(DataloaderError):  # noqa: N818 - a public name that says it
-    """The answer has not come in time; the task goes on, and can be waited for by its `task_id`.
+    """The answer has not come in time; the task continues: wait for it by its `task_id` and `ident`.
 
     `withdrawn`: it had not begun, and was taken back, so that it never runs.
     """
 
-    def __init__(self, task_id: int, *, withdrawn: bool = False) -> None:
+    def __init__(self, task_id: int, *, withdrawn: bool = False, ident: UUID | None = None) -> None:
         end = "was taken back before it began" if withdrawn else "goes on"
         super().__init__(f"the task {task_id} has no answer yet; it {end}")
-        self.task_id, self.withdrawn = task_id, withdrawn
+        self.task_id, self.withdrawn, self.ident = task_id, withdrawn, ident

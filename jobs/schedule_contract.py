@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Annotated, Any, Final, Literal
@@ -60,7 +61,10 @@ class ScheduleRecord:
         first = schedule.next_after(times, datetime.now(UTC)) if is_off else self.next_at
         if first is None:
             return []
-        found = islice(times.after(first - timedelta(microseconds=1)), number)
+        found: list[datetime] = []
+        # Another program may have stored a time at either end of Python's.
+        with suppress(OverflowError):
+            found.extend(islice(times.after(first - timedelta(microseconds=1)), number))
         return [at for at in found if schedule.end_at is None or at < schedule.end_at]
 
 

@@ -7,6 +7,7 @@ missed is found backwards from now, or by division.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -15,10 +16,12 @@ from itertools import islice, takewhile
 from typing import Any, Final, Protocol
 
 import attrs
+import msgspec
 
 from dataloader.jobs.cron import Cron, shortest_pause
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import MAX_NAME, check_between, check_instant, check_name
+from dataloader.jobs.fault_texts import in_our_words
+from dataloader.jobs.model import MAX_NAME, JobOptions, NewJob, check_between, check_instant, check_name
 from dataloader.jobs.zones import zone_named
 
 MAX_MISSED: Final = 10_000
@@ -196,6 +199,29 @@ class Schedule:
             if name in said
         }
 
+    def new_job(self, **fields: Any) -> NewJob:
+        """Return a job of the schedule with `fields` and, before them, the options of `job`, by the rules of a trigger.
+
+        Raises `BadRequest`, which names the option, such as `job.priority`.
+        """
+        unknown = sorted(self.job.keys() - _JOB_OPTIONS)
+        if unknown:
+            raise BadRequest(
+                f"job.{unknown[0]:.60}",
+                f"is no option of a schedule's jobs; the options are {', '.join(sorted(_JOB_OPTIONS))}",
+            )
+        try:
+            return msgspec.convert({"task": self.task, "args": dict(self.args), **fields, **self.job}, NewJob)
+        except msgspec.ValidationError as error:
+            raise _refusal_of_job(error, self.job) from error
+
+    def check_job(self) -> None:
+        """Raise `BadRequest` if no job can have the options of `job`: the check before a schedule is stored.
+
+        Stored schedules are read without this check, since another program may have written them.
+        """
+        self.new_job()
+
     @property
     def timing(self) -> tuple[object, ...]:
         """What its times come from: if that changes, it begins anew."""
@@ -223,7 +249,10 @@ class Schedule:
         begin = instant
         if self.start_at is not None:
             begin = max(instant, self.start_at - timedelta(microseconds=1))
-        found = next(times.after(begin), None)
+        try:
+            found = next(times.after(begin), None)
+        except OverflowError:
+            return None  # it would be later than the year 9999, with which Python's time ends
         return None if found is None or (self.end_at is not None and found >= self.end_at) else found
 
     def available_at(self, planned_at: datetime) -> datetime:
@@ -236,6 +265,20 @@ class Schedule:
 
 
 _FIELDS: Final = {field.name for field in attrs.fields(Schedule)} - {"name", "_cron"}
+_JOB_OPTIONS: Final = JobOptions.__annotations__.keys() - {"job_id", "after", "when_failed", "root"}
+"""The options of a trigger, without those that concern single jobs."""
+_WHERE: Final = re.compile(r"(.*?) - at `\$\.?([^`]*)`", re.DOTALL)
+
+
+def _refusal_of_job(error: msgspec.ValidationError, job: Mapping[str, Any]) -> BadRequest:
+    """The refusal of an option, or of the task or the args, in our words."""
+    if isinstance(error.__cause__, BadRequest):
+        name, message = error.__cause__.field, error.__cause__.message
+    else:
+        match = _WHERE.fullmatch(str(error))
+        name, message = (match[2], match[1]) if match else ("job", str(error))
+        message = in_our_words(message, Any)
+    return BadRequest(f"job.{name}" if re.split(r"[.\[]", name)[0] in job else name, message)
 
 
 def _instant(field: str, value: Any) -> datetime:

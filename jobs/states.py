@@ -33,8 +33,9 @@ FINAL: Final = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Stat
 class WaitsFor(enum.StrEnum):
     """Why a queued job can't run now; a queued job that waits for nothing is ready.
 
-    TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: no worker that looked knew the
-    task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of the task's supplier.
+    TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: a worker of the release before did
+    not know the task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of the task's
+    supplier.
     """
 
     TIME = "time"
@@ -45,10 +46,10 @@ class WaitsFor(enum.StrEnum):
 
 
 class QueueState(enum.StrEnum):
-    """What keeps the jobs of a queue waiting, however ready they are; read from the database when somebody looks.
+    """The state of a queue that keeps even its ready jobs waiting; read from the database on demand.
 
     PAUSED: an operator paused it. NO_WORKER: no dataloader worker serves it; another service may. FULL: all slots of
-    its workers are taken. UNKNOWN_TASK, in the answer to a request for a job: none of its workers knows the task.
+    its workers are taken. UNKNOWN_TASK: none of its workers knows the job's task.
     """
 
     PAUSED = "paused"

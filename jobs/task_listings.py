@@ -11,10 +11,10 @@ from dataloader.jobs.errors import NotFound
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
 
-Closed = Literal["paused", "period", "running", "batch", "supplier_paused", "supplier_period", "budget"]
+Closed = Literal["paused", "period", "running", "batch", "supplier_paused", "supplier_period", "budget", "error"]
 """Why no job of a task may start now: it is paused; no work period of it is open; as many run as may run at once; the
 batch has no place left, or the next one has not begun; its supplier is paused, or has no work period now; a budget of
-its supplier is used."""
+its supplier is used; its limits cannot be evaluated, and `error` says why."""
 
 
 class TaskNotFound(NotFound):
@@ -55,6 +55,7 @@ class TaskState(TaskRecord):
         Instant | None, about("When they may start again; null: now, or when a job ends, or somebody resumes it.")
     ]
     left: Annotated[int | None, about("How many may start now; null: there is no bound.")]
+    error: Annotated[str | None, about("Why its limits cannot be evaluated; null if they can.")] = None
 
 
 @attrs.frozen

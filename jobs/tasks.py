@@ -7,6 +7,7 @@ tests and embedded supervisors can hold several.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import attrs
 
 from dataloader.jobs.args import ArgsType
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.handler_check import check_handler
 from dataloader.jobs.hooks import Around, Resource, around_of, resource_of
 from dataloader.jobs.job import A, AioJob, AioProcessJob, Job, ProcessJob, ThreadJob
 from dataloader.jobs.keys import KeySpec, check_key_spec
@@ -84,7 +86,8 @@ class Task(Generic[A]):
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
     however a job is enqueued: a process keeps them in the database, as the `limits`. `lock_key` is a template,
     `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what
-    becomes of them. `stages` are those of which the task is one, or the whole (`Tasks.stages`).
+    becomes of them. `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises
+    `BadRequest` for args that its jobs refuse, where `args` is no type.
     """
 
     name: str
@@ -107,6 +110,7 @@ class Task(Generic[A]):
     limits: TaskLimits = attrs.field(factory=TaskLimits)
     description: str = ""
     stages: Stages | None = None
+    check: Callable[[Mapping[str, Any]], object] | None = attrs.field(default=None, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Refuse settings that are out of range."""
@@ -281,8 +285,9 @@ class Tasks(Mapping[str, Task[Any]]):
         are the same), names of fields or a template; `duplicates` and the three behind it are those of `Uniqueness`.
         `limits` are those of `TaskLimits`; a `supplier` is a `Supplier`, or the name of one that is declared elsewhere.
 
-        Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
-        range.
+        Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, for settings out of
+        range, and for a function that a worker can't call with the job alone, or that is a generator; `TypeError` for
+        an option that does not exist.
         """
         if not isinstance(name, str):
             raise BadRequest("task", f'must be a name, as in @tasks.task("load.year"), not {name!r:.60}')
@@ -292,6 +297,8 @@ class Tasks(Mapping[str, Task[Any]]):
             raise ValueError(message)
         if any(fnmatchcase(name, own) for own in BUILT_IN):
             raise ValueError(f"task {name!r}: the names {', '.join(BUILT_IN)} are those of built-in tasks")
+        if unknown := limits.keys() - LimitOptions.__annotations__.keys():
+            raise TypeError(f"task {name!r}: {_no_option(min(unknown))}")
         supplier = limits.get("supplier")
         if isinstance(supplier, Supplier):
             self.supplier(supplier)
@@ -301,6 +308,7 @@ class Tasks(Mapping[str, Task[Any]]):
             if asyncio and not inspect.iscoroutinefunction(handler):
                 raise ValueError(f"task {name!r}: asyncio=True is for async functions; a plain one runs in a thread")
             try:
+                check_handler(handler)
                 task = self._tasks[name] = Task(
                     name=name,
                     handler=handler,
@@ -412,6 +420,10 @@ class Tasks(Mapping[str, Task[Any]]):
 
         return register if function is None else register(function)
 
+    def check_args(self, name: str, check: Callable[[Mapping[str, Any]], object]) -> None:
+        """Have the args of requests checked where the task `name` is known: `check` raises `BadRequest`."""
+        self._tasks[name] = attrs.evolve(self._tasks[name], check=check)
+
     def schedule(self, name: str, *, task: str | Task[Any], **fields: Any) -> Schedule:
         """Declare that jobs of `task` are added by themselves; `fields` are those of `Schedule`.
 
@@ -429,6 +441,8 @@ class Tasks(Mapping[str, Task[Any]]):
             if known is not None and known.args is not None:
                 args = known.args.encode({} if args is None else args)
             schedule = Schedule.of_spec(name, {**fields, "task": task_name, "args": dict(args or {})})
+            check_task(schedule.task)
+            schedule.check_job()
         except BadRequest as error:
             raise BadRequest(f"schedule {name!r}: {error.field}", error.message) from None
         self._schedules[name] = schedule
@@ -535,3 +549,11 @@ class Tasks(Mapping[str, Task[Any]]):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._tasks)
+
+
+def _no_option(name: str) -> str:
+    """Return that `task` has no option of this name, with the names that are most like it."""
+    keywords = {one.name for one in inspect.signature(Tasks.task).parameters.values() if one.kind is one.KEYWORD_ONLY}
+    options = sorted(keywords | LimitOptions.__annotations__.keys())
+    close = difflib.get_close_matches(name, options)
+    return f"there is no option {name!r}; " + (f"did you mean {' or '.join(close)}?" if close else ", ".join(options))

@@ -34,7 +34,19 @@ class Telemetry:
             "dataloader_leases_lost", "Running jobs stopped because their lease or key could not be held."
         )
         self._endless = Gauge("dataloader_endless_leases", "Running jobs whose lease never ends and is not renewed.")
+        self._set_aside = Counter(
+            "dataloader_rows_set_aside",
+            "Stored rows that a part of the service could not use: it left or paused them, and continued with others.",
+            ("part",),
+        )
+        self._closed_lanes: dict[object, int] = {}
+        self._lanes_closed = Gauge(
+            "dataloader_limit_queues_closed", "Limit queues that this process keeps closed because of an error."
+        )
         self._fenced = Counter("dataloader_writes_fenced", "Outcomes that came too late and changed nothing.")
+        self._history_changes = Counter(
+            "dataloader_history_changes", "Times that the database was found restored, or a standby promoted."
+        )
         self._children_running = Gauge("dataloader_children_running", "Child processes that run a job.")
         self._children_idle = Gauge("dataloader_children_idle", "Child processes that wait for a job.")
         self._dask_running = Gauge("dataloader_dask_running", "Jobs that have a thread of a Dask cluster.")
@@ -56,7 +68,10 @@ class Telemetry:
             self._taken_back,
             self._leases_lost,
             self._endless,
+            self._set_aside,
+            self._lanes_closed,
             self._fenced,
+            self._history_changes,
             self._children_running,
             self._children_idle,
             self._dask_running,
@@ -92,13 +107,30 @@ class Telemetry:
         """`n` running jobs were stopped because their leases could not be held."""
         self._leases_lost.add(number=n)
 
+    def set_aside(self, part: str, n: int) -> None:
+        """A part of the service, such as the scheduler, could not use `n` stored rows and continued with others."""
+        if n:
+            self._set_aside.add(part, number=n)
+
     def found_endless(self, n: int) -> None:
         """The reaper has seen `n` running jobs whose lease never ends and that nobody renews."""
         self._endless.value = n
 
+    def lanes_closed(self, entry: object, n: int) -> None:
+        """An entry of the workers keeps `n` limit queues closed, because the database refuses to judge them."""
+        if n:
+            self._closed_lanes[entry] = n
+        else:
+            self._closed_lanes.pop(entry, None)
+        self._lanes_closed.value = sum(self._closed_lanes.values())
+
     def fenced(self, n: int = 1) -> None:
         """`n` outcomes were void: the jobs belonged to somebody else by then."""
         self._fenced.add(number=n)
+
+    def history_changed(self) -> None:
+        """The database was found to have another history."""
+        self._history_changes.add()
 
     def child_started(self, start_s: float) -> None:
         """A child process took `start_s` seconds until it could run its first job."""

@@ -10,11 +10,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from dataloader.jobs.errors import BadRequest
+
+T = TypeVar("T")
 
 MAX_ERROR: Final = 16_384
 """Characters kept of an error's text."""
@@ -120,12 +123,16 @@ def exact_json(field: str, value: object, limit: int) -> str:
 
 
 def said_by(error: BaseException) -> str:
-    """The name of an error's class, and its text, which a handler's may fail to give."""
+    """Return the name of an error's class, and its text."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
+def text_of(value: object) -> str:
+    """Return `str(value)`, or a note if the value's own class fails to make it, as those of users may."""
     try:
-        text = str(error)
+        return str(value)
     except Exception:  # noqa: BLE001 - an error whose own text can't be made is an error all the same
-        text = "(its text could not be made)"
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+        return "(its text could not be made)"
 
 
 def _encode(value: object) -> bytes:
@@ -167,6 +174,42 @@ def read_json(text: str) -> Any:
         return json.loads(text, parse_int=float)
 
 
+def stored_json(text: str) -> Any:
+    """`read_json` for whatever a row may hold: what Python can't nest so deeply becomes an object with its beginning.
+
+    Any program may have written the row, and one that can't be decoded would stop the statement that reads it.
+    """
+    try:
+        return read_json(text)
+    except RecursionError:
+        return _truncated(text)
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """`value` if it is an object of JSON; else one that has it, since any program may have written it."""
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def stored_object(text: str) -> dict[str, Any]:
+    """The JSON object of a row; one that has the value, where it is none."""
+    return as_object(stored_json(text))
+
+
+def listed_json(text: str, kind: type[T]) -> list[T]:
+    """The items of a JSON list as `kind`; one that does not fit is left out, since any program may have written it."""
+    try:
+        return msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
+    except (msgspec.ValidationError, RecursionError):
+        items: list[T] = []
+        parts: list[msgspec.Raw] = []
+        with suppress(msgspec.ValidationError):
+            parts = msgspec.json.decode(text, type=list[msgspec.Raw])
+        for item in parts:
+            with suppress(msgspec.ValidationError, RecursionError):
+                items.append(msgspec.json.decode(item, type=kind))
+        return items
+
+
 def shown_json(text: str) -> Any:
     """`read_json` for who only looks: what is nested deeper than `MAX_DEPTH` becomes an object with its beginning."""
     try:
@@ -174,7 +217,11 @@ def shown_json(text: str) -> Any:
         is_deep = text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value)
     except RecursionError:
         is_deep = True
-    return {"truncated": text[:MAX_BEGINNING], "bytes": len(text.encode())} if is_deep else value
+    return _truncated(text) if is_deep else value
+
+
+def _truncated(text: str) -> dict[str, object]:
+    return {"truncated": text[:MAX_BEGINNING], "bytes": len(text.encode())}
 
 
 def _is_deep(value: object) -> bool:

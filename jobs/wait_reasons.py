@@ -13,7 +13,7 @@ from dataloader.jobs.model import Instant, about
 Cause = Literal[
     "ended", "superseded", "running", "lease_ended", "canceling", "time", "after", "key", "foreign_lock", "key_free",
     "unknown_task", "queue_paused", "no_worker", "task_paused", "period", "max_running", "partition", "batch",
-    "supplier_paused", "supplier_period", "budget", "slots", "next",
+    "supplier_paused", "supplier_period", "budget", "limit_error", "slots", "next",
 ]  # fmt: skip
 """What keeps a job from running.
 
@@ -21,7 +21,8 @@ ended, superseded, running, lease_ended: it does not wait. canceling: it will be
 jobs that it runs after have not ended. key: a job with its lock_key runs. foreign_lock: a session has its lock_key
 locked. key_free: its lock_key has just become free. unknown_task: no worker of its queue knows its task. queue_paused,
 no_worker, slots: its queue is paused, has no worker, has no free slot. task_paused, period, max_running, partition,
-batch: its task's limits. supplier_paused, supplier_period, budget: those of the task's supplier. next: nothing keeps
+batch: its task's limits. supplier_paused, supplier_period, budget: those of the task's supplier. limit_error: its
+task's or its supplier's limits cannot be evaluated. next: nothing keeps
 it.
 """
 MOST_NAMED: Final = 5

@@ -32,10 +32,14 @@ Range = tuple[int, int]
 
 @attrs.frozen
 class WorkPeriods:
-    """The minutes of a week in which something is open, as ranges that neither touch nor overlap, ascending."""
+    """The minutes of a week in which something is open, as ranges that neither touch nor overlap, ascending.
+
+    `ahead` is how far the clock that decides is ahead of the zone's clock here: the database may have other zone data.
+    """
 
     ranges: tuple[Range, ...]
     zone: ZoneInfo
+    ahead: timedelta = timedelta(0)
 
     @classmethod
     def parsed(cls, texts: Iterable[str], zone: ZoneInfo) -> WorkPeriods:
@@ -45,17 +49,21 @@ class WorkPeriods:
 
     def is_open(self, instant: datetime) -> bool:
         """Whether it is open then."""
+        return self._is_open(instant + self.ahead)
+
+    def _is_open(self, instant: datetime) -> bool:
         wall = wall_time(instant, offset(self.zone, instant))
         minute = wall.weekday() * _DAY_MINUTES + wall.hour * 60 + wall.minute
         return any(begin <= minute < end for begin, end in self.ranges)
 
     def next_change(self, instant: datetime) -> datetime | None:
         """The next instant at which it opens or closes; None if it never does."""
-        is_open = self.is_open(instant)
+        shown = instant + self.ahead
+        is_open = self._is_open(shown)
         # Longer than a week: where a day is left out, its period waits for the next one.
-        for change in self._candidates(instant, instant + 15 * DAY):
-            if self.is_open(change) != is_open:
-                return change
+        for change in self._candidates(shown, shown + 15 * DAY):
+            if self._is_open(change) != is_open:
+                return change - self.ahead
         return None
 
     def _candidates(self, begin: datetime, end: datetime) -> Iterator[datetime]:
@@ -91,7 +99,7 @@ def closes_at(together: Iterable[tuple[WorkPeriods, float]], instant: datetime) 
 
 
 def _parsed(text: str) -> Iterator[Range]:
-    match = _PERIOD.fullmatch(text.strip().upper())
+    match = _PERIOD.fullmatch(text.strip().upper()) if isinstance(text, str) else None
     if match is None:
         raise _refusal(text, "is no period")
     days, *clock = match.groups()

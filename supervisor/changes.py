@@ -91,7 +91,7 @@ class Changes:
             if entry.queue in self._removals:
                 raise BadRequest("queue", f"must be another one until {entry.queue!r} is removed: jobs of it run still")
             now = [
-                Worker(one.queue, one.concurrency, tuple(one.tasks) if one.by_lanes else None)
+                Worker(one.queue, one.slots.count, tuple(one.tasks) if one.by_lanes else None)
                 for one in parts.dispatchers
             ]
             # Refused as at the start, if they do not go together.

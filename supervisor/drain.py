@@ -96,6 +96,8 @@ class Drain:
         recorder.insisting = False
         # A claim that is still under way may bring jobs: they are stopped as soon as they are added.
         self.runs.closed = True
+        for run in self.runs:
+            run.leave()
         claiming = [dispatcher.queue for dispatcher in dispatchers if not dispatcher.closed.is_set()]
         if claiming:
             log.error("a claim did not end: what it brings is left to its lease", queues=claiming)

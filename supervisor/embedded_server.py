@@ -19,8 +19,10 @@ LOOK_S: Final = 5.0
 """How often a server is checked whose process can't be watched, for example because it is in another container."""
 
 
-async def keep_server(server: EmbeddedPostgres) -> None:
+async def keep_server(server: EmbeddedPostgres, *, look_s: float = LOOK_S) -> None:
     """Start the server if it has ended, and wait for its end; `keep_running` then calls this again.
+
+    A server whose process can't be watched is checked every `look_s` seconds.
 
     Raises:
         EmbeddedDatabaseError: it has ended, can't be started, or runs at another address than at our start.
@@ -31,12 +33,12 @@ async def keep_server(server: EmbeddedPostgres) -> None:
         raise EmbeddedDatabaseError(
             f"the embedded PostgreSQL has another address now, {mask_address(running.dsn)}: start this process again"
         )
-    await _wait_for_end(running)
+    await _wait_for_end(running, look_s)
     how = await trio.to_thread.run_sync(running.how_it_ended, abandon_on_cancel=True)
     raise EmbeddedDatabaseError(f"the embedded PostgreSQL (process {running.pid}) has ended: {how}")
 
 
-async def _wait_for_end(server: EmbeddedPostgres) -> None:
+async def _wait_for_end(server: EmbeddedPostgres, look_s: float) -> None:
     process = _process_of(server)
     if process is not None:
         try:
@@ -45,7 +47,7 @@ async def _wait_for_end(server: EmbeddedPostgres) -> None:
             os.close(process)
     else:
         while await trio.to_thread.run_sync(server.is_running, abandon_on_cancel=True):  # noqa: ASYNC110
-            await trio.sleep(LOOK_S)
+            await trio.sleep(look_s)
 
 
 def _process_of(server: EmbeddedPostgres) -> int | None:

@@ -7,13 +7,13 @@ ready, what the process shows of itself.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.slots import Slots
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.tasks import Task
@@ -85,13 +85,6 @@ class Entries:
         self.slots.pop(queue, None)
         self.only_tasks.pop(queue, None)
 
-    def freed(self, ended: Iterable[tuple[str, str]]) -> None:
-        """The ends of these runs, as queue and task, are written."""
-        for (queue, task), number in Counter(ended).items():
-            dispatchers = self.of(queue)
-            own = dispatchers if len(dispatchers) == 1 else [one for one in dispatchers if task in one.tasks]
-            own[0].freed(number)
-
     def told(self, lane: str) -> None:
         """A lane has changed, or, without a name, limits have."""
         for dispatcher in self.dispatchers:
@@ -104,12 +97,11 @@ class Entries:
         return [(whole, list(self.tasks)), *parts]
 
     def loads(self) -> dict[str, QueueLoad]:
-        """How many slots each queue has, and how many of them are taken."""
-        queues = dict.fromkeys(one.queue for one in self.dispatchers)
-        return {
-            queue: QueueLoad(sum(one.concurrency for one in self.of(queue)), sum(one.running for one in self.of(queue)))
-            for queue in queues
-        }
+        """Return the number of slots of each queue, and how many of them are in use."""
+        slots: dict[str, list[Slots]] = {}
+        for one in self.dispatchers:
+            slots.setdefault(one.queue, []).append(one.slots)
+        return {queue: QueueLoad(sum(s.count for s in own), sum(s.used for s in own)) for queue, own in slots.items()}
 
     def _changed(self, queue: str) -> None:
         self.wakes.pop(queue, None)
@@ -117,7 +109,7 @@ class Entries:
         self.hide(queue)
         if dispatchers := self.of(queue):
             self.wakes[queue] = [wake for one in dispatchers for wake in one.wakes]
-            self.slots[queue] = sum(one.concurrency for one in dispatchers)
+            self.slots[queue] = sum(one.slots.count for one in dispatchers)
             if dispatchers[0].by_lanes:
                 self.only_tasks[queue] = [name for one in dispatchers for name in one.tasks]
             else:

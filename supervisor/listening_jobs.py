@@ -13,18 +13,21 @@ from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.notifications import OF_WAITING, JobChanged, Notification
 from dataloader.store.queue.queue_states import ServedQueues
-from dataloader.store.queue.waits import Waits
+from dataloader.store.queue.waits import REREAD_S, Waits
 from dataloader.supervisor.listening import listen_from
 
 
 @asynccontextmanager
 async def open_database_jobs(
-    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60
+    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60, reread_s: float = REREAD_S
 ) -> AsyncIterator[DatabaseJobs]:
-    """The queue of a database for the length of a block, on Trio. It connects at the first call, not before."""
+    """The queue of a database for the length of a block, on Trio. It connects at the first call, not before.
+
+    A job that is waited for is read at least every `reread_s` seconds.
+    """
     failure: BaseException | None = None
     async with open_database(options) as database:
-        waits = Waits(database)
+        waits = Waits(database, reread_s=reread_s)
         async with trio.open_nursery() as nursery:
 
             def hear(notification: Notification) -> None:

@@ -24,7 +24,8 @@ import attrs
 import msgspec
 import structlog
 
-from dataloader.jobs.logger import Line
+from dataloader.actors.job_log_handler import JobLogHandler
+from dataloader.jobs.logger import Line, message_of, traceback_of
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.text import MAX_MASKED, cut_texts, storable_text
 from dataloader.jobs.visible import visible, visible_json
@@ -65,7 +66,7 @@ class _RootHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             ours = {"event": record.msg.event, **record.msg.fields} if isinstance(record.msg, Line) else None
-            line: Any = (ours or {"event": _message(record)}) | {"exc_info": record.exc_info, "logger": record.name}
+            line: Any = (ours or {"event": message_of(record)}) | {"exc_info": record.exc_info, "logger": record.name}
             for processor in self._chain:
                 line = processor(self._lines, record.levelname.lower(), line)
         except Exception:  # noqa: BLE001 - as stdlib's own handlers do: a log call never raises
@@ -116,7 +117,7 @@ def configure_logging(
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(
-        handlers=[_RootHandler(chain, _Lines("", lines))],
+        handlers=[_RootHandler(chain, _Lines("", lines)), JobLogHandler()],
         level=level.upper(),
         force=True,
     )
@@ -124,13 +125,6 @@ def configure_logging(
         if logging.getLogger(name).level == logging.NOTSET:
             logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
-
-
-def _message(record: logging.LogRecord) -> str:
-    try:
-        return record.getMessage()
-    except Exception as error:  # noqa: BLE001 - arguments that do not fit the message must not lose it
-        return f"{record.msg!s} {record.args!r} ({type(error).__name__} while formatting)"
 
 
 def _stamp(logger: Any, method: str, event: _EventDict) -> _EventDict:
@@ -151,13 +145,9 @@ def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict
     else:
         error = exc_info[1] if isinstance(exc_info, tuple) else sys.exception()
     if error is not None:
-        try:
-            text = "".join(traceback.format_exception(error)).rstrip()
-        except Exception as failure:  # noqa: BLE001 - an exception that can't be printed still has a name
-            text = f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"
         # Cut to MAX_MASKED first, since masking takes time, and to the kept length only after masking: that cut could
         # separate a secret from the name by which it is recognised.
-        event["exception"] = storable_text(mask_text(storable_text(text, MAX_MASKED)), MAX_TRACEBACK)
+        event["exception"] = storable_text(mask_text(storable_text(traceback_of(error), MAX_MASKED)), MAX_TRACEBACK)
     return event
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from dataloader.actors.cluster.connection import Tls
 from dataloader.actors.direct_start import DirectStart
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
+from dataloader.actors.history_watch import HistoryWatch
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.listener import Listener
 from dataloader.actors.lock_session_keeper import Keeper
@@ -38,7 +39,10 @@ from dataloader.actors.retry_delays import RetryDelays
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.run_sums import RunSums
 from dataloader.actors.scheduler import Scheduler
+from dataloader.actors.signals import Signals
+from dataloader.actors.slots import Slots
 from dataloader.actors.stager import Stager
+from dataloader.actors.wake import Wake
 from dataloader.flows.libraries import Libraries, libraries_of
 from dataloader.flows.notify.tasks import TASKS as NOTIFY_TASKS
 from dataloader.flows.processes.deliver import webhook_tasks
@@ -48,7 +52,7 @@ from dataloader.jobs.notices import QUEUE as NOTIFICATIONS
 from dataloader.jobs.notices import SLOTS as NOTIFICATION_SLOTS
 from dataloader.jobs.notices import Targets
 from dataloader.jobs.outcomes import StopReason
-from dataloader.jobs.process_outbox import MESSAGES, ProcessOutbox, sink_task
+from dataloader.jobs.process_outbox import MESSAGES, ProcessOutbox, Sink, sink_task
 from dataloader.jobs.process_outbox import QUEUE as DELIVERIES
 from dataloader.jobs.process_outbox import SLOTS as DELIVERY_SLOTS
 from dataloader.jobs.process_telemetry import ProcessTelemetry
@@ -60,6 +64,7 @@ from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.processes.outbox_rows import know_sinks
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
@@ -70,6 +75,7 @@ from dataloader.store.queue.transaction import Transactions
 from dataloader.store.queue.waits import Waits
 from dataloader.store.queue.worker_rows import WorkerRow
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
+from dataloader.supervisor.declare import declare
 from dataloader.supervisor.drain import Drain
 from dataloader.supervisor.entries import Entries, check_tasks
 from dataloader.supervisor.parts import Parts
@@ -83,6 +89,7 @@ def make_parts(
     database: Database,
     *,
     unstoppable: Callable[[Run], None],
+    signals: Signals | None = None,
 ) -> Parts:
     """All parts of a process that serves the settings' entries over an open database."""
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -97,7 +104,7 @@ def make_parts(
     to_recorder, to_record = open_channel()
     transactions = Transactions(database, default_lease_s=settings.default_lease_s)
     enqueuer = Enqueuer(database, default_lease_s=settings.default_lease_s)
-    retry_delays = RetryDelays(database=database, tasks=tasks, outage=outage)
+    retry_delays = RetryDelays(database=database, tasks=tasks, outage=outage, signals=signals)
     answers = Answers(database)
     children = Children(tasks=tasks, grace_s=settings.child_grace_s, idle_s=settings.child_idle_s, telemetry=telemetry)
     clusters = _clusters(settings, tasks, telemetry)
@@ -120,22 +127,22 @@ def make_parts(
         children=children,
         clusters=clusters,
     )
-    keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
+    keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s, signals=signals)
 
     def dispatcher(entry: Worker, of_entry: Mapping[str, Task[Any]]) -> Dispatcher:
         return Dispatcher(
             queue=entry.queue,
-            concurrency=entry.concurrency,
+            slots=Slots(queue=entry.queue, count=entry.concurrency, tasks=of_entry, runs=runs, services=services),
             database=database,
             locks=locks,
             answered=keeper.answered,
-            runs=runs,
             outage=outage,
             tasks=of_entry,
-            services=services,
+            telemetry=telemetry,
             backoff_s=settings.claim_backoff_s,
             poll_s=settings.poll_s,
             by_lanes=entry.tasks is not None,
+            signals=signals,
         )
 
     entries = Entries(tasks=tasks, make=dispatcher)
@@ -153,11 +160,11 @@ def make_parts(
         runs=runs,
         outage=outage,
         telemetry=telemetry,
-        freed=entries.freed,
         released=releaser.wake,
         sums=RunSums(recording, outage),
+        signals=signals,
     )
-    period_ends = PeriodEnds(database=database, outage=outage, runs=runs, tasks=tasks)
+    period_ends = PeriodEnds(database=database, outage=outage, runs=runs, tasks=tasks, signals=signals)
     heartbeat = Heartbeat(
         session=Session(database, "heartbeat", on_connect=aio_rehearse),
         locks=locks,
@@ -167,11 +174,11 @@ def make_parts(
         outage=outage,
         period_s=settings.heartbeat_s,
         clock_read=period_ends.clock_read,
+        signals=signals,
     )
     overdue = OverdueWatch(
         runs=runs, look_s=settings.heartbeat_s, cancel_grace_s=settings.cancel_grace_s, unstoppable=unstoppable
     )
-    locks.on_termination = keeper.wake.set
 
     def attend() -> None:
         heartbeat.wake.set()
@@ -186,7 +193,11 @@ def make_parts(
         poll_s=settings.poll_s,
     )
     scheduler = Scheduler(
-        database=database, outage=outage, poll_s=settings.poll_s, default_lease_s=settings.default_lease_s
+        database=database,
+        outage=outage,
+        telemetry=telemetry,
+        poll_s=settings.poll_s,
+        default_lease_s=settings.default_lease_s,
     )
     notifier = Notifier(
         database=database, outage=outage, targets=settings.notify, default_lease_s=settings.default_lease_s
@@ -225,7 +236,11 @@ def make_parts(
         waits=waits,
         answers=answers,
         lane_told=lane_told,
+        signals=signals,
     )
+    anew = partial(_begin_anew, database, tasks, name, settings.sinks, listener)
+    history = HistoryWatch(database=database, telemetry=telemetry, changed=anew, signals=signals)
+    locks.on_termination, heartbeat.restored = partial(_set_all, keeper.wake, history.wake), history.tables_restored
     return Parts(
         settings=settings,
         tasks=tasks,
@@ -287,8 +302,10 @@ def make_parts(
                 telemetry=telemetry,
                 period_s=settings.reaper_period_s,
                 jumped=heartbeat.wake,
+                went_back=scheduler.clock_went_back,
                 default_lease_s=settings.default_lease_s,
             ).run,
+            "history": history.run,
             "pruner": _pruner(settings, database, outage).run,
             **{f"messages of {reader.state.source}": reader.run for reader in readers},
         },
@@ -298,6 +315,18 @@ def make_parts(
         drain=drain,
         measures=(*telemetry.measures, *libraries.measures),
     )
+
+
+def _set_all(*wakes: Wake) -> None:
+    for wake in wakes:
+        wake.set()
+
+
+async def _begin_anew(database: Database, tasks: Tasks, worker: str, sinks: Sequence[Sink], listener: Listener) -> None:
+    """Declare what may be missing in a database that was restored, and have everything looked at again."""
+    await declare(database, tasks, worker)
+    await know_sinks(database, sinks)
+    listener.wake_all()
 
 
 def _keys_lost(runs: Runs, tokens: list[int]) -> None:

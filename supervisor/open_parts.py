@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from dataloader.actors.job_runs import Run
+from dataloader.actors.signals import Signals
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
@@ -54,6 +55,7 @@ async def open_parts(
     with_web: bool,
     server: EmbeddedPostgres | None,
     unstoppable: Callable[[Run], None],
+    signals: Signals | None = None,
 ) -> AsyncIterator[Parts]:
     """The parts over an open database, for the length of a block. Raises `AddressError` when the HTTP address is taken.
 
@@ -61,7 +63,7 @@ async def open_parts(
     """
     options = options_of(settings)
     async with open_database(options) as database:
-        parts = make_parts(settings, tasks, database, unstoppable=unstoppable)
+        parts = make_parts(settings, tasks, database, unstoppable=unstoppable, signals=signals)
         parts.server = None if server is None else partial(keep_server, server)
         sock = _listen(settings.host, settings.port) if with_web else None
         try:
@@ -103,6 +105,7 @@ def _app(parts: Parts) -> App:
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 public=PublicAddress.of(settings.public_url),
+                trusted_proxies=settings.trusted_proxies,
                 max_body_bytes=settings.max_body_bytes,
                 max_batch_body_bytes=settings.max_batch_body_bytes,
                 max_connections=settings.max_connections,

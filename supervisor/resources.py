@@ -1,11 +1,13 @@
 """Opens the resources of a registry's tasks before the first claim, and closes them after the last run.
 
 Each resource is entered and left in one Trio or asyncio task of its own, so it may have a nursery.
-They open in the order of their declaration and close in the reverse order, each within a deadline.
+They open in the order of their declaration and close in the reverse order, each within a deadline. One that raises
+`StoreUnavailable` is opened again, as the rest of the start waits for the database.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -15,17 +17,22 @@ import outcome
 import trio
 
 from dataloader.actors.aio_loop import AioLoop, serve_aio_loop
-from dataloader.jobs.error_groups import only_error
-from dataloader.jobs.errors import ConfigError, Draining
+from dataloader.jobs.error_groups import first_error, is_outage, only_error
+from dataloader.jobs.errors import ConfigError, Draining, StoreUnavailable
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outages import Outages
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.tasks import Tasks
+from dataloader.jobs.text import said_by
 
 log = get_logger(__name__)
 
 OPEN_S: Final = 60.0
 """The time in which a resource must open, in seconds."""
+AWAY_PAUSES_S: Final = (0.5, 10.0)
+"""The pauses before a resource that could not reach its database is opened again: the first, and the longest."""
 CLOSE_S: Final = 3.0
 """The time in which a resource must close, in seconds; then it is cancelled."""
 
@@ -77,8 +84,30 @@ async def _open_loop(nursery: trio.Nursery) -> AsyncIterator[AioLoop]:
 async def _open(
     resource: Resource[Any], aio: AioLoop | None, nursery: trio.Nursery, until: trio.Event
 ) -> AsyncIterator[Any]:
-    held = _Held(resource, aio)
-    value: Any = None
+    outages = Outages(_always, Pauses(*AWAY_PAUSES_S), most=math.inf)
+    while True:
+        held = _Held(resource, aio)
+        try:
+            value = await _opened(held, resource.name, outages, nursery, until)
+        except StoreUnavailable as error:
+            log.warning("a resource waits for the database", resource=resource.name, error=str(error))
+            with trio.move_on_after(outages.pauses.next()):
+                await until.wait()
+        else:
+            break
+    try:
+        yield value
+    finally:
+        await held.close()  # noqa: ASYNC102 - it has a shield and a deadline of its own
+
+
+async def _always() -> bool:
+    """The queue's database has served this start before; a resource that waits for another one waits in the log."""
+    return True
+
+
+async def _opened(held: _Held, name: str, outages: Outages, nursery: trio.Nursery, until: trio.Event) -> Any:
+    """Open a resource. Raises `ConfigError`, `Draining`, and `StoreUnavailable` if only the database is away."""
 
     async def stop_opening() -> None:
         await until.wait()
@@ -91,17 +120,14 @@ async def _open(
             ended = await outcome.acapture(nursery.start, held.hold)
             watching.cancel_scope.cancel()
         try:
-            value = ended.unwrap()
+            return ended.unwrap()
         except Exception as error:
-            raise ConfigError(f"resource {resource.name}: could not be opened: {_said(error)}") from error
-    if opening.cancelled_caught:
-        if until.is_set():
-            raise Draining("the supervisor was drained before its resources were open")
-        raise ConfigError(f"resource {resource.name}: did not open within {OPEN_S:g} s")
-    try:
-        yield value
-    finally:
-        await held.close()  # noqa: ASYNC102 - it has a shield and a deadline of its own
+            if is_outage(error) and await outages.may_repeat(error):  # noqa: ASYNC120 - a cancellation takes the error's place
+                raise StoreUnavailable(str(first_error(error))) from error
+            raise ConfigError(f"resource {name}: could not be opened: {_said(error)}") from error
+    if until.is_set():
+        raise Draining("the supervisor was drained before its resources were open")
+    raise ConfigError(f"resource {name}: did not open within {OPEN_S:g} s")
 
 
 class _Held:
@@ -158,4 +184,4 @@ class _Held:
 
 def _said(error: BaseException) -> str:
     error = only_error(error)
-    return mask_text(f"{type(error).__name__}: {error}")
+    return mask_text(said_by(error))

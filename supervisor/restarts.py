@@ -18,6 +18,7 @@ from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, EmbeddedDatabaseError, StoreUnavailable
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.text import said_by
 
 log = get_logger(__name__)
 
@@ -70,6 +71,6 @@ async def keep_running(
                 failures.popleft()
             if len(failures) > budget.restarts:
                 last = first_error(error)
-                gave_up(ActorGaveUp(f"{name} gave up after {budget}; the last cause was {type(last).__name__}: {last}"))
+                gave_up(ActorGaveUp(f"{name} gave up after {budget}; the last cause was {said_by(last)}"))
                 return
         await trio.sleep(pauses.next())

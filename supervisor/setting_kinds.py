@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import attrs
 
@@ -24,6 +24,8 @@ from dataloader.jobs.dask_address import ALLOWED, refusal_of
 from dataloader.jobs.secrets.masking import mask_address
 from dataloader.jobs.text import CONTROL
 from dataloader.jobs.visible import visible
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+asyncpg", "postgres+asyncpg"})
 _LONGEST_S: Final = 31_536_000
@@ -149,6 +151,17 @@ def _read_host(value: object) -> str:
         raise Refused(HOST.allowed) from None
 
 
+LIBPQ_ONLY: Final = frozenset(
+    {
+        *("channel_binding", "connect_timeout", "fallback_application_name", "gssdelegation", "gssencmode", "hostaddr"),
+        *("keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts"),
+        *("max_protocol_version", "min_protocol_version", "replication", "require_auth", "requirepeer"),
+        *("requiressl", "sslcertmode", "sslcompression", "sslcrldir", "sslkeylogfile", "sslsni", "tcp_user_timeout"),
+    }
+)
+"""Parameters of an address that libpq knows; asyncpg would send them to the server, which refuses them."""
+
+
 def _read_dsn(value: object) -> str:
     scheme, _, rest = value.strip().partition("://") if isinstance(value, str) else ("", "", "")
     dsn = f"postgresql://{rest}"
@@ -162,6 +175,11 @@ def _read_dsn(value: object) -> str:
         whole_address = False
     if not whole_address:
         raise Refused(f"{DSN.allowed} (in the password, write / ? # as %2F %3F %23)")
+    if unknown := LIBPQ_ONLY.intersection(name for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
+        advice = "set DL_CONNECT_TIMEOUT_SEC instead" if min(unknown) == "connect_timeout" else "leave it out"
+        raise Refused(
+            f"an address without the parameter {min(unknown)}, which is libpq's and not the driver's; {advice}"
+        )
     return dsn
 
 
@@ -175,6 +193,19 @@ def _read_public_url(value: object) -> str:
     if not valid or "@" in parts.netloc or parts.query or parts.fragment or not _PUBLIC.fullmatch(text):
         raise Refused(PUBLIC_URL.allowed)
     return text.rstrip("/")
+
+
+def _read_networks(value: object) -> tuple[Network, ...]:
+    given = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)):
+        raise Refused(NETWORKS.allowed)
+    try:
+        networks = [ipaddress.ip_network(str(part).strip()) for part in given]
+    except ValueError:
+        raise Refused(NETWORKS.allowed) from None
+    if any(network.prefixlen == 0 for network in networks):
+        raise Refused(f"{NETWORKS.allowed}; a network of all addresses would believe every client's own word")
+    return tuple(networks)
 
 
 def _read_scheduler(value: object) -> str:
@@ -193,5 +224,10 @@ HOST = Kind("an IP address or host name, without a port, for example 127.0.0.1",
 PUBLIC_URL = Kind(
     "an http or https URL without user and query, for example https://ops.example.com/dataloader",
     _read_public_url,
+)
+NETWORKS = Kind(
+    "a list of IP addresses or networks with commas between them, for example 127.0.0.1,10.0.0.0/8",
+    _read_networks,
+    lambda networks: ",".join(str(one).removesuffix(f"/{one.max_prefixlen}") for one in networks),
 )
 DSN = Kind("the address of a database, for example postgresql://user:password@host:5432/name", _read_dsn, mask_address)

@@ -19,6 +19,8 @@ from dataloader.supervisor.setting_kinds import LINE, Kind, Missing, Refused, ch
 Role = Literal["read", "operate", "admin"]
 ROLES: Final = ("read", "operate", "admin")
 SHORTEST_TOKEN: Final = 16
+FEWEST_CHARACTERS: Final = 6
+"""A random token of 16 hex digits has fewer different ones in 1 of 30,000."""
 PLACEHOLDER: Final = "replace-me-by-a-random-one"
 """The example in `.env.example`, which is refused as a token."""
 
@@ -259,6 +261,13 @@ def _read_queue(value: object) -> str:
 def _read_token(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},1000}}", value):
         raise Refused(TOKEN.allowed)
+    is_repeated = any(value[length:] == value[:-length] for length in range(1, len(value) // 2 + 1))
+    if len(set(value)) < FEWEST_CHARACTERS or is_repeated:
+        raise Refused(
+            f"a random one, made by `openssl rand -hex 24`: {FEWEST_CHARACTERS} or more different characters, "
+            "and not a shorter text again and again",
+            shown=MASKED,
+        )
     if value == PLACEHOLDER:
         raise Refused("a random one, made by `openssl rand -hex 24`, not the published example", shown=value)
     return value

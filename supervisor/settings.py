@@ -163,6 +163,13 @@ class Settings:
         "Where browsers find the pages when they come through a proxy; its path may be stripped by the proxy or not.",
         optional="the address that the browser asks for",
     )
+    trusted_proxies: tuple[kinds.Network, ...] = _setting(
+        "DL_TRUSTED_PROXIES",
+        kinds.NETWORKS,
+        "The proxies whose `X-Forwarded-For` names the client, by whose address wrong tokens are throttled.",
+        (),
+        optional="none: the client is the other end of the connection",
+    )
     notify: tuple[Target, ...] = _setting(
         "DL_NOTIFY",
         TARGETS,

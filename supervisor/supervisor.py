@@ -15,6 +15,7 @@ from functools import partial
 import trio
 
 from dataloader.actors.job_runs import Run
+from dataloader.actors.signals import Signals
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
@@ -33,6 +34,7 @@ from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.setting_lists import Worker
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live
+from dataloader.web.services import ProcessState
 
 log = get_logger(__name__)
 
@@ -40,9 +42,10 @@ log = get_logger(__name__)
 class Supervisor:
     """A running supervisor. Made by `open_supervisor`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, signals: Signals | None = None) -> None:
         """Of `parts` that are open; `live` runs them."""
         self._parts = parts
+        self.signals = signals
         self._changes = Changes(parts)
         self._started = trio.Event()
         self._drained = trio.Event()
@@ -59,6 +62,11 @@ class Supervisor:
     def worker(self) -> str:
         """This process's name, as in `claimed_by`."""
         return self._parts.worker.name
+
+    @property
+    def state(self) -> ProcessState:
+        """This process now, as `/status` shows it: its queues with their slots, its listener, its message sources."""
+        return self._parts.state()
 
     @property
     def jobs(self) -> DatabaseJobs:
@@ -193,6 +201,7 @@ async def open_starting(
     with_web: bool,
     server: EmbeddedPostgres | None = None,
     unstoppable: Callable[[Run], None] = _say_unstoppable,
+    signals: Signals | None = None,
 ) -> AsyncIterator[Supervisor]:
     """As `open_supervisor`, but the block begins while the supervisor may still wait for its database.
 
@@ -206,9 +215,11 @@ async def open_starting(
         async def run(*, task_status: trio.TaskStatus[Supervisor]) -> None:
             # Bounded by the drain that leaving the block begins.
             with trio.CancelScope(shield=True):
-                opening = open_parts(settings, tasks, with_web=with_web, server=server, unstoppable=unstoppable)
+                opening = open_parts(
+                    settings, tasks, with_web=with_web, server=server, unstoppable=unstoppable, signals=signals
+                )
                 async with opening as parts:
-                    supervisor = Supervisor(parts)
+                    supervisor = Supervisor(parts, signals)
                     task_status.started(supervisor)
                     await supervisor.live(migrate=settings.migrate)
 
@@ -240,16 +251,22 @@ def _point_out_unknown_loads(settings: Settings, tasks: Tasks) -> None:
 
 @asynccontextmanager
 async def open_supervisor(
-    settings: Settings, tasks: Tasks, *, with_web: bool = False, server: EmbeddedPostgres | None = None
+    settings: Settings,
+    tasks: Tasks,
+    *,
+    with_web: bool = False,
+    server: EmbeddedPostgres | None = None,
+    signals: Signals | None = None,
 ) -> AsyncIterator[Supervisor]:
     """A supervisor for the length of a block: it claims and runs jobs, and with `with_web` serves the HTTP API.
 
     `settings.db_dsn` must be set; without a database of your own, use that of `embedded_postgres`, and pass it as
-    `server`: the supervisor then starts it again if it ends.
+    `server`: the supervisor then starts it again if it ends. `signals`, for tests, report what the supervisor has done
+    (`dataloader.testing.Signals`).
 
     Raises `SchemaError` or `ConfigError` if it can't work with the database, `AddressError` if the HTTP address is in
     use, and `ActorGaveUp` at the end if a part gave up.
     """
-    async with open_starting(settings, tasks, with_web=with_web, server=server) as supervisor:
+    async with open_starting(settings, tasks, with_web=with_web, server=server, signals=signals) as supervisor:
         await supervisor.ready()
         yield supervisor

@@ -13,7 +13,7 @@
      ├─ service: clusters     Dask's, if tasks name it 10 in 60 s   down after the queues
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
      ├─ kept running: listener 20 in 60 s · poller, stager, scheduler, period ends, notifier, bulk acts, delays,
-     │                 reaper, pruner, messages 10 in 60 s each
+     │                 reaper, pruner, history, messages 10 in 60 s each
      ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
@@ -38,7 +38,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
 from dataloader.store.processes.outbox_rows import know_sinks
-from dataloader.store.queue.worker_rows import aio_leave, aio_show
+from dataloader.store.queue.worker_rows import aio_show
 from dataloader.supervisor.declare import declare
 from dataloader.supervisor.entries import check_capacity
 from dataloader.supervisor.parts import Parts
@@ -188,11 +188,20 @@ async def _work(
                 helpers.cancel_scope.cancel()
 
 
-def _tell_of_migration(name: str) -> None:
-    if name.endswith("indexes"):
-        log.info("indexes are made: they wait for every older transaction", migration=name)
-    else:
-        log.info("the schema is brought up to date", migration=name)
+def _migration_log() -> Callable[[str], None]:
+    """Return what logs the names of migrations: of an empty database, which takes a second, at level debug only."""
+    is_empty = False
+
+    def log_name(name: str) -> None:
+        nonlocal is_empty
+        is_empty = is_empty or name.startswith("0001")
+        level = log.debug if is_empty else log.info
+        if name.endswith("indexes"):
+            level("indexes are built: they wait for every older transaction", migration=name)
+        else:
+            level("the schema is being migrated", migration=name)
+
+    return log_name
 
 
 async def _cut_off_after(parts: Parts, pause_s: float) -> None:
@@ -222,13 +231,13 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 if version is None:
                     version = await check_server(parts.database)
                 if migrate:
-                    applied = await migrations.migrate(parts.database, tell=_tell_of_migration)
+                    applied = await migrations.migrate(parts.database, tell=_migration_log())
                     if applied:
-                        log.info("the schema is up to date")
+                        log.info("the schema is up to date", migrations=len(applied), newest=applied[-1])
                 else:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())
-                check_capacity(parts.locks, sum(dispatcher.concurrency for dispatcher in parts.dispatchers))
+                check_capacity(parts.locks, sum(dispatcher.slots.count for dispatcher in parts.dispatchers))
                 await declare(parts.database, parts.tasks, parts.worker.name)
                 await know_sinks(parts.database, parts.settings.sinks)
                 await parts.retry_delays.learn()
@@ -250,6 +259,6 @@ async def _leave(parts: Parts) -> None:
     """Free the last keys, wake their next jobs, and remove the worker's row. Other workers can do without both."""
     try:
         await parts.locks.release()
-        await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
+        await parts.heartbeat.leave()
     except StoreError as error:
         log.warning("the process could not sign off at the database", error=str(error))

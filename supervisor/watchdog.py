@@ -32,16 +32,18 @@ STALL_S: Final = 0.5
 class _Turns(trio.abc.Instrument):
     """Knows when the turn of the loop that is under way began; `inf` while the loop waits."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, stall_s: float, clock: Callable[[], float]) -> None:
         self.began = math.inf
         self._telemetry = telemetry
+        self._stall_s = stall_s
+        self._clock = clock
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
-        self.began = time.monotonic()
+        self.began = self._clock()
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
-        took_s, self.began = time.monotonic() - self.began, math.inf
-        if took_s > STALL_S:
+        took_s, self.began = self._clock() - self.began, math.inf
+        if took_s > self._stall_s:
             self._telemetry.loop_stalled(took_s)
 
 
@@ -49,22 +51,29 @@ async def watch_loop(
     telemetry: Telemetry,
     blocked: Callable[[float], None],
     *,
+    tick_s: float = TICK_S,
+    stall_s: float = STALL_S,
+    clock: Callable[[], float] = time.monotonic,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch this loop until cancelled. The thread calls `blocked` with the seconds that a stall has lasted so far."""
+    """Watch this loop until cancelled.
+
+    A thread checks every `tick_s` seconds, by `clock`, whether the current turn takes longer than `stall_s`. It then
+    calls `blocked` with the seconds that the stall has lasted so far.
+    """
     watched = threading.get_ident()
-    turns = _Turns(telemetry)
+    turns = _Turns(telemetry, stall_s, clock)
     ended = threading.Event()
 
     def watch() -> None:
         reported = last = math.inf
         seen_s = 0.0
-        while not ended.wait(TICK_S):
+        while not ended.wait(tick_s):
             began = turns.began
-            for_s = time.monotonic() - began
+            for_s = clock() - began
             # Only time that this thread has seen counts: while the whole process stood still, no handler could run.
-            seen_s, last = seen_s + TICK_S if began == last else 0.0, began
-            if for_s > STALL_S and began != reported:
+            seen_s, last = seen_s + tick_s if began == last else 0.0, began
+            if for_s > stall_s and began != reported:
                 reported = began
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
@@ -72,7 +81,7 @@ async def watch_loop(
                 tell = partial(log.error, "the event loop is blocked", for_s=round(for_s, 2), stack=stack)
                 with suppress(RuntimeError):  # the machine has no thread left
                     threading.Thread(target=tell, daemon=True).start()
-            if for_s > STALL_S:
+            if for_s > stall_s:
                 blocked(min(for_s, seen_s))
 
     thread = threading.Thread(target=watch, name="loop watchdog", daemon=True)

@@ -12,8 +12,12 @@ import broken
 import pytest
 from databases import is_at_hand, postgres_server
 
-pytest_plugins = ["services", "command_line", "browser"]
+pytest_plugins = ["services", "command_line", "bouncer", "browser", "progress", "long_first", "database_clock"]
 
+OTHER_PROGRAMS = frozenset({"bouncer", "browser", "new_bouncer"})
+"""The fixtures that start a program beside PostgreSQL. Their tests are `full`."""
+FIRST = "18"
+"""The server of `just test`."""
 VERSIONS = pytest.StashKey[list[int]]()
 MISSING = pytest.StashKey[list[int]]()
 # A database for each test is some gigabytes of writes: in memory they take half the time, and the same each time.
@@ -22,7 +26,9 @@ MEMORY_NEEDED = 4 * 2**30
 
 
 def pytest_addoption(parser):
-    parser.addoption("--pg", default="18", help="such as 18,15: tests of the SQL run on each, all else on the first")
+    parser.addoption("--pg", default=FIRST, help="such as 18,15: tests of the SQL run on each, all else on the first")
+    parser.addoption("--rest", action="store_true", help="the tests that `just test` leaves out, and no others")
+    parser.addoption("--server", metavar="FOLDER", help="use the server that runs there instead of starting one")
     parser.addoption("--without", choices=broken.GUARDS, help="take a guard out: its test must fail (shared/broken.py)")
 
 
@@ -39,6 +45,24 @@ def pytest_configure(config):
 def pytest_collection(session):
     # Nothing that is collected is ever garbage: the collector looks at it neither now nor after each of the tests.
     gc.disable()
+
+
+# Before pytest selects by marks.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if not OTHER_PROGRAMS.isdisjoint(item.fixturenames):
+            item.add_marker("full")
+    if config.getoption("--rest"):
+        rest = [item for item in items if item.get_closest_marker("full") or not _is_on_first_server(item)]
+        left_out = set(items).difference(rest)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = rest
+
+
+def _is_on_first_server(item):
+    version = getattr(item, "callspec", None) and item.callspec.params.get("postgres")
+    return version in {None, int(FIRST)}
 
 
 def pytest_collection_finish(session):
@@ -58,15 +82,25 @@ def _missing(config):
 def pytest_generate_tests(metafunc):
     if "postgres" in metafunc.fixturenames:
         versions = metafunc.config.stash[VERSIONS]
-        # What is not SQL does not depend on the server's version.
-        if "store" not in metafunc.definition.path.parts and not metafunc.definition.get_closest_marker("each_server"):
+        if not _depends_on_the_server(metafunc.definition):
             versions = versions[:1]
         metafunc.parametrize("postgres", versions, indirect=True, scope="session", ids=[f"pg{v}" for v in versions])
 
 
+def _depends_on_the_server(test):
+    """Whether the test runs on each server of `--pg`: tests of SQL do. The longest run on the first one alone."""
+    if test.get_closest_marker("each_server"):
+        return True
+    return "store" in test.path.parts and not test.get_closest_marker("full")
+
+
 @pytest.fixture(scope="session")
 def postgres(request):
-    """The server of this session (of this worker, with xdist), without durability."""
+    """The server of this session (of this worker, with xdist), without durability; or that of `--server`."""
+    if folder := request.config.getoption("--server"):
+        with postgres_server(request.param, Path(folder)) as server:
+            yield server
+        return
     # Not below pytest's own temporary directory: every session that begins closes that to others, root's server too.
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED
     with (

@@ -1,10 +1,10 @@
 """Who may do what: bearer tokens with three roles, and what protects a server that needs none.
 
 With tokens, each request that is not public carries one; the app knows only their SHA-256, and a request's is compared
-with all of them in constant time. Without tokens the supervisor binds loopback addresses only, but a browser on this
-machine is still a way in for any web page, so we look at what a page can't forge: the `Host` must be a loopback one (a
-page that rebinds its own name to 127.0.0.1 sends that name), and a request that changes something must come from no
-foreign `Origin`.
+with all of them in constant time. Clients that guess are throttled (token_check.py). Without tokens the supervisor
+binds loopback addresses only, but a browser on this machine is still a way in for any web page, so we look at what a
+page can't forge: the `Host` must be a loopback one (a page that rebinds its own name to 127.0.0.1 sends that name), and
+a request that changes something must come from no foreign `Origin`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import enum
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
@@ -51,9 +51,12 @@ class Token:
         return cls(name, Role[role.upper()], hashlib.sha256(secret.encode()).digest())
 
 
-def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Role) -> str:
-    """The name of the one who acts, for the audit. Raises `ProblemError` 401 or 403."""
-    if not tokens:
+def authorize(find: Callable[[str], Token | None] | None, method: str, headers: Headers, needed: Role) -> str:
+    """Return the name of the caller, for the audit. Raises `ProblemError` 401, 403, or what `find` raises.
+
+    `find` returns the token with a text; without it no tokens are configured.
+    """
+    if find is None:
         refuse_foreign_hosts(headers)
         _refuse_foreign_pages(method, headers)
         return LOCAL_ACTOR
@@ -64,7 +67,7 @@ def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Ro
             "This address needs an API token: send `Authorization: Bearer …`.",
             headers={"WWW-Authenticate": 'Bearer realm="dataloader"'},
         )
-    found = token_of(tokens, secret)
+    found = find(secret)
     if found is None:
         raise ProblemError(
             HTTPStatus.UNAUTHORIZED,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
+from uuid import UUID
 
 import anyio
 import attrs
@@ -28,6 +29,7 @@ from dataloader.jobs.process_listings import (
     ProcessRecord,
     ProcessTask,
     ProcessTaskPage,
+    ProcessVersion,
 )
 from dataloader.jobs.process_outbox import (
     EVERY_DELIVERY,
@@ -57,7 +59,7 @@ class HttpProcesses(ProcessClient):
     service: ServiceConnection
 
     async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
-        """As in `ProcessClient`. A caller that is cancelled before the service has said which task it is leaves it."""
+        """See `ProcessClient.ask`. If the caller is cancelled before the service returns the task, the task stays."""
         if withdraw and request.kind != "call":
             raise BadRequest("withdraw", "is for calls")
         until = anyio.current_time() + wait_s
@@ -69,7 +71,7 @@ class HttpProcesses(ProcessClient):
         except BaseException:
             if withdraw:
                 with anyio.move_on_after(WITHDRAW_S, shield=True), suppress(StoreError):
-                    await self.withdraw(answer.task_id)
+                    await self.withdraw(answer.task_id, ident=answer.ident)
             raise
 
     async def _send(self, request: ProcessRequest, wait_s: float) -> ProcessAnswer:
@@ -103,20 +105,21 @@ class HttpProcesses(ProcessClient):
         while not answer.is_answered:
             left_s = until - anyio.current_time()
             if left_s <= 0:
-                return await self.withdraw(answer.task_id) if withdraw else answer
-            answer = (await self._held(answer.task_id, min(left_s, LONG_POLL_S))).answer
+                return await self.withdraw(answer.task_id, ident=answer.ident) if withdraw else answer
+            answer = (await self._held(answer.task_id, min(left_s, LONG_POLL_S), answer.ident)).answer
         return answer
 
-    async def task(self, task_id: int, *, wait_s: float = 0.0) -> ProcessTask:
-        """As in `ProcessClient`."""
+    async def task(self, task_id: int, *, wait_s: float = 0.0, ident: UUID | None = None) -> ProcessTask:
+        """See `ProcessClient.task`."""
         until = anyio.current_time() + wait_s
         while True:
             left_s = max(until - anyio.current_time(), 0.0)
-            task = await self._held(task_id, min(left_s, LONG_POLL_S))
+            task = await self._held(task_id, min(left_s, LONG_POLL_S), ident)
             if task.answer.is_answered or left_s <= 0:
                 return task
+            ident = task.ident
 
-    async def _held(self, task_id: int, hold_s: float) -> ProcessTask:
+    async def _held(self, task_id: int, hold_s: float, ident: UUID | None) -> ProcessTask:
         """The task, when it has its answer or after so many seconds; where too many wait, it is looked at later."""
         path = f"/processes/tasks/{task_id}"
         try:
@@ -124,18 +127,19 @@ class HttpProcesses(ProcessClient):
                 ProcessTask,
                 "GET",
                 path,
-                params={"wait": hold_s or None},
+                params={"wait": hold_s or None, "ident": ident},
                 timeout_s=hold_s + ANSWER_S,
                 missing=ProcessNotFound,
             )
         except ServiceBusy as busy:
             await anyio.sleep(min(busy.again_s, hold_s))
-            return await self.service.ask(ProcessTask, "GET", path, missing=ProcessNotFound)
+            return await self.service.ask(ProcessTask, "GET", path, params={"ident": ident}, missing=ProcessNotFound)
 
-    async def withdraw(self, task_id: int) -> ProcessAnswer:
+    async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
         """As in `ProcessClient`."""
         path = f"/processes/tasks/{task_id}/withdraw"
-        return await self.service.ask(ProcessAnswer, "POST", path, missing=ProcessNotFound)
+        params = {"ident": ident}
+        return await self.service.ask(ProcessAnswer, "POST", path, params=params, missing=ProcessNotFound)
 
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
         """As in `ProcessClient`; all of one type."""
@@ -216,6 +220,11 @@ class HttpProcesses(ProcessClient):
         params = {"type": process_type, "limit": limit, "after": after}
         return await self.service.ask(ProcessErrorPage, "GET", "/processes/errors", params=params)
 
+    async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
+        """As in `ProcessClient`."""
+        found = await self.service.ask(_Versions, "GET", "/processes/versions", params={"type": process_type})
+        return found.versions
+
     async def sinks(self) -> list[SinkRecord]:
         """As in `ProcessClient`."""
         return (await self.service.ask(_Sinks, "GET", "/processes/sinks")).sinks
@@ -274,6 +283,10 @@ def _criteria(wanted: HeldFilter) -> dict[str, Any]:
 
 class _Sinks(msgspec.Struct):
     sinks: list[SinkRecord]
+
+
+class _Versions(msgspec.Struct):
+    versions: list[ProcessVersion]
 
 
 class _Started(msgspec.Struct):

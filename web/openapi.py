@@ -178,9 +178,7 @@ def _refusals(route: Route) -> set[int]:
     """The statuses of the problems that the route can answer with. A body may come late where none is taken, too."""
     statuses = {400, 408, 413, 503}
     if route.role is not None:
-        statuses |= {401, 403}
-    if route.waits:
-        statuses |= {429}
+        statuses |= {401, 403, 429}
     if "<" in route.path or route.names:
         statuses |= {404}
     if route.query is not None or "<path:" in route.path:

@@ -29,7 +29,7 @@ from dataloader.jobs.errors import (
     Unstorable,
 )
 from dataloader.jobs.model import about
-from dataloader.jobs.processes import ProcessConflict
+from dataloader.jobs.processes import HistoryChanged, ProcessConflict
 from dataloader.jobs.secrets.masking import mask_text
 
 PROBLEMS: Final = {
@@ -37,8 +37,10 @@ PROBLEMS: Final = {
     "no-json": "The body is not JSON.",
     "idempotency-conflict": "The idempotency key was used before, for another request. Use a new key.",
     "not-allowed-now": "The status of the job or the process does not allow it. Read it and decide again.",
+    "history-changed": "The database was restored: the task's number is another task's now. Ask for it again.",
     "in-use": "Others need it. The detail names them, and what to do first.",
     "too-many-waits": "Too many requests wait for a change. Ask again later, or without `wait`.",
+    "too-many-wrong-tokens": "Your address has sent too many wrong API tokens. Send a right one after `Retry-After`.",
     "too-busy": "A limit of this server is reached. Send the request again after `Retry-After`.",
     "draining": "This process is shutting down. Ask another replica.",
     "store-unavailable": "The database can't be reached, is too slow or not ready. Send it again after `Retry-After`.",
@@ -145,12 +147,18 @@ def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | No
             return error
         case SchemaError() | BadRequest(field="queue") if starting:
             return unavailable("This process has not finished its start; try again.", "store-unavailable")
+        case SchemaError():
+            # For example after the database was created anew. The claims log the cause, give up, and end the process.
+            detail = "The tables of the queue are missing or too old; an operator must run `dataloader migrate`."
+            return unavailable(detail, "store-unavailable")
         case BadRequest():
             return unprocessable([FieldError(error.field, error.message)])
         case JobNotFound():
             return ProblemError(
                 HTTPStatus.NOT_FOUND, "No job has this id: it never existed, or was deleted after its time."
             )
+        case HistoryChanged():
+            return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.", kind="history-changed")
         case NotFound():
             return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.")
         case IdempotencyConflict():

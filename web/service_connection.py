@@ -32,7 +32,7 @@ from dataloader.jobs.errors import (
     Unstorable,
 )
 from dataloader.jobs.loopback import is_loopback
-from dataloader.jobs.processes import ProcessConflict
+from dataloader.jobs.processes import HistoryChanged, ProcessConflict
 from dataloader.jobs.secrets.masking import mask_text
 
 T = TypeVar("T")
@@ -108,6 +108,8 @@ class ServiceConnection:
         said = detail.removesuffix(".")
         path = answer.request.url.path.removeprefix(self.client.base_url.path).strip("/").split("/")
         match answer.status_code, problem.kind:
+            case HTTPStatus.NOT_FOUND, "history-changed":
+                return HistoryChanged(said)
             case HTTPStatus.NOT_FOUND, str() if missing is not None:
                 return missing(said)
             case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs":

@@ -27,12 +27,15 @@ from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
+from dataloader.web.client_address import Network
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.pace import Pace
 from dataloader.web.pages.sessions import Sessions
-from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
+from dataloader.web.server.bodies import Bound, LongBodies
 from dataloader.web.server.connections import Connections, LongAnswers, most_connections
+from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusals
+from dataloader.web.token_check import TokenCheck
 from dataloader.web.waiting import Waiting
 
 _one: Final = partial(trio.CapacityLimiter, 1)
@@ -44,11 +47,12 @@ _four: Final = partial(trio.CapacityLimiter, 4)
 class WebSettings:
     """The settings that concern HTTP. Without `tokens` everybody who reaches the socket may do everything.
 
-    `public`: where browsers find this server.
+    `public`: where browsers find this server. `trusted_proxies`: those whose word about a client's address is believed.
     """
 
     tokens: tuple[Token, ...] = ()
     public: PublicAddress = attrs.field(factory=PublicAddress)
+    trusted_proxies: tuple[Network, ...] = ()
     max_body_bytes: int = 1 << 20
     max_batch_body_bytes: int = 8 << 20
     max_connections: int = 500
@@ -123,6 +127,7 @@ class Services:
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
     state: Callable[[], ProcessState]
     measures: Sequence[Measure] = ()
+    http_limits: HttpLimits = STANDARD
     depths: QueueDepths = attrs.field(init=False)
     process_gauges: LatestProcessGauges = attrs.field(init=False)
     refusals: Refusals = attrs.field(factory=Refusals, init=False)
@@ -132,6 +137,7 @@ class Services:
     sending: LongAnswers = attrs.field(init=False)
     at_work: Bound = attrs.field(init=False)
     turns: Turns = attrs.field(factory=Turns, init=False)
+    token_check: TokenCheck = attrs.field(init=False)
     sessions: Sessions = attrs.field(init=False)
     pace: Pace = attrs.field(factory=Pace, init=False)
 
@@ -140,29 +146,34 @@ class Services:
         """Where the queue lies, for what is no part of `Jobs`: pages by name, runs of loads, pings."""
         return self.jobs.database
 
+    @token_check.default
+    def _check_of_the_tokens(self) -> TokenCheck:
+        return TokenCheck(self.settings.tokens, self.refusals)
+
     @sessions.default
     def _sessions_of_the_tokens(self) -> Sessions:
-        return Sessions(self.settings.tokens)
+        return Sessions(self.settings.tokens, self.jobs.database)
 
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
-        return QueueDepths(self.jobs.database)
+        return QueueDepths(self.jobs.database, self.http_limits.database_s)
 
     @process_gauges.default
     def _process_gauges_of_the_database(self) -> LatestProcessGauges:
-        return LatestProcessGauges(self.jobs.database)
+        return LatestProcessGauges(self.jobs.database, self.http_limits.database_s)
 
     @receiving.default
     def _receiving_two_batches_at_least(self) -> LongBodies:
-        return LongBodies(max(MOST_RECEIVED, 2 * self.settings.max_batch_body_bytes))
+        most = max(self.http_limits.received_bytes, 2 * self.settings.max_batch_body_bytes)
+        return LongBodies(most, limits=self.http_limits)
 
     @connections.default
     def _connections_within_the_files(self) -> Connections:
-        return Connections(most_connections(self.settings.max_connections), self.refusals)
+        return Connections(most_connections(self.settings.max_connections), self.refusals, self.http_limits)
 
     @sending.default
     def _sending_on_the_connections(self) -> LongAnswers:
-        return LongAnswers(MOST_SENT, self.connections)
+        return LongAnswers(self.http_limits.sent_bytes, self.connections)
 
     @at_work.default
     def _at_work_of_the_connections(self) -> Bound:
@@ -170,4 +181,5 @@ class Services:
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:
-        return Waiting(self.jobs.waits, self.processes.answers, self.refusals, self.settings.max_waits)
+        waits, answers = self.jobs.waits, self.processes.answers
+        return Waiting(waits, answers, self.refusals, self.settings.max_waits, self.http_limits)

@@ -65,6 +65,7 @@ def task(record: TaskState) -> TaskState:
         declared=fields(dict(record.declared)),
         override=fields(dict(record.override)),
         limits=fields(dict(record.limits)),
+        error=text(record.error),
     )
 
 
@@ -74,6 +75,7 @@ def supplier(record: SupplierRecord) -> SupplierRecord:
         record,
         supplier=mask_text(record.supplier),
         tasks=list(map(mask_text, record.tasks)),
+        error=text(record.error),
     )
 
 

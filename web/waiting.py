@@ -2,14 +2,17 @@
 
 Each of them makes the database look at its job now and then, and holds a connection. Whoever waits when the process
 begins to shut down hears how the job stands, instead of being cut off at the end.
+
+The places are shared by the callers, the API tokens: when all are taken, a caller with fewer of them gets the place of
+the one that has most, whose longest wait is answered as things stand.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Final
 from uuid import UUID
 
 import attrs
@@ -18,11 +21,9 @@ import trio
 from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.store.processes.answers import Waiter
 from dataloader.store.queue.waits import Waits
-from dataloader.web.problems import RETRY_AFTER_S, ProblemError
+from dataloader.web.problems import ProblemError
+from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
-
-LATE_WAIT_S: Final = 1.0
-"""The longest wait once a drain has begun: short enough to be answered, long enough that nobody asks all the time."""
 
 
 @attrs.define(eq=False)
@@ -33,40 +34,48 @@ class Waiting:
     answers: Waiter
     refusals: Refusals
     most: int
-    _readers: set[trio.CancelScope] = attrs.field(factory=set)
+    limits: HttpLimits = STANDARD
+    _readers: dict[trio.CancelScope, str] = attrs.field(factory=dict)
+    """Each with its caller, the longest wait first."""
     _draining: bool = False
 
-    async def until_changed(self, job_id: UUID, *, timeout_s: float) -> None:
+    def of(self, caller: str) -> WaitingCaller:
+        """Return the waits of one caller, named by its API token."""
+        return WaitingCaller(self, caller)
+
+    async def until_changed(self, job_id: UUID, *, timeout_s: float, caller: str) -> None:
         """As in `Waits`, but no longer than until a drain begins. Raises `ProblemError` 429 when too many wait."""
-        self.check_room()
-        with self.reader():
+        self.check_room(caller)
+        with self.reader(caller):
             await self.waits.until_changed(job_id, timeout_s=self.bound_s(timeout_s))
 
-    async def wait(self, task_id: int, *, timeout_s: float, is_new: bool = False) -> ProcessAnswer:
+    async def wait(
+        self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None, caller: str
+    ) -> ProcessAnswer:
         """As in `Answers`, but no longer than until a drain begins, and not at all when too many wait.
 
         What was asked for is asked for already, so that its answer can be waited for by another request.
         """
-        if timeout_s > 0 and self.is_full:
+        if timeout_s > 0 and not self._has_room(caller):
             self.refusals.count(Refusal.WAITS)
         elif timeout_s > 0:
-            with self.reader():
-                return await self.answers.wait(task_id, timeout_s=self.bound_s(timeout_s), is_new=is_new)
+            with self.reader(caller):
+                return await self.answers.wait(task_id, timeout_s=self.bound_s(timeout_s), is_new=is_new, ident=ident)
         return await self.answers.wait(task_id, timeout_s=0)
 
     def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
         """As in `Answers`."""
         self.answers.told(task_id, answer)
 
-    def check_room(self) -> None:
+    def check_room(self, caller: str) -> None:
         """Raise `ProblemError` 429 when no more readers may wait."""
-        if self.is_full:
+        if not self._has_room(caller):
             self.refusals.count(Refusal.WAITS)
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"{self.most} requests wait already; send it again later, or without `wait`.",
                 kind="too-many-waits",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
+                headers={"Retry-After": str(self.limits.wait_again_s)},
             )
 
     @property
@@ -74,22 +83,53 @@ class Waiting:
         """Whether no more readers may wait."""
         return len(self._readers) >= self.most
 
+    def _has_room(self, caller: str) -> bool:
+        """Tell whether a reader of this caller may wait, after the longest wait of another one has ended if need be."""
+        if not self.is_full:
+            return True
+        places = Counter(self._readers.values())
+        greatest, most = places.most_common(1)[0]
+        if most <= places[caller] + 1:
+            return False
+        reader = next(reader for reader, other in self._readers.items() if other == greatest)
+        del self._readers[reader]
+        reader.cancel()
+        return True
+
     def bound_s(self, timeout_s: float) -> float:
         """How long somebody may wait who asks for `timeout_s`."""
-        return min(timeout_s, LATE_WAIT_S) if self._draining else timeout_s
+        return min(timeout_s, self.limits.late_wait_s) if self._draining else timeout_s
 
     @contextmanager
-    def reader(self) -> Iterator[trio.CancelScope]:
+    def reader(self, caller: str) -> Iterator[trio.CancelScope]:
         """One who waits for the length of a block, which ends when a drain begins."""
         with trio.CancelScope() as reader:
-            self._readers.add(reader)
+            self._readers[reader] = caller
             try:
                 yield reader
             finally:
-                self._readers.discard(reader)
+                self._readers.pop(reader, None)
 
     def answer_all(self) -> None:
         """A drain begins: answer those who wait. Who comes later waits for a moment only."""
         self._draining = True
         for reader in [*self._readers]:
             reader.cancel()
+
+
+@attrs.frozen
+class WaitingCaller:
+    """The waits of one caller: what `DatabaseProcesses` takes as its `answers`."""
+
+    waiting: Waiting
+    caller: str
+
+    async def wait(
+        self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None
+    ) -> ProcessAnswer:
+        """As in `Waiting`."""
+        return await self.waiting.wait(task_id, timeout_s=timeout_s, is_new=is_new, ident=ident, caller=self.caller)
+
+    def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
+        """As in `Answers`."""
+        self.waiting.told(task_id, answer)

@@ -27,8 +27,9 @@ from dataloader.actors.children.process_bounds import leaves, limit
 from dataloader.actors.failure_text import error_text
 from dataloader.actors.handles import read_fields
 from dataloader.actors.wrapping import inside
-from dataloader.jobs.args import ArgsType
+from dataloader.jobs.args import ArgsType, args_of
 from dataloader.jobs.errors import BadRequest, JobStopped, LimitReached
+from dataloader.jobs.handler_check import result_of
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.job import AioProcessJob, ProcessJob
 from dataloader.jobs.module_names import Place
@@ -36,7 +37,7 @@ from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snoo
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.tasks import DEFAULT_RETRY, Task
-from dataloader.jobs.text import MAX_JSON, exact_json, read_json, storable_json, storable_text
+from dataloader.jobs.text import MAX_JSON, exact_json, storable_json, storable_text
 
 
 @attrs.define(eq=False)
@@ -77,8 +78,7 @@ class _Body:
         """Run a job; what it came to."""
         port = (AioBodyPort if self.is_asyncio else BodyPort)(self.channel, job.max_lines)
         try:
-            text = bytes(job.args)
-            args = read_json(text.decode()) if self.args is None else self.args.decode(text)
+            args = args_of(bytes(job.args), self.args)
         except BadRequest as misfit:
             return wire.Ended("give_up", text=str(misfit))
         make: Callable[..., Any] = AioProcessJob if self.is_asyncio else ProcessJob
@@ -95,7 +95,7 @@ class _Body:
             finally:
                 self.port = None
                 port.end()
-            return self._ended_with(value, is_stage=job.is_stage)
+            return self._ended_with(result_of(value), is_stage=job.is_stage)
         except BaseException as error:  # noqa: ASYNC103, BLE001 - whatever it raises is the job's error
             return self._failed(error, was_stopped=port.stopped)  # noqa: ASYNC104
 

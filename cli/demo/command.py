@@ -8,9 +8,11 @@ results go to stdout.
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -28,13 +30,15 @@ from dataloader.supervisor.supervisor import Supervisor
 
 ETL = "dataloader.flows.etl"
 """The logger of loads, which say in four lines a year what the demo says in one."""
+USUAL_PORT: Final = 8080
 
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Keep serving afterwards, until ^C.")
+@click.option("--port", type=int, help="The port to listen on.  [default: DL_PORT, or 8080 or another free one]")
 @data_dir_option
 @json_option
-def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
+def demo(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) -> int:
     """Load the European Central Bank's exchange rates since 1999.
 
     On a PostgreSQL of its own: starts the embedded database and the whole service, triggers one job for each year
@@ -46,9 +50,12 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
     from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
     from dataloader.supervisor.serve import serve  # noqa: PLC0415
 
-    # Never DL_DB_DSN or a fixed port: a demo must not write into a real database, or fail beside a real service.
-    data_dir = load_settings(overrides={"data_dir": data_dir}).data_dir
-    settings = Settings(data_dir=data_dir, workers=WORKERS, port=0)
+    given = load_settings(
+        overrides={"data_dir": data_dir, "port": port}, defaults={"port": USUAL_PORT if _is_free(USUAL_PORT) else 0}
+    )
+    # Never DL_DB_DSN: a demo must not write into a real database.
+    settings = Settings(data_dir=given.data_dir, workers=WORKERS, port=given.port)
+    data_dir = given.data_dir
     run = DemoRun()
     screen = open_screen()
     with screen:
@@ -84,6 +91,16 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
     if not (keep and run.is_over):
         print_results(run, as_json=as_json)
     return code if run.is_right else code or FAILED
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _print_addresses(url: str, data_dir: Path) -> None:

@@ -1,10 +1,11 @@
 """Makes the one file, dist/dataloader-VERSION-linux-ARCH, out of a wheel: `just binary`.
 
-    python deploy/binary/build.py WHEEL DIST WORK
+    python deploy/binary/build.py WHEEL DIST WORK [--any-python]
 
 Puts the wheel with its extras into an environment of its own in the folder WORK, has PyInstaller collect it
 (dataloader.spec), adds the embedded PostgreSQL, packs all, and puts the head (head.sh) in front. The same sources on
-the same machine give the same file.
+the same machine give the same file. A Python with a known fault that hostile archives use (CVE-2024-6232) is refused;
+the tests, whose files go nowhere, take any.
 """
 
 import gzip
@@ -28,6 +29,8 @@ NOT_RUN = shutil.ignore_patterns("include", "pkgconfig", "pgxs", "*.a", "__pycac
 HASH_DIGITS = 16
 SIZE_DIGITS = 12
 GZIP_LEVEL = 6
+FIXED_PYTHON = {(3, 11): 10, (3, 12): 6}
+"""The first release of a version of Python that is packed. Later versions have none that is refused."""
 
 
 def main(wheel: Path, dist: Path, work: Path) -> Path:
@@ -50,6 +53,17 @@ def main(wheel: Path, dist: Path, work: Path) -> Path:
     write(made, archive, values)
     sys.stdout.write(f"{made}: {len(archive) / 1e6:.0f} MB, {values['SIZE']} MB unpacked, glibc {values['GLIBC']}\n")
     return made
+
+
+def refuse_old_python(version: tuple[int, int, int]) -> None:
+    """End with one line for a release of Python that must not be packed."""
+    first = FIXED_PYTHON.get(version[:2], 0)
+    if version[2] < first:
+        used = ".".join(map(str, version))
+        sys.exit(
+            f"Python {used} can't be packed: its tarfile has a fault (CVE-2024-6232); "
+            f"use {version[0]}.{version[1]}.{first} or later"
+        )
 
 
 def install(wheel: Path, work: Path) -> None:
@@ -146,4 +160,6 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    if "--any-python" not in sys.argv[4:]:
+        refuse_old_python(sys.version_info[:3])
     main(*map(Path, sys.argv[1:4]))

@@ -12,8 +12,48 @@ _dl_fail() {
     exit 1
 }
 
-_dl_is_safe() { # ours, or root's
-    [ -O "$1" ] || [ "$(stat -Lc %u "$1" 2>/dev/null)" = 0 ]
+_dl_look() { # the program may be started without a path
+    { LC_ALL=C stat -c '%A %h %u %g' "$1" || LC_ALL=C ls -ldn "$1" || LC_ALL=C /bin/ls -ldn "$1"; } 2>/dev/null
+}
+
+_dl_owner() {
+    set -f
+    set -- $(_dl_look "$1")
+    echo "${3-}"
+}
+
+# Tell whether only this user and root can change what is in a folder; otherwise _dl_wrong says why not. A folder above
+# the cache (second argument) may be sticky, or its group may write to it, if that is root's or this user's own.
+_dl_is_safe() {
+    _dl_path=$1 _dl_above=${2-} _dl_wrong="can't be looked at"
+    _dl_seen=$(_dl_look "$1") || return 1
+    set -f
+    set -- $_dl_seen # mode, links, owner, group, …
+    set +f
+    _dl_wrong="is a link"
+    case $1 in l*) return 1 ;; esac
+    _dl_wrong="is another user's"
+    [ "$3" = 0 ] || [ -O "$_dl_path" ] || return 1
+    _dl_wrong="other users can write to"
+    case $_dl_above$1 in
+    above?????????[tT]*) return 0 ;;
+    esac
+    case $1 in
+    ????????w*) return 1 ;;
+    ?????w*)
+        [ -n "$_dl_above" ] || return 1
+        [ "$4" = 0 ] || { [ "$4" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ]; }
+        ;;
+    esac
+}
+
+_dl_check_cache() {
+    _dl_is_safe "$_dl_cache" || _dl_fail "does not use $_dl_cache, which $_dl_wrong; $_dl_hint"
+    _dl_up=$_dl_cache
+    while [ "${_dl_up%/*}" ]; do
+        _dl_up=${_dl_up%/*}
+        _dl_is_safe "$_dl_up" above || _dl_fail "does not use $_dl_cache: it is in $_dl_up, which $_dl_wrong; $_dl_hint"
+    done
 }
 
 _dl_unpack() {
@@ -64,24 +104,30 @@ _dl_main() {
     /*) ;;
     *) _dl_fail "can't unpack itself into $_dl_cache: an absolute path is needed; $_dl_hint" ;;
     esac
-    _dl_folder=$_dl_cache/$_dl_hash
-    if [ ! -x "$_dl_folder/dataloader" ]; then
+    while [ "$_dl_cache" != "${_dl_cache%/}" ]; do # a link with / behind it is the folder
+        _dl_cache=${_dl_cache%/}
+    done
+    if [ ! -x "$_dl_cache/$_dl_hash/dataloader" ]; then
         for _dl_tool in chmod gzip head mkdir mktemp mv rm sha256sum tail tar touch; do
             command -v "$_dl_tool" >/dev/null || _dl_fail "needs $_dl_tool on the path, to unpack itself"
         done
         _dl_said=$({ umask 022 && LC_ALL=C mkdir -p "$_dl_cache"; } 2>&1) ||
             _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
     fi
-    # Who owns the cache can put another folder in the place of ours, at any moment.
-    _dl_is_safe "$_dl_cache" || _dl_fail "does not use $_dl_cache, which is another user's; $_dl_hint"
+    # Whoever can write to the cache, or to a folder above it, can put another folder in the place of ours, at any moment.
+    # Root may have made a link in the place of the cache, as systemd does.
+    [ ! -L "$_dl_cache" ] || [ "$(_dl_owner "$_dl_cache")" = 0 ] ||
+        _dl_fail "does not use $_dl_cache, which is a link; $_dl_hint"
+    _dl_cache=$(cd "$_dl_cache" 2>/dev/null && pwd -P) || _dl_fail "can't use its cache, which is no folder; $_dl_hint"
+    _dl_check_cache
+    _dl_folder=$_dl_cache/$_dl_hash
     if [ ! -x "$_dl_folder/dataloader" ]; then
         _dl_said=$({ umask 022 && LC_ALL=C touch "$_dl_cache/.lock"; } 2>&1) ||
             _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
         (_dl_unpack) 9>>"$_dl_cache/.lock" || exit 1
     fi
     # Another user may have made this folder before us, with programs of his own.
-    _dl_is_safe "$_dl_folder" ||
-        _dl_fail "does not run what another user has unpacked into $_dl_folder; $_dl_hint"
+    _dl_is_safe "$_dl_folder" || _dl_fail "does not run what is in $_dl_folder, which $_dl_wrong; $_dl_hint"
     exec "$_dl_folder/dataloader" "$@"
 }
 

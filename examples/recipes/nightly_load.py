@@ -1,7 +1,7 @@
-"""Sales of yesterday, loaded every night; who is on duty gets a mail if a night fails for good.
+"""Sales of yesterday, loaded every night; the person on duty gets a mail if a night fails.
 
 dataloader migrate
-dataloader psql -c 'CREATE TABLE sale (day date, shop text, amount numeric, PRIMARY KEY (day, shop))'
+dataloader psql -c 'CREATE TABLE sale (day date, shop text, amount numeric, gone boolean, PRIMARY KEY (day, shop))'
 export DL_NOTIFY='[{"name":"mail","argv":["python3","nightly_load.py"]}]'
 dataloader serve --tasks nightly_load:tasks
 """
@@ -10,14 +10,12 @@ import json
 import os
 import smtplib
 import sys
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from email.message import EmailMessage
 from typing import Any
-from zoneinfo import ZoneInfo
 
-import httpx2
-
-from dataloader import GiveUp, Job, RetryPolicy, Tasks
+from dataloader import Tasks
+from dataloader.flows.etl import Http, Json, Load, Target, Window, Windows, add_loads
 
 API = os.environ.get("SALES_URL", "https://sales.example.org")
 ZONE = "Europe/Berlin"
@@ -25,24 +23,33 @@ ZONE = "Europe/Berlin"
 tasks = Tasks()
 
 
-@tasks.task("sales.load_day", queue="nightly", timeout_s=1_800, retry=RetryPolicy(base_s=60, factor=3))
-async def load_day(job: Job) -> GiveUp | None:
-    planned = job.planned_at or datetime.now(UTC)  # by hand there is no planned time
-    day = planned.astimezone(ZoneInfo(ZONE)).date() - timedelta(days=1)
-    async with httpx2.AsyncClient(timeout=60) as client:
-        answer = await client.get(f"{API}/sales", params={"day": str(day)})
-    answer.raise_for_status()  # raises: the job is tried again
-    rows: list[tuple[object, ...]] = [(day, sale["shop"], sale["amount"]) for sale in answer.json()]
-    if not rows:
-        return GiveUp(f"no sales on {day}")  # another try would not help: somebody has to look
-    async with job.transaction() as transaction:
-        await transaction.execute("DELETE FROM sale WHERE day = $1", day)
-        await transaction.copy("sale", ["day", "shop", "amount"], rows)
-        transaction.result = {"day": str(day), "rows": len(rows)}
-    return None
+def day_of(window: Window) -> dict[str, Any]:
+    assert window.start is not None  # a load with windows has both ends
+    return {"day": str(window.start.date())}
 
 
-tasks.schedule("sales", task=load_day, cron="30 4 * * *", zone=ZONE, missed="all", missed_limit=31)
+def no_sales(answer: Any) -> str | None:
+    return None if answer else "there are no sales"  # a day without sales fails: somebody has to look
+
+
+sales = Load(
+    name="sales",
+    source=Http(API, endpoint="/sales", params=day_of, format=Json(errors=no_sales)),
+    # The run at half past four ends with yesterday, and loads late corrections of the week before.
+    windows=Windows(
+        start=date(2026, 11, 1),
+        segment="day",
+        zone=ZONE,
+        column="day",
+        delay=timedelta(hours=7),
+        look_back=timedelta(days=7),
+    ),
+    target=Target(table="sale", key=("day", "shop"), delete_missing="gone"),
+    queue="nightly",
+    schedule={"cron": "30 4 * * *", "zone": ZONE},
+    timeout_s=1_800,
+)
+add_loads(tasks, sales)
 
 
 def mail(notice: dict[str, Any], today: date) -> EmailMessage:

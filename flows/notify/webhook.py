@@ -20,11 +20,14 @@ class NotTaken(Exception):  # noqa: N818 - what the webhook says, not what went 
     """The webhook did not take a notice; it is tried again."""
 
 
-async def send(target: WebhookTarget, notice: Notice, *, delivery: UUID) -> GiveUp | None:
-    """Send `notice`; `delivery` is the same in each attempt. Raises `NotTaken` for what another attempt may mend."""
+async def send(target: WebhookTarget, notice: Notice, *, delivery: UUID, timeout_s: float = TIMEOUT_S) -> GiveUp | None:
+    """Send `notice`; `delivery` is the same in each attempt. Raises `NotTaken` for what another attempt may mend.
+
+    The webhook has `timeout_s` seconds to answer.
+    """
     body = msgspec.json.encode(notice)
     try:
-        async with open_signed(target.url, target.secret, timeout_s=TIMEOUT_S) as post:
+        async with open_signed(target.url, target.secret, timeout_s=timeout_s) as post:
             status, said = await post(body, {"X-Dataloader-Delivery": str(delivery)})
     except NotReached as error:
         raise NotTaken(f"the webhook {target.name} {error}") from None

@@ -137,13 +137,16 @@ class ProcessType(Generic[S]):
         return function
 
     def upgrade(self, function: U) -> U:
-        """Declare the decorated function as what brings a state of an older version up to date.
+        """Declare the decorated function as the one that upgrades states of older versions.
 
-        It gets the state as JSON and its version, and returns a state of this one. What it made is stored with the next
-        step that is done. Without it, processes of older versions wait for workers of those.
+        It takes the state as JSON and its version, and returns the state of this version: an instance of `state=`, or
+        the JSON that stands for one. Its result is stored with the next step that is done. Without it, processes of
+        older versions wait for workers of those versions.
         """
         if self.upgrades is not None:
             raise ValueError(f"process type {self.name!r}: upgrade is declared twice")
+        if inspect.iscoroutinefunction(function):
+            raise ValueError(f"process type {self.name!r}: {function.__qualname__} must be a plain function, not async")
         self.upgrades = function
         return function
 
@@ -219,7 +222,8 @@ class Processes:
 
         Args:
             name: its name, 1 to 192 characters.
-            state: the type of its state, which is kept as JSON.
+            state: the type of its state, which is kept as JSON: an attrs class, a dataclass, a msgspec.Struct, a
+                TypedDict, another type that msgspec reads from JSON, or a union with None; any JSON if left out.
             options: `version`, an integer that grows when older programs can't go on with its states;
                 `step_timeout_s`, the seconds that a step may take before it fails for good; `retry`, when a failed
                 timeout is tried again, `max_tries` how often in all, `retry_on` for which errors that it raises;

@@ -19,10 +19,14 @@ import trio
 
 from dataloader.flows.processes.define import Processes
 from dataloader.flows.signed_post import NotReached, is_success, open_signed
+from dataloader.jobs.error_groups import is_outage
 from dataloader.jobs.errors import DataloaderError, StoreError, Unstorable
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.job import AsyncWorkerPort, Job, port_of
+from dataloader.jobs.lease_margin import last_word_s
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MAX_ATTEMPTS, ClaimedJob
+from dataloader.jobs.outages import Outages
 from dataloader.jobs.process_outbox import (
     MAX_TRIES,
     MESSAGES,
@@ -56,17 +60,27 @@ from dataloader.store.processes.outbox_rows import (
 log = get_logger(__name__)
 T = TypeVar("T")
 
-BASE_S: Final = 1.0
-CAP_S: Final = 600.0
-"""The pauses between two tries of a delivery: the first, and the longest."""
 BESIDE: Final = 8
 """Processes whose deliveries are under way at a time in a partition."""
 MOST_S: Final = 5.0
 """After so long a run makes room for other partitions."""
 LOST_S: Final = 0.2
-SETTLE_S: Final = 2.0
-"""The time in which a run that is stopped writes what it has delivered."""
+ANSWER_S: Final = 2.0
 MAX_ERROR: Final = 2_000
+
+
+@attrs.frozen(kw_only=True)
+class DeliveryPauses:
+    """The pauses between two tries of a delivery: the first, and the longest, in seconds.
+
+    `failed_s` is after a failure, `outage_s` after an outage of a database.
+    """
+
+    failed_s: tuple[float, float] = (1.0, 600.0)
+    outage_s: tuple[float, float] = (0.2, 10.0)
+
+
+PAUSES: Final = DeliveryPauses()
 
 
 class NotDelivered(Exception):  # noqa: N818 - what became of it
@@ -98,7 +112,7 @@ def webhook_tasks(sinks: Iterable[Sink]) -> list[Task[Any]]:
 def _task(name: str, way: Way, description: str) -> Task[Any]:
     return Task(
         name=name,
-        handler=partial(_deliver, way),
+        handler=partial(deliver, way),
         is_async=True,
         queue=QUEUE,
         max_attempts=MAX_ATTEMPTS,
@@ -111,10 +125,10 @@ async def _to_processes(job: Job[Any]) -> AsyncIterator[Send]:
     database, outbox = job.resource(Database), job.resource(ProcessOutbox)
 
     async def send(row: OutboxRow) -> bool:
-        number = f"{row.key}:{row.task_id}:{row.id}"
+        number = f"{row.key}:{row.task_id}:{row.id}" if row.ident is None else row.ident.hex
         try:
             request = ProcessRequest.of_message(row.body, number)
-            asked = await _insist(partial(pass_on, database, row.id, request, outbox.lease_s))
+            asked = await _insist(partial(pass_on, database, row, request, outbox.lease_s))
         except (DataloaderError, TypeError) as error:
             raise NotDelivered(f"it can't be asked: {error}") from error
         if asked is not None and asked.verdict not in DELIVERED:
@@ -169,10 +183,13 @@ async def _to_webhook(sink: Sink, _job: Job[Any]) -> AsyncIterator[Send]:
 
 
 def _delivery(sink: str, row: OutboxRow) -> Delivery:
-    is_event = row.kind == "event"
+    if row.ident is not None:
+        key = row.ident.hex
+    else:  # a program of an earlier release has written it
+        key = f"{row.key}:{row.event_id}" if row.kind == "event" else f"{row.key}:{row.kind}:{row.id}"
     return Delivery(
         sink=sink,
-        key=f"{row.key}:{row.event_id}" if is_event else f"{row.key}:{row.kind}:{row.id}",
+        key=key,
         kind=cast("SinkKind", row.kind),
         type=row.type or "",
         process_id=row.process_id or "",
@@ -184,17 +201,19 @@ def _delivery(sink: str, row: OutboxRow) -> Delivery:
     )
 
 
-async def _deliver(way: Way, job: Job[Any]) -> None:
-    """Deliver what a partition has, until nothing is left to do now."""
+async def deliver(way: Way, job: Job[Any], *, pauses: DeliveryPauses = PAUSES) -> None:
+    """Deliver what a partition has, until nothing is left to do now: the handler of each of these tasks."""
     async with way(job) as send:
-        await _Deliverer(job, send).run()
+        await _Deliverer(job, send, pauses).run()
 
 
 @attrs.define(eq=False)
 class _Deliverer:
     job: Job[Any]
     send: Send
+    pauses: DeliveryPauses
     partition: Partition = attrs.field(init=False)
+    last_word_s: float = attrs.field(init=False)
     database: Database = attrs.field(init=False)
     outbox: ProcessOutbox = attrs.field(init=False)
     telemetry: ProcessTelemetry = attrs.field(init=False)
@@ -204,6 +223,7 @@ class _Deliverer:
     def __attrs_post_init__(self) -> None:
         claimed = self.job.resource(ClaimedJob)
         args = self.job.args
+        self.last_word_s = last_word_s(claimed.lease_s)
         self.partition = Partition(args["sink"], args["partition"], self.job.job_id, claimed.token)
         self.database = self.job.resource(Database)
         self.outbox = self.job.resource(ProcessOutbox)
@@ -232,7 +252,7 @@ class _Deliverer:
         settled, by_process = Settled(), defaultdict[int, list[OutboxRow]](list)
         for row in rows:
             if row.type is None:
-                settled.done.append(row.id)  # its process is gone without a trace, and so are its events
+                settled.done[row.id] = row.ident  # its process is gone without a trace, and so are its events
             elif row.held_up and not row.again:
                 settled.behind.add(row.key)
             else:
@@ -243,8 +263,9 @@ class _Deliverer:
                 for one in by_process.values():
                     nursery.start_soon(self._deliver_some, one, settled, limiter)
         except BaseException:  # what was delivered by then is not delivered again, unless this fails
-            with trio.move_on_after(SETTLE_S, shield=True), suppress(StoreError):
-                await self._settle(settled)
+            if settled.done or settled.mended or settled.failed:
+                with trio.move_on_after(self.last_word_s, shield=True), suppress(StoreError):
+                    await self._settle(settled)
             raise
         await _insist(partial(self._settle, settled))
 
@@ -252,14 +273,15 @@ class _Deliverer:
         settled.behind -= settled.mended | settled.failed.keys()
         sink = self.job.resource(Sinks).by_name.get(self.partition.sink)
         tries = MAX_TRIES if sink is None else sink.max_tries
-        await settle(self.database, self.partition, settled, tries=tries, base_s=BASE_S, cap_s=CAP_S)
+        base_s, cap_s = self.pauses.failed_s
+        await settle(self.database, self.partition, settled, tries=tries, base_s=base_s, cap_s=cap_s)
 
     async def _deliver_some(self, rows: Sequence[OutboxRow], settled: Settled, limiter: trio.CapacityLimiter) -> None:
         async with limiter:
             for row in rows:
                 since = trio.current_time()
                 try:
-                    is_left = await self.send(row)
+                    is_left = await self._sent(row)
                 except Exception as error:  # noqa: BLE001 - a handler's; it is stored, and shown
                     reason = str(error) if isinstance(error, NotDelivered) else said_by(error)
                     settled.failed[row.key] = storable_text(mask_text(reason), MAX_ERROR)
@@ -268,9 +290,27 @@ class _Deliverer:
                     return
                 self._noted(row, "delivered", since)
                 if is_left:
-                    settled.done.append(row.id)
+                    settled.done[row.id] = row.ident
                 if row.again:
                     settled.mended.add(row.key)
+
+    async def _sent(self, row: OutboxRow) -> bool:
+        """Send a row; again after an outage of the database, for which the handler is not to blame.
+
+        An outage that repeats while the queue's database serves is a failure of the delivery.
+        """
+        outages = Outages(partial(self.database.serves, ANSWER_S), Pauses(*self.pauses.outage_s))
+        while True:
+            try:
+                return await self.send(row)
+            except Exception as error:
+                if not is_outage(error) or not await outages.may_repeat(error):  # noqa: ASYNC120 - a cancellation takes the error's place
+                    raise
+                log.warning("a delivery waits for the database", sink=self.partition.sink, error=str(error))
+            while True:
+                await trio.sleep(outages.pauses.next())
+                if await outages.serves():
+                    break
 
     def _noted(self, row: OutboxRow, outcome: str, since: float) -> None:
         took_s = trio.current_time() - since

@@ -4,14 +4,20 @@ A run begins a step, calls the author's function, writes the outcome, and goes o
 long as there is one: a waiting call first, then a timer that is due. After `MOST_STEPS` steps or `MOST_S` seconds the
 job goes back to the queue, so that others get their turn. What is written ends the job itself: it waits for the timer,
 or is deleted; so the queue records nothing of such a run.
+
+An outage of the queue's database ends no step; `Outages` tells it from others. A step that it interrupts runs again, in
+the same run and without counting a try, once `begin` has told whether a COMMIT without an answer has happened: then the
+process's mark has moved. If the outage outlasts the lease, the author's function is stopped as always. When the
+database is back, the outcome is stored, or the mark is taken back, unless another worker has the job by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
+from uuid import UUID
 
 import attrs
 import msgspec
@@ -21,9 +27,11 @@ from dataloader.flows.processes.define import Processes, ProcessType
 from dataloader.flows.processes.step_call import MAX_ERROR, UNSUPPORTED, StepCall, StepTransaction
 from dataloader.flows.processes.stepper import Stepper
 from dataloader.jobs.errors import StoreError, Unstorable
-from dataloader.jobs.job import AsyncWorkerPort, Job, port_of
+from dataloader.jobs.growing_pauses import Pauses
+from dataloader.jobs.job import AsyncWorkerPort, Ending, Job, port_of
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MAX_ATTEMPTS, ClaimedJob
+from dataloader.jobs.outages import Outages
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.jobs.process_outbox import ProcessOutbox
@@ -60,9 +68,13 @@ SOON: Final = RetryPolicy(base_s=1, factor=2, cap_s=30)
 """After a run that could not be ended as its steps are, such as one whose lease could not be held."""
 MOST_STEPS: Final = 100
 MOST_S: Final = 1.0
+OUTAGE_PAUSES_S: Final = (0.2, 30.0)
+"""The pauses before a step runs again that an outage has interrupted: the first, and the longest."""
 LOCKED_S: Final = 0.001
 """Somebody who asks a process has its row for so long; the next time it is waited for in turn."""
 LOST_S: Final = 0.2
+ANSWER_S: Final = 2.0
+"""Seconds that a step waits for the database to answer after its time is over."""
 
 
 def tasks_of(processes: Processes) -> list[Task[Any]]:
@@ -70,7 +82,7 @@ def tasks_of(processes: Processes) -> list[Task[Any]]:
     return [
         Task(
             name=name,
-            handler=partial(_drive, kind),
+            handler=partial(drive, kind),
             is_async=True,
             queue=kind.queue,
             max_attempts=MAX_ATTEMPTS,
@@ -82,16 +94,16 @@ def tasks_of(processes: Processes) -> list[Task[Any]]:
     ]
 
 
-async def _drive(kind: ProcessType[Any], job: Job) -> object:
-    """Run the steps of one process until nothing is left to do now."""
-    drive = _Drive(kind, job)
-    return await drive.run()
+async def drive(kind: ProcessType[Any], job: Job, *, outage_pauses_s: tuple[float, float] = OUTAGE_PAUSES_S) -> object:
+    """Run the steps of one process until nothing is left to do now: the handler of its type's tasks."""
+    return await _Drive(kind, job, outage_pauses_s).run()
 
 
 @attrs.define(eq=False)
 class _Drive:
     kind: ProcessType[Any]
     job: Job
+    outage_pauses_s: tuple[float, float]
     wakeup: Wakeup = attrs.field(init=False)
     stepper: Stepper = attrs.field(init=False)
     database: Database = attrs.field(init=False)
@@ -100,8 +112,13 @@ class _Drive:
     telemetry: ProcessTelemetry = attrs.field(init=False)
     outbox: ProcessOutbox = attrs.field(init=False)
     until: float = attrs.field(factory=lambda: trio.current_time() + MOST_S, init=False)
+    ident: UUID | None = attrs.field(default=None, init=False)
+    """The ident of the task whose step runs."""
     is_last: bool = attrs.field(default=False, init=False)
     """This run does no step after this one."""
+    is_late: bool = attrs.field(default=False, init=False)
+    """The body has ended, and what it could not write is written."""
+    outages: Outages = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.port = port_of(self.job)
@@ -109,14 +126,13 @@ class _Drive:
         self.wakeup = Wakeup(self.job.args["key"], self.job.job_id, claimed.token, self.kind.crashes)
         self.stepper = self.job.resource(Stepper)
         self.database = self.job.resource(Database)
+        self.outages = Outages(partial(self.database.serves, ANSWER_S), Pauses(*self.outage_pauses_s))
         self.answers = self.job.resource(Answers)
         self.telemetry = self.job.resource(ProcessTelemetry)
         self.outbox = self.job.resource(ProcessOutbox)
 
     async def run(self) -> object:
-        async with self.port.ending() as end:
-            begun = await self._begun()
-            end.written = begun.verdict in {"rest", "zombie"}
+        begun = await self._begun_again()
         if begun.verdict == "void":
             log.info("the wake-up job has no process any more")
             return None
@@ -124,25 +140,70 @@ class _Drive:
             return None
         assert begun.work is not None and begun.snapshot is not None  # noqa: S101, PT018 - a step has both
         snapshot, work = begun.snapshot, begun.work
-        for steps in range(1, MOST_STEPS + 1):
-            self.is_last = steps == MOST_STEPS
+        steps = 1
+        while True:
+            self.is_last = steps >= MOST_STEPS
             outcome, snapshot, stored = await self._step(snapshot, work)
             if stored is not None:
-                if stored.work is None:
-                    return None
-                work, snapshot = stored.work, stored.on(snapshot)
-                continue
-            async with self.port.ending() as end:
-                committed = await self._committed(self._going_on(outcome))
-                # The answer of an earlier try may have been lost, which had marked the next step: that one begins here.
-                then = await self._begun() if committed.verdict == "void" else committed
-                end.written = then.verdict in {"rest", "gone", "zombie"}
+                then: Begun | Committed = stored
+            elif outcome.outcome == "returned":
+                then = await self._resolved(snapshot, work)
+                steps -= 1
+            else:
+                then = await self._ended(outcome)
             if then.verdict == "void":
                 log.warning("a step's end was not written, or had no answer: the process is not this run's any more")
             if then.work is None:
                 return None
             work, snapshot = then.work, then.on(snapshot)
-        raise AssertionError("the last step of a run is never followed by another")
+            steps += 1
+
+    async def _begun_again(self) -> Begun:
+        """Begin a step, or the same one again."""
+        async with self._ending(None) as end:
+            begun = await self._begun()
+            end.written = begun.verdict in {"rest", "zombie"}
+        return begun
+
+    async def _resolved(self, _snapshot: Snapshot, _work: Work) -> Begun:
+        """Learn what became of a step that an outage has interrupted, and begin it again if nothing did.
+
+        Its transaction may have committed without an answer, and marked the next step: then that one begins.
+        """
+        return await self._begun_again()
+
+    async def _ended(self, outcome: StepOutcome) -> Begun | Committed:
+        """Write the outcome of a step; begin the next one."""
+        async with self._ending(outcome) as end:
+            committed = await self._committed(self._going_on(outcome))
+            # The answer of an earlier try may have been lost, which had marked the next step: that one begins here.
+            then = await self._begun() if committed.verdict == "void" else committed
+            end.written = then.verdict in {"rest", "gone", "zombie"}
+        return then
+
+    @asynccontextmanager
+    async def _ending(self, outcome: StepOutcome | None) -> AsyncIterator[Ending]:
+        """Enter the port's ending. If the lease ends before the database answers, write the rest after the handler."""
+        async with self.port.ending() as end:
+            try:
+                yield end
+            except (trio.Cancelled, StoreError):
+                end.later = partial(self._late, outcome)
+                raise
+
+    async def _late(self, outcome: StepOutcome | None) -> None:
+        """Write an outcome, or take the mark of a step back, after the body: void if the job is another run's."""
+        self.is_late = True
+        if outcome is not None:
+            outcome.go_on = False
+            if (await self._committed(outcome)).verdict != "void":
+                return
+        begun = await self._begun()
+        if begun.work is not None:
+            await self._committed(self._returned(begun.work))
+
+    def _returned(self, work: Work) -> StepOutcome:
+        return StepOutcome(wakeup=self.wakeup, task_id=work.task_id, outcome="returned")
 
     async def _begun(self) -> Begun:
         since = trio.current_time()
@@ -178,7 +239,9 @@ class _Drive:
             except Unstorable:
                 raise
             except StoreError as error:
-                log.warning("a step waits for the database", error=str(error))
+                if self.port.stopped_by() is not None and not self.is_late:
+                    raise  # the body ends; what is to be written does not hold it up
+                self.stepper.log_wait(str(error))
                 await trio.sleep(LOST_S)
                 continue
             if answer.verdict != "locked":
@@ -202,6 +265,7 @@ class _Drive:
                 status="error" if step.outcome == "failed" else "finished",
                 response=None if step.response is None else msgspec.json.decode(step.response),
                 error=step.error,
+                ident=self.ident,
             )
             self.answers.told(step.task_id, answer)
 
@@ -212,13 +276,26 @@ class _Drive:
 
     async def _step(self, snapshot: Snapshot, work: Work) -> tuple[StepOutcome, Snapshot, Committed | None]:
         """Call the author's function; whatever it does becomes an outcome, which a transaction may have stored."""
-        events = partial(read_own_events, self.database, self.wakeup.key, snapshot.last_event_id)
+        if self.ident != work.ident:
+            self.outages.reset()
+        self.ident = work.ident
         call = StepCall(
-            kind=self.kind, wakeup=self.wakeup, snapshot=snapshot, work=work, events=events, open=self._transaction
+            kind=self.kind,
+            wakeup=self.wakeup,
+            snapshot=snapshot,
+            work=work,
+            events=partial(read_own_events, self.database, self.wakeup.key, snapshot.last_event_id),
+            open=self._transaction,
+            outages=self.outages,
         )
         since = trio.current_time()
         try:
             outcome, after = await call.run()
+            if outcome.outcome == "returned":
+                self.stepper.log_wait(call.outage or "")
+                await trio.sleep(self.outages.pauses.next())
+            else:
+                self.outages.reset()
         except BaseException:  # the cancellation, alone or in a group; what is the author's was an outcome
             stored = None if call.stored is None else call.stored[2]
             await self._stopped(work, stored)  # noqa: ASYNC102 - it is shielded until the body must have ended
@@ -251,15 +328,21 @@ class _Drive:
             if stored.work is None:
                 return
             work = stored.work
-        outcome = StepOutcome(wakeup=self.wakeup, task_id=work.task_id, outcome="returned")
+        outcome = self._returned(work)
         match self.port.stopped_by():
             case StopReason.DRAIN:
                 pass
+            case StopReason.LEASE_ENDED:
+                # No heartbeat got through. The job is this run's until another worker has taken it.
+                async with self.port.ending() as end:
+                    end.later = partial(self._late, outcome)
+                return
             case StopReason.CANCEL if stored is not None:
                 pass
             case StopReason.CANCEL:
                 outcome = attrs.evolve(outcome, outcome="failed", error="stopped by an operator")
-            case _:  # the lease is over: what was written of it would be void
+            case _:  # the job is another worker's: what was written of it would be void
                 return
-        async with self.port.ending() as end:
-            end.written = (await self._committed(outcome)).verdict in {"rest", "gone"}
+        with suppress(StoreError):  # then it is written after the body; the cancellation is what ends that
+            async with self._ending(outcome) as end:
+                end.written = (await self._committed(outcome)).verdict in {"rest", "gone"}

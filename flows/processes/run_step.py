@@ -12,14 +12,16 @@ import msgspec
 
 from dataloader.flows.processes.define import ProcessType, decoded
 from dataloader.flows.processes.step_call import StepCall, json_text
+from dataloader.jobs.growing_pauses import Pauses
+from dataloader.jobs.outages import Outages
 from dataloader.jobs.process_listings import ProcessEvent
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.processes import MAX_VALUE, Following, Remove, Rest, Timer
 from dataloader.store.processes.steps import Kind, Snapshot, StepOutcome, Wakeup, Work
 
 S = TypeVar("S")
-_STATUS: dict[str, Literal["done", "refused", "retry", "failed"]] = {
-    "done": "done", "refused": "refused", "retry": "retry", "failed": "failed",
+_STATUS: dict[str, Literal["done", "refused", "retry", "failed", "returned"]] = {
+    "done": "done", "refused": "refused", "retry": "retry", "failed": "failed", "returned": "returned",
 }  # fmt: skip
 
 
@@ -27,8 +29,9 @@ _STATUS: dict[str, Literal["done", "refused", "retry", "failed"]] = {
 class StepRun(Generic[S]):
     """What came of a step: all of it would be stored, in one transaction."""
 
-    outcome: Literal["done", "refused", "retry", "failed"]
-    """`retry`: a timeout has failed, and is tried again in `next.after_s` seconds."""
+    outcome: Literal["done", "refused", "retry", "failed", "returned"]
+    """`retry`: a timeout has failed, and is tried again in `next.after_s` seconds. `returned`: the step raised
+    `StoreUnavailable`, and runs again as soon as the database can be used."""
     response: Any
     """What its caller would get."""
     error: str | None
@@ -104,7 +107,10 @@ async def run_step(
         return (found[::-1] if newest_first else found)[:limit]
 
     wakeup = Wakeup(0, UUID(int=0), 0)
-    call = StepCall(kind=kind, wakeup=wakeup, snapshot=snapshot, work=work, events=read, open=_no_database)
+    outages = Outages(_always, Pauses(0, 0))
+    call = StepCall(
+        kind=kind, wakeup=wakeup, snapshot=snapshot, work=work, events=read, open=_no_database, outages=outages
+    )
     outcome, after = await call.run()
     return StepRun(
         outcome=_STATUS[outcome.outcome],
@@ -120,6 +126,10 @@ async def run_step(
 
 def _no_database(_call: StepCall) -> NoReturn:
     raise RuntimeError("run_step has no database: p.transaction() needs a supervisor")
+
+
+async def _always() -> bool:
+    return True
 
 
 def _kind(step: str) -> Kind:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import attrs
@@ -12,9 +12,10 @@ import trio
 
 from dataloader.flows.processes.define import ProcessType, decoded
 from dataloader.flows.processes.process import Process
-from dataloader.jobs.error_groups import first_error, single_errors
-from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.error_groups import first_error, is_outage, single_errors
+from dataloader.jobs.errors import BadRequest, LeaseLost, StoreUnavailable
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outages import Outages
 from dataloader.jobs.process_listings import ProcessEvent
 from dataloader.jobs.process_outbox import MAX_MESSAGES, MAX_SENT
 from dataloader.jobs.process_requests import ProcessRequest
@@ -60,22 +61,29 @@ class StepCall:
     events: Callable[..., Awaitable[list[ProcessEvent]]]
     open: Callable[[StepCall], AbstractAsyncContextManager[StepTransaction]]
     """Opens a transaction that stores the step's outcome when its block ends."""
-    upgraded: Any = attrs.field(default=None, init=False)
-    """The state, where an older version of the type has written it."""
+    outages: Outages
+    """The outages that this step has met in a row."""
+    upgraded: str | None = attrs.field(default=None, init=False)
+    """The upgraded state as JSON text, if an older version of the type has written the stored one."""
     stored: tuple[StepOutcome, Snapshot, Committed] | None = attrs.field(default=None, init=False)
     """What `p.transaction()` has stored already."""
     sent: list[ProcessRequest] = attrs.field(factory=list, init=False)
     """Messages to other processes."""
+    asking: int = attrs.field(default=0, init=False)
+    """The number of transactions and reads that the step has begun and not ended."""
+    outage: str | None = attrs.field(default=None, init=False)
+    """The text of the outage that ended the step."""
 
     async def run(self) -> tuple[StepOutcome, Snapshot]:
-        """Call the function; what comes of it, and the process as it is after it. Only a cancellation is raised."""
+        """Call the function; what comes of it, and the process as it is after it. Only a cancellation is raised.
+
+        An outage of the database is no outcome of the step: it is `returned`, to be run again. An outage that repeats
+        while the queue's database serves is the step's own error.
+        """
         try:
             result = await self._called()
-        except Exception as error:
-            if self.stored is not None:
-                log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
-                return self.stored[:2]
-            return self._failed(error, Fail(said_by(first_error(error)))), self.snapshot
+        except Exception as error:  # noqa: BLE001 - whatever the author's function raises
+            return await self._raised(error)
         if self.stored is not None:
             return self.stored[:2]
         if isinstance(result, Fail):
@@ -106,9 +114,9 @@ class StepCall:
             kind=work.kind,
             context=work.context,
             attempt=work.attempt + 1,
-            step_key=f"{snapshot.type}:{snapshot.process_id}:{work.first_task or work.task_id}",
+            step_key=self.key,
             corrupted_by=snapshot.corrupted_by,
-            events=self.events,
+            events=self._read_events,
             transaction=self._transaction,
             send=self._send,
         )
@@ -116,13 +124,59 @@ class StepCall:
             result = await step.function(process, *arguments)
         if not scope.cancelled_caught:
             return result
-        # Nobody knows how far it has come, as after a worker's death: it is not tried again by itself.
+        if self.asking and not await self.outages.serves():
+            raise StoreUnavailable(f"the database did not answer within the step's {self.kind.step_timeout_s:g} s")
+        # It is unknown how far it has come, as after a worker's death: it is not tried again automatically.
         return Fail(f"the step took longer than its {self.kind.step_timeout_s:g} s", final=True)
 
-    def _transaction(self) -> AbstractAsyncContextManager[StepTransaction]:
+    @property
+    def key(self) -> str:
+        """The key of the step for external systems, the same in every try."""
+        work = self.work
+        if work.ident is not None:
+            return work.ident.hex
+        # A program of an earlier release has begun it, under this key.
+        return f"{self.snapshot.type}:{self.snapshot.process_id}:{work.first_task or work.task_id}"
+
+    async def _raised(self, error: Exception) -> tuple[StepOutcome, Snapshot]:
+        if self.stored is not None:
+            log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
+            return self.stored[:2]
+        # A lease that has ended in a transaction leaves open what became of it, as an outage does.
+        is_none = is_outage(error) or isinstance(first_error(error), LeaseLost) or await self._is_silence(error)
+        if is_none and await self.outages.may_repeat(error):
+            self.outage = said_by(first_error(error))
+            return StepOutcome(wakeup=self.wakeup, task_id=self.work.task_id, outcome="returned"), self.snapshot
+        return self._failed(error, Fail(said_by(first_error(error)))), self.snapshot
+
+    async def _is_silence(self, error: Exception) -> bool:
+        """Return whether the step's own deadline has passed while it waited for a database that does not answer."""
+        too_slow = all(isinstance(one, trio.TooSlowError) for one in single_errors(error))
+        return bool(too_slow and self.asking and not await self.outages.serves())
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[StepTransaction]:
         if self.stored is not None:
             raise RuntimeError("the step has stored its outcome: write all rows in one block of p.transaction()")
-        return self.open(self)
+        with self._asks():
+            async with self.open(self) as transaction:
+                yield transaction
+
+    async def _read_events(self, **which: Any) -> list[ProcessEvent]:
+        with self._asks():
+            return await self.events(**which)
+
+    @contextmanager
+    def _asks(self) -> Iterator[None]:
+        """Count what the step has begun to ask of the database; what is cancelled stays counted."""
+        self.asking += 1
+        try:
+            yield
+        except BaseException as error:
+            if not any(isinstance(one, trio.Cancelled) for one in single_errors(error)):
+                self.asking -= 1
+            raise
+        self.asking -= 1
 
     def _send(self, message: ProcessRequest) -> None:
         if self.stored is not None:
@@ -136,15 +190,17 @@ class StepCall:
         return self._went_well(result)
 
     def _state(self) -> Any:
-        """The state as the type's, brought up to its version. A repair gets it as it is stored."""
+        """Return the state as an instance of the type's `state=`, upgraded to the type's version.
+
+        The result of an upgrade is read back from JSON, so that this step sees what the next one will see.
+        """
         state = self.snapshot.aux_state
         if state is None:
             return None
         if self.snapshot.version < self.kind.version:
             assert self.kind.upgrades is not None  # noqa: S101 - else no worker of ours has the job
-            state = self.kind.upgrades(state, self.snapshot.version)
-            self.upgraded = state
-            return state if _is_of(state, self.kind.state) else decoded("state", state, self.kind.state)
+            self.upgraded = json_text("state", self.kind.upgrades(state, self.snapshot.version), MAX_VALUE)
+            state = msgspec.json.decode(self.upgraded)
         return decoded("state", state, self.kind.state)
 
     def _went_well(self, result: object) -> tuple[StepOutcome, Snapshot]:
@@ -160,7 +216,7 @@ class StepCall:
         if result.state is not UNCHANGED:
             state, version = json_text("state", result.state, MAX_VALUE), self.kind.version
         elif self.upgraded is not None:
-            state, version = json_text("state", self.upgraded, MAX_VALUE), self.kind.version
+            state, version = self.upgraded, self.kind.version
         metadata = None if result.metadata is UNCHANGED else check_metadata("metadata", result.metadata)
         if len(result.events) > MAX_EVENTS:
             raise BadRequest("events", f"must be at most {MAX_EVENTS:,}, not {len(result.events):,}")
@@ -237,7 +293,3 @@ def json_text(name: str, value: Any, most: int) -> str:
     if attrs.has(type(value)):
         value = msgspec.to_builtins(value)
     return exact_json(name, value, most)
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    return isinstance(kind, type) and isinstance(value, kind)

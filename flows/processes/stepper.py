@@ -7,6 +7,7 @@ for a row that is locked: who has found it locked again and again waits for it o
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
@@ -15,6 +16,8 @@ import attrs
 import outcome
 import trio
 
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.processes.steps import (
     Begun,
@@ -27,11 +30,14 @@ from dataloader.store.processes.steps import (
     aio_commit_in_turn,
 )
 
+log = get_logger(__name__)
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 MOST: Final = 64
 """Steps of one statement."""
+LOG_EVERY_S: Final = 60.0
 
 
 @attrs.define(eq=False)
@@ -84,6 +90,10 @@ class _Line(Generic[Q, A]):
     async def _send(self, batch: Sequence[_Waiting[Q, A]]) -> None:
         try:
             answers = await self.session.write(self.send, [one.asked for one in batch])
+        except StoreUnavailable as error:  # whoever sends it again finds the same database
+            for one in batch:
+                one.set(outcome.Error(StoreUnavailable(str(error))))
+            return
         except Exception as error:  # noqa: BLE001 - each of them gets it, or is sent by itself
             if len(batch) == 1:
                 batch[0].set(outcome.Error(error))
@@ -101,6 +111,7 @@ class Stepper:
 
     _nursery: trio.Nursery
     _sessions: list[Session] = attrs.field(factory=list, init=False)
+    _logged_at: float = attrs.field(default=-math.inf, init=False)
     _lines: dict[bool, tuple[_Line[Wakeup, Begun], _Line[StepOutcome, Committed]]] = attrs.field(
         factory=dict, init=False
     )
@@ -115,6 +126,13 @@ class Stepper:
         Raises `StoreError`; whether it was written is unknown then.
         """
         return await self._open(database, in_turn=in_turn)[1].ask(step)
+
+    def log_wait(self, error: str) -> None:
+        """Log that steps wait for the database: for all of them together, once a minute."""
+        now = trio.current_time()
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            log.warning("a step waits for the database", error=error)
 
     def _open(self, database: Database, *, in_turn: bool) -> tuple[_Line[Wakeup, Begun], _Line[StepOutcome, Committed]]:
         if in_turn not in self._lines:

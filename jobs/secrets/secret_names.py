@@ -25,7 +25,7 @@ _ALWAYS: Final = frozenset(
 )
 _AT_THE_END: Final = frozenset(
     {"auth", "authorization", "cookie", "cookies", "dsn", "dsns", "sig", "signature", "jwt", "jwts"}
-    | {"bearer", "csrf", "xsrf", "otp", "otps", "totp", "pin", "pins", "cvv", "cvc", "verifier"}
+    | {"pw", "bearer", "csrf", "xsrf", "otp", "otps", "totp", "pin", "pins", "cvv", "cvc", "verifier"}
     | {"accesskey", "accountkey", "authkey", "encryptionkey", "masterkey", "privatekey", "secretkey", "sharedkey"}
     | {"signingkey", "sshkey"}
 )

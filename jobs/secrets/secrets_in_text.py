@@ -48,7 +48,7 @@ _SHORT_CODE: Final = re.compile(r"[A-Za-z0-9]{1,5}")
 _HINTS: Final = (
     *("pass", "pwd", "pswd", "token", "secret", "key", "auth", "cookie", "credential", "dsn", "sig", "jwt", "bearer"),
     *("csrf", "xsrf", "sess", "otp", "pin", "cvv", "cvc", "verifier", "assertion", "saml", "code"),
-    *("basic", "identified", "netloc", "thin", "curl", "mysql"),
+    *("basic", "identified", "netloc", "thin", "curl", "mysql", "docker", "podman", "pw"),
 )
 _NAME: Final = re.compile(r"[\w.-]*+")
 _BARE_NAMES: Final = frozenset({"key", "keys", "token", "tokens", "code", "codes"})
@@ -76,6 +76,10 @@ _COMMANDS: Final = {
     "sshpass": re.compile(r"""\s-p[ ]?["']?([^\s"']+)"""),
 }
 _COMMANDS["mysqldump"] = _COMMANDS["mysql"]
+_LOGIN: Final = re.compile(r"""[ \t]+login\b[^\n|;&]{0,200}?\s-p[ =]?["']?([^\s"']+)""")
+# A line of .netrc; the host or the user is before the password.
+_AS_NETRC: Final = re.compile(r"(?:\s|\\[nrt])++(?=\S)")
+_NETRC_BEHIND: Final = re.compile(r"(?:\s|[nrt]\\){1,20}+[^\s\\]{1,200}+(?:\s|[nrt]\\){1,20}+(?:nigol|enihcam)(?!\w)")
 _CREDENTIALS: Final = re.compile(r"[\w.~+/=*-]++")
 _THIN: Final = re.compile(r""":([^\s/@"'<>]{1,100}+/[^\s"'<>@]{1,100}+)@""")
 _NETLOC: Final = re.compile(r"""=["']([^"'@\s]{0,200}+)@""")
@@ -101,6 +105,12 @@ _ADDRESS: Final = re.compile(
     re.VERBOSE,
 )
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----([^-]*+(?:-(?!----)[^-]*+)*+)")
+_PUTTY_KEY: Final = re.compile(r"Private-Lines:[ \t]*+\d{1,4}((?:(?!Private-MAC)[A-Za-z0-9+/=\s\\])*+)")
+# A line of .pgpass: host:port:database:user:password. The ports are those of PostgreSQL and its poolers, since a key
+# such as ecb:2024:eur:day:1 has this form, too.
+_PGPASS: Final = re.compile(
+    r"""(?<=[\w.*\]]):(?:54\d\d|64\d\d|65\d\d|\*):[^\s:"']{1,63}+:[^\s:"']{1,63}+:((?:\\[:\\]|[^\s\\"'])++)"""
+)
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
@@ -131,6 +141,12 @@ def _found_in(text: str) -> list[Span]:
     if "-----BEGIN " in text:
         keys = [key.span(1) for key in _PRIVATE_KEY.finditer(text)]
         found += [span for span in keys if _is_worth_hiding(text, *span)]
+    if "Private-Lines:" in text:
+        keys = [key.span(1) for key in _PUTTY_KEY.finditer(text)]
+        found += [span for span in keys if _is_worth_hiding(text, *span)]
+    if text.count(":") >= 4:
+        passwords = [line.span(1) for line in _PGPASS.finditer(text)]
+        found += [span for span in passwords if _is_worth_hiding(text, *span)]
     # A search for tokens looks at each character; most words are too short to be one.
     long = " ".join([word for word in text.split() if len(word) >= LEAST])
     if long and TOKEN.search(long):
@@ -179,6 +195,7 @@ class _Words:
             (self._entry, "[" in text or "(" in text),
             (self._row, ")=(" in text),
             (self._sql, "'" in text),
+            (self._netrc, "login" in lowered or "machine" in lowered),
         )
         self.readers = [read for read, is_needed in readers if is_needed]
 
@@ -268,6 +285,8 @@ class _Words:
                 return self._hide(*netloc.span(1))
             case "curl" | "mysql" | "mysqldump" | "sshpass":
                 return self._command(word, end)
+            case "docker" | "podman" if login := _LOGIN.match(text, end):
+                return self._hide(login.start(1), end_of(_ARGUMENT, text, login.start(1), len(text)))
             case "thin" if thin := _THIN.match(text, end):
                 return self._hide(*thin.span(1))
         return 0
@@ -375,6 +394,13 @@ class _Words:
             return 0
         quoted = _AS_SQL.match(self.text, end)
         return self._hide(*value_span(self.text, quoted.end())) if quoted else 0
+
+    def _netrc(self, start: int, end: int, word: str) -> int:
+        """`machine h login bob password s3cr3t`, a line of .netrc."""
+        following = _AS_NETRC.match(self.text, end) if word.lower() == "password" else None
+        if following is None or not self._behind(_NETRC_BEHIND, start):
+            return 0
+        return self._hide(*value_span(self.text, following.end()))
 
 
 def _has_value(lowered: str, start: int, end: int) -> bool:

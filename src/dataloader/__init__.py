@@ -63,6 +63,7 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task, Tasks
 
 if TYPE_CHECKING:
+    from dataloader.actors.job_log_handler import JobLogHandler
     from dataloader.store.embedded.postgres import embedded_postgres
     from dataloader.supervisor.drain import DrainReport
     from dataloader.supervisor.logs import configure_logging
@@ -101,6 +102,7 @@ __all__ = [
     "Job",
     "JobEvent",
     "JobFilter",
+    "JobLogHandler",
     "JobNotFound",
     "JobRecord",
     "JobStopped",
@@ -153,6 +155,7 @@ __all__ = [
 _WHEN_ASKED_FOR: Final = {
     "ApiToken": "dataloader.supervisor.settings",
     "DrainReport": "dataloader.supervisor.drain",
+    "JobLogHandler": "dataloader.actors.job_log_handler",
     "Settings": "dataloader.supervisor.settings",
     "Supervisor": "dataloader.supervisor.supervisor",
     "Worker": "dataloader.supervisor.settings",

@@ -46,7 +46,7 @@ def _open_what_is_closed() -> None:
 def _interrupt(number: int, _frame: object) -> None:
     _came.append(number)
     if not callable(signal.getsignal(signal.SIGINT)):  # a shell's job in the background ignores it
-        sys.exit(128 + number)
+        raise KeyboardInterrupt  # not SystemExit, which a module of tasks may raise itself
     # As ^C, which Trio keeps out of its own works.
     signal.raise_signal(signal.SIGINT)
 

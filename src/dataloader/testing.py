@@ -29,6 +29,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.lease import Lease
 from dataloader.actors.recorder_messages import Ended, ToRecord
 from dataloader.actors.run_services import RunServices
+from dataloader.actors.signals import Claimed, KnownTasks, Recorded, Signal, Signals
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.libraries import libraries_of
 from dataloader.flows.processes.run_step import StepRun, run_step
@@ -58,8 +59,13 @@ from dataloader.supervisor.process_tester import ProcessTester, process_tester
 from dataloader.supervisor.resources import Opened, open_resources
 
 __all__ = [
+    "Claimed",
+    "KnownTasks",
     "LogLine",
     "ProcessTester",
+    "Recorded",
+    "Signal",
+    "Signals",
     "StepRun",
     "TaskRun",
     "assert_enqueued",
@@ -150,9 +156,8 @@ async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
     runs: list[TaskRun] = []
     async with _open_worker(dsn, tasks) as worker:
         database = worker.bench.database_given
-        while queues := await _ready_queues(database):
-            for queue in queues:
-                runs += await worker.work(queue)
+        while new := [run for queue in await _ready_queues(database) for run in await worker.work(queue)]:
+            runs += new
     return runs
 
 

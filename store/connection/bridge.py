@@ -2,7 +2,8 @@
 
 An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that contains all its statements. It
 crosses the bridge once as a whole: a crossing costs two turns of the scheduler, and a transaction must never span two
-crossings. Driver errors become ours: `StoreUnavailable` for temporary ones, `StoreError` for others. Every statement
+crossings. Driver errors become ours by their meaning (error_meanings.py): `StoreUnavailable` for temporary ones,
+`StoreError` for others; where the code of one does not tell, a probe statement does. Every statement
 has two deadlines, asyncpg's `command_timeout` and the server's `statement_timeout`: a Trio scope alone can't free a
 task whose connection hangs, since asyncpg waits for the acknowledgement of its own cancel request.
 
@@ -13,6 +14,7 @@ session, and a third of an operation's CPU).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -21,11 +23,12 @@ import asyncpg
 import attrs
 import trio
 
-from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.errors import DataloaderError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.connect import connect
 from dataloader.store.connection.driver_errors import translate
+from dataloader.store.connection.error_meanings import PROBE, ROLLED_BACK, is_unclear, misused
 from dataloader.store.connection.loop import Loop, open_loop
 
 P = ParamSpec("P")
@@ -34,6 +37,7 @@ Connection = asyncpg.Connection
 
 log = get_logger(__name__)
 
+_NO_ANSWER: Final = "the database did not answer in time; whether the write happened is unknown"
 RETRIES: Final = 4
 """The tries of an operation that the server rolls back because of other sessions (deadlock, serialization)."""
 
@@ -53,6 +57,8 @@ class DatabaseOptions:
     statement_timeout_s: float = 30.0
     transaction_timeout_s: float = 600.0
     name: str = "dataloader"
+    last_host: dict[str, tuple[str, int | None]] = attrs.field(factory=dict, init=False, repr=False, eq=False)
+    """By address: the host that took the last connection, if the address has several."""
 
     @property
     def has_pooler(self) -> bool:
@@ -76,9 +82,13 @@ async def acquire(lock: trio.Lock) -> None:
 class Crossing:
     """Runs asyncio-flavoured functions on one asyncio loop for any Trio task."""
 
-    def __init__(self, loop: Loop) -> None:
-        """`loop` is an open one."""
+    def __init__(self, loop: Loop, options: DatabaseOptions) -> None:
+        """`loop` is an open one; a probe of the server connects by `options`."""
         self._loop = loop
+        self._options = options
+        self._probing = trio.Lock()
+        self._probed_at = -math.inf
+        self._was_served = False
 
     async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` to its end. Raises our errors; a cancellation is raised once asyncpg has cleaned up."""
@@ -89,10 +99,32 @@ class Crossing:
             message = "the operation was cut off: its connection was closed"
             raise StoreUnavailable(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
         except Exception as error:
-            ours = translate(error)
-            if ours is None:
+            ours = error if isinstance(error, DataloaderError) else translate(error)
+            unclear = isinstance(ours, Unstorable) and (is_unclear(error) or is_unclear(error.__cause__))
+            if unclear and not await self.is_served():  # noqa: ASYNC120 - a cancellation takes the error's place
+                raise StoreUnavailable(f"the database can't serve us now ({ours})") from error
+            if ours is None or ours is error:
                 raise
             raise ours from error
+
+    async def is_served(self) -> bool:
+        """Return whether the server accepts writes now, by a probe on a separate connection.
+
+        Only one probe runs at a time. Callers that wait for it share the result of the next one.
+        """
+        asked_at = trio.current_time()
+        async with self._probing:
+            if self._probed_at < asked_at:
+                began_at = trio.current_time()
+                self._was_served = await self._probe()
+                self._probed_at = began_at
+            return self._was_served
+
+    async def _probe(self) -> bool:
+        try:
+            return await self._loop.run(_aio_probe, self._options)
+        except (Exception, asyncio.CancelledError):  # noqa: ASYNC103, BLE001 - asyncio's; whatever it is, it is no answer
+            return False  # noqa: ASYNC104 - as above
 
 
 class Database:
@@ -128,7 +160,7 @@ class Database:
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run an operation shielded from cancellation, with the deadline `write_deadline_s`.
+        """Run an operation shielded from cancellation, with the deadline `write_deadline_s`, or a sooner one around it.
 
         Raises `StoreUnavailable` if that passes; whether the operation wrote is then unknown.
         """
@@ -141,10 +173,37 @@ class Database:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `write`, with a deadline in seconds of its own."""
+        """As `write`, with a separate deadline in seconds, or that of the scopes around it if that comes first.
+
+        So a silent database does not hold up a job's run beyond the end of its lease.
+        """
+        now = trio.current_time()
+        if 0 < trio.current_effective_deadline() - now < deadline_s:
+            return await self.write_until(trio.current_effective_deadline(), operation, *args, **kwargs)
         with trio.move_on_after(deadline_s, shield=True):
             return await self.run(operation, *args, **kwargs)
-        raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
+        raise StoreUnavailable(_NO_ANSWER)
+
+    async def write_until(
+        self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `write`, until a moment of Trio's clock. Then the connection is dropped: a cancellation waits for it."""
+        with trio.CancelScope(deadline=until, shield=True) as waiting:
+            await self._acquire()
+            session = self._idle.pop()
+            try:
+                waiting.deadline = math.inf
+                return await session.run_until(until, operation, *args, **kwargs)
+            finally:
+                self._idle.append(session)
+                self._places.release()
+        raise StoreUnavailable(_NO_ANSWER)
+
+    async def serves(self, timeout_s: float) -> bool:
+        """Return whether the server accepts writes within `timeout_s` seconds."""
+        with trio.move_on_after(timeout_s):
+            return await self.crossing.is_served()
+        return False
 
     async def cut(self) -> None:
         """Close the pool's connections for good, abruptly; operations that wait raise `StoreUnavailable`."""
@@ -163,12 +222,20 @@ class Database:
         return len(opened), sum(session in self._idle for session in opened)
 
 
+async def _aio_probe(options: DatabaseOptions) -> bool:
+    connection = await connect(options, role="probe")
+    try:
+        return bool(await connection.fetchval(PROBE) == "off")
+    finally:
+        await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
+
+
 async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncpg.Connection[Any]) -> T:
     """Run `operation`; run it again if the server rolled it back because of other sessions."""
     for attempt in range(1, RETRIES):
         try:
             return await operation(connection)
-        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+        except ROLLED_BACK:
             await asyncio.sleep(0.01 * 4**attempt)
     return await operation(connection)
 
@@ -211,6 +278,12 @@ class Session:
         """Run an operation in turn. After a cancellation it is unknown whether it wrote: see `write`."""
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
 
+    async def run_until(
+        self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `run`; at `until`, by Trio's clock, the connection is dropped, and `StoreUnavailable` raised."""
+        return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs), drop_at=until)
+
     async def open(self) -> None:
         """Connect, unless it is connected as far as we know, so that the next operation need not."""
         await self.run(_aio_nothing)
@@ -236,24 +309,32 @@ class Session:
             return await self._in_turn(timeout_s, lambda connection: operation(connection, *args, **kwargs))
         raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
 
-    async def _in_turn(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]]) -> T:
+    async def _in_turn(
+        self, timeout_s: float | None, operation: Callable[..., Awaitable[T]], *, drop_at: float = math.inf
+    ) -> T:
         await acquire(self._turn)
         try:
-            return await self._database.crossing.run(self._aio_run, timeout_s, operation)
+            return await self._database.crossing.run(self._aio_run, timeout_s, operation, drop_at)
         finally:
             self._turn.release()
 
-    async def _aio_run(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]]) -> T:
+    async def _aio_run(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]], drop_at: float) -> T:
         if self._cut:
             raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
         self._at_work = asyncio.current_task()
+        dropping = None
         try:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await self._aio_connect()
+                async with asyncio.timeout(None if drop_at == math.inf else drop_at - trio.current_time()):
+                    self._connection = await self._aio_connect()
+            if drop_at < math.inf:
+                dropping = asyncio.get_running_loop().call_later(drop_at - trio.current_time(), self._drop)
             if timeout_s is None:
                 return await _aio_repeat(operation, self._connection)
             async with asyncio.timeout(timeout_s):
                 return await _aio_repeat(operation, self._connection)
+        except asyncpg.InterfaceError as error:
+            raise misused(error, self._connection) from error
         # The answer may still come, so the connection's state is unknown: it is not used again.
         except TimeoutError:
             self._drop()
@@ -265,6 +346,8 @@ class Session:
             raise
         finally:
             self._at_work = None
+            if dropping is not None:
+                dropping.cancel()
 
     async def _aio_connect(self) -> asyncpg.Connection[Any]:
         connection = await connect(self._database.options, direct=self._direct, role=self._role)
@@ -336,7 +419,7 @@ async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
     async with open_loop() as loop:
         # Nothing awaits asyncio's callbacks, so their errors are logged.
         loop.set_exception_handler(_loop_error)
-        database = Database(options, Crossing(loop))
+        database = Database(options, Crossing(loop, options))
         try:
             yield database
         except trio.Cancelled:

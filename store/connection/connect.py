@@ -7,21 +7,26 @@ error that names the setting.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import asyncpg
 import msgspec
 
 from dataloader.jobs.errors import AccessDenied, ConfigError, StoreUnavailable
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.jobs.text import read_json
+from dataloader.jobs.text import stored_json
+from dataloader.store.connection.error_meanings import BAD_ADDRESS, DENIED, FROM_POOLER, NEXT_HOST, is_our_warning
 
 if TYPE_CHECKING:
     from dataloader.store.connection.bridge import DatabaseOptions
+
+log = get_logger(__name__)
 
 PLANNER: Final = {
     # Every statement of ours is meant to use an index, whatever the statistics say: a plan made for a table that was
@@ -52,22 +57,12 @@ _FIRST: Final = datetime.min.replace(tzinfo=UTC)
 _LAST: Final = datetime.max.replace(tzinfo=UTC)
 
 
-_DENIED = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InsufficientPrivilegeError,
-    # The driver sends parameters of the address that it does not know to the server, which may refuse them.
-    asyncpg.UndefinedObjectError,
-    asyncpg.InvalidParameterValueError,
-    asyncpg.CantChangeRuntimeParamError,
-)
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 """The address's parameters that name files; the driver reads the files for each new connection."""
+_HOST: Final = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]/]+))(?::([0-9]+))?")
+"""A host and its port, in an address; one of IPv6 is in brackets."""
 _UNKNOWN_PARAMETER: Final = "unsupported startup parameter"
 """PgBouncer's error for a parameter that it neither knows nor is configured to ignore."""
-
-LOST_STATEMENTS: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""The errors of a prepared statement behind a pooler that changes the server connection between transactions."""
 
 
 async def connect(
@@ -94,9 +89,9 @@ async def connect(
     setting = setting_of(options, direct=direct)
     dsn = options.lock_dsn if direct and options.lock_dsn else options.dsn
     try:
-        connection = await asyncpg.connect(
+        connection = await _aio_first_host(
             dsn,
-            timeout=options.connect_timeout_s,
+            options,
             # The server's timeout comes first, since the connection can be used on after it.
             command_timeout=options.statement_timeout_s + 1,
             server_settings={
@@ -104,22 +99,23 @@ async def connect(
                 "statement_timeout": timeout_ms,
                 "idle_in_transaction_session_timeout": timeout_ms,
                 "timezone": "UTC",
+                "standard_conforming_strings": "on",
                 # A claim needs two snapshots; a fenced write waits for a locked row and must see its newest version.
                 "default_transaction_isolation": "read committed",
                 **planner,
             },
         )
-    except _DENIED as error:
+    except DENIED as error:
         # Only the server's text is masked: the masking would take the setting's name for that of a secret.
         raise AccessDenied(f"{setting}: the server refuses the connection ({mask_text(error.args[0])})") from error
-    except asyncpg.ProtocolViolationError as error:
+    except FROM_POOLER as error:
         if _UNKNOWN_PARAMETER not in str(error):
             raise
         raise AccessDenied(
             f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
             " that docs/operations.md lists"
         ) from error
-    except asyncpg.ClientConfigurationError as error:
+    except BAD_ADDRESS as error:
         raise AccessDenied(f"{setting}: the address can't be used ({mask_text(error.args[0])})") from error
     except OSError as error:  # TimeoutError is one, too
         reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
@@ -130,9 +126,10 @@ async def connect(
         raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
     try:
         _check_version(connection.get_server_version().major, setting)
+        connection.add_log_listener(_tell_of_warning)
         # jsonb is read and written as Python values.
         await connection.set_type_codec(
-            "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
+            "jsonb", encoder=_encode_json, decoder=stored_json, schema="pg_catalog", format="text"
         )
         # PostgreSQL has timestamps that Python has not, such as infinity; another service may have written one.
         await connection.set_type_codec(
@@ -142,6 +139,61 @@ async def connect(
         connection.terminate()
         raise
     return connection
+
+
+def _tell_of_warning(_connection: object, message: Any) -> None:
+    """Log a warning of our functions. Others, such as of a trigger on our tables, are the server's log's alone."""
+    if is_our_warning(message):
+        log.warning(message.message)
+
+
+async def _aio_first_host(dsn: str, options: DatabaseOptions, **given: Any) -> asyncpg.Connection[Any]:
+    """Connect to the first host of the address that takes us: the last one that did comes first.
+
+    The driver's own loop has one timeout for all hosts, so a host that answers nothing would hide the others, and it
+    ends at a host that closes the connection. Here each host has its share of the timeout. A process stays with the
+    promoted server also when the former primary comes back.
+    """
+    hosts = hosts_of(dsn)
+    if len(hosts) < 2:  # the driver reads it, and the environment
+        return await _aio_open(dsn, timeout=options.connect_timeout_s, **given)
+    timeout_s = options.connect_timeout_s / len(hosts)
+    hosts.sort(key=lambda host: host != options.last_host.get(dsn))
+    failure: Exception | None = None
+    for host, port in hosts:
+        try:
+            connection = await _aio_open(dsn, host=host, port=port, timeout=timeout_s, **given)
+        except NEXT_HOST as error:
+            failure = failure or error
+        else:
+            options.last_host[dsn] = (host, port)
+            return connection
+    raise failure or StoreUnavailable("the address has no host")
+
+
+async def _aio_open(dsn: str, **given: Any) -> asyncpg.Connection[Any]:
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, **given)
+    return connection
+
+
+def hosts_of(dsn: str) -> list[tuple[str, int | None]]:
+    """Return the hosts of an address and their ports, None for the default; none if it can't be split so."""
+    address, _, query = dsn.partition("://")[2].partition("?")
+    fields = dict(parse_qsl(query))
+    ports = fields.get("port", "").split(",")
+    given = address.rpartition("@")[2].partition("/")[0] or fields.get("host", "")
+    hosts = []
+    for number, host in enumerate(given.split(",")):
+        port = ports[number % len(ports)]
+        if not host.startswith("/"):
+            match = _HOST.fullmatch(unquote(host))
+            if match is None:
+                return []
+            host, port = match[1] or match[2], match[3] or port  # noqa: PLW2901 - its parts
+        if port and not port.isdecimal():
+            return []
+        hosts.append((host, int(port) if port else None))
+    return hosts
 
 
 def _check_version(major: int, setting: str) -> None:

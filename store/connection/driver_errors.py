@@ -1,41 +1,24 @@
-"""Translates the driver's errors into ours: temporary, of a value, of the schema; with a text that says what to do."""
+"""Translates the driver's errors into ours by their meaning, with a text that says what to do."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 
 from dataloader.jobs.errors import BadRequest, SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.connection.connect import LOST_STATEMENTS
-
-_PASSING = (
-    asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-    asyncpg.InternalClientError,
-    OSError,
-    TimeoutError,
-    asyncio.IncompleteReadError,
+from dataloader.store.connection.error_meanings import (
+    INVALID_PARAMETER,
+    LOST_STATEMENTS,
+    MISSING,
+    NO_RIGHT,
+    PROBE,
+    Meaning,
+    is_unclear,
+    meaning_of,
 )
-_UNSTORABLE = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.ProgramLimitExceededError,
-    UnicodeEncodeError,
-)
-MISSING: Final = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 _RIGHTS: Final = {
     "schema": "USAGE, CREATE",
@@ -56,14 +39,25 @@ def said(error: BaseException) -> str:
     return mask_text(f"{type(error).__name__}: {text}".rstrip(": "))
 
 
-def translate(  # noqa: PLR0911 - one for each kind of error
-    error: BaseException,
-) -> StoreError | BadRequest | None:
-    """Our error for one of asyncpg or the network; None for any other, which is a fault of the program."""
-    if isinstance(error, asyncpg.InvalidParameterValueError) and error.column_name:
+def translate(error: BaseException) -> StoreError | BadRequest | None:
+    """Return our error for one of asyncpg or the network; None for any other, which is a fault of the program."""
+    meaning = meaning_of(error)
+    if meaning is None:
+        return None
+    if isinstance(error, INVALID_PARAMETER) and error.column_name:
         # Raised by dl_refuse in SQL: the message begins with the field's name.
         return BadRequest(error.column_name, str(error.args[0]).removeprefix(f"{error.column_name}: "))
     text = said(error)
+    match meaning:
+        case Meaning.OUTAGE | Meaning.CONFLICT:
+            return StoreUnavailable(f"the database can't serve us now ({text})")
+        case Meaning.BAD_VALUE:
+            return Unstorable(text)
+        case Meaning.BUG:
+            return _bug(error, text)
+
+
+def _bug(error: BaseException, text: str) -> StoreError:
     if isinstance(error, MISSING):
         return SchemaError(
             f"the queue's tables are not as expected ({text}); run `dataloader migrate`; if that finds nothing to do, "
@@ -74,14 +68,32 @@ def translate(  # noqa: PLR0911 - one for each kind of error
             f"DL_DB_DSN: the pooler does not keep prepared statements ({text}); use PgBouncer 1.21 or later with"
             " max_prepared_statements of 100 or more"
         )
-    if isinstance(error, _PASSING) or (isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY queue" in text):
-        return StoreUnavailable(f"the database can't serve us now ({text})")
-    if isinstance(error, _UNSTORABLE):
-        return Unstorable(text)
-    if isinstance(error, asyncpg.PostgresError):
-        refused = isinstance(error, asyncpg.InsufficientPrivilegeError)
-        return StoreError(missing_right(text) if refused else text)
-    return None
+    return StoreError(missing_right(text) if isinstance(error, NO_RIGHT) else text)
+
+
+def is_temporary(error: Exception) -> bool:
+    """Return whether the statement may succeed later, whichever row it is about: an outage or a conflict.
+
+    Loops over rows ask this: the error of one row must not stop the others.
+    """
+    return meaning_of(error) in {Meaning.OUTAGE, Meaning.CONFLICT}
+
+
+def is_bug(error: Exception) -> bool:
+    """Return whether the statement, a right, the tables or the server's files are wrong, for one row or for all."""
+    return meaning_of(error) is Meaning.BUG
+
+
+async def aio_is_unserved(error: Exception, connection: Any) -> bool:
+    """Return whether an unclear error is an outage: the server refuses the probe on this connection, too."""
+    if not is_unclear(error):
+        return False
+    try:
+        async with connection.transaction():
+            await connection.execute(PROBE)
+    except asyncpg.PostgresError:
+        return True
+    return False
 
 
 def missing_right(said: str, role: str = "the role of DL_DB_DSN") -> str:

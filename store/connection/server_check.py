@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close
-from dataloader.store.connection.connect import LOST_STATEMENTS, connect, setting_of
+from dataloader.store.connection.connect import connect, setting_of
+from dataloader.store.connection.error_meanings import LOST_STATEMENTS
 
 TESTED: Final = 18
 """The newest major version of PostgreSQL that the tests run on."""
@@ -61,6 +62,12 @@ async def _aio_check(options: DatabaseOptions) -> int:
             raise ConfigError(
                 f"{setting_of(options, direct=True)}: two sessions do not exclude each other by an advisory lock, which"
                 " lock_key needs; the address must lead to PostgreSQL itself, not through a pooler in transaction mode"
+            )
+        encoding = await session.fetchval("SHOW server_encoding")
+        if encoding != "UTF8":
+            raise ConfigError(
+                f"{setting_of(options, direct=True)}: the database's encoding is {encoding}, and must be UTF8;"
+                " create the database with ENCODING 'UTF8' TEMPLATE template0"
             )
         version = int(session.get_server_version().major)
         database = await session.fetchrow(_DATABASE)

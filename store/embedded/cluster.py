@@ -58,11 +58,15 @@ class Postmaster:
 
 @attrs.frozen
 class Cluster:
-    """The files and processes of one cluster. `ensure_…` and `stop` are called under `serialised`."""
+    """The files and processes of one cluster. `ensure_…` and `stop` are called under `serialised`.
+
+    Processes that a former server has left behind may take `orphans_timeout_s` seconds to end.
+    """
 
     data_dir: Path
     version: int
     programs: ServerPrograms
+    orphans_timeout_s: float = ORPHANS_TIMEOUT_S
 
     @classmethod
     def in_directory(cls, data_dir: Path, version: int, bin_dir: Path | None = None) -> Cluster:
@@ -244,7 +248,7 @@ class Cluster:
         with contextlib.ExitStack() as unless_locked:
             unless_locked.callback(os.close, lock)
             try:
-                lock_alone(lock, ORPHANS_TIMEOUT_S)
+                lock_alone(lock, self.orphans_timeout_s)
             except TimeoutError:
                 raise self.programs.error(
                     f"The cluster {self.directory} is in use by a server that does not answer here: it was started by "
@@ -299,7 +303,7 @@ class Cluster:
 
         That is as safe as the crash before: recovery by the write-ahead log repairs both.
         """
-        deadline = time.monotonic() + ORPHANS_TIMEOUT_S
+        deadline = time.monotonic() + self.orphans_timeout_s
         pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
         while pids := [pid for pid in pids if self.owns_process(pid)]:
             if time.monotonic() > deadline:

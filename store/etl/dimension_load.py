@@ -15,9 +15,10 @@ import attrs
 
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.history import History
-from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any
+from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any, instant_of
+from dataloader.store.etl.history_observed import aio_history_state
+from dataloader.store.etl.load_holders import aio_fence_load
 from dataloader.store.etl.merge import Merge, affected
-from dataloader.store.etl.run_journal import aio_fence
 from dataloader.store.etl.staging import (
     REQUEST,
     SEGMENT,
@@ -27,17 +28,18 @@ from dataloader.store.etl.staging import (
     aio_create_staging,
     aio_drop_staging,
 )
-from dataloader.store.etl.target_table import aio_describe, listed, quote, told_of_targets
+from dataloader.store.etl.target_table import TableInfo, aio_describe, listed, quote, told_of_targets
 
 
 @attrs.frozen(kw_only=True)
 class DimensionLoad:
     """A user's SELECT, and the table that its rows are merged into: as versions where there is a `history`.
 
-    `$1` in the query is `as_of`, a date. `run_id` and `token` are the job's. With `history` a query that gives no row
-    is refused, unless `allow_empty`.
+    `name` is that of the set of dimensions. `$1` in the query is `as_of`, a date. `run_id` and `token` are the job's.
+    With `history` a query that gives no row is refused, unless `allow_empty`.
     """
 
+    name: str
     table: str
     query: str
     key: Sequence[str]
@@ -53,8 +55,9 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
     """Query, merge and fence (asyncio-flavoured), inside the caller's transaction; the merge's counts come back.
 
     Raises:
-        TargetError: the query's columns are not the table's, or there is no such table.
-        LeaseLost: the job is not this worker's any more.
+        TargetError: the query's columns are not the table's, or there is no such table; or the query has no `$1`, and
+            the table has a newer snapshot.
+        LeaseLost: the job is not this worker's any more, or another run holds the set of dimensions.
         StoreError: the database refuses the query or its rows.
     """
     info = await aio_describe(connection, load.table)
@@ -62,12 +65,20 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
         statement = await connection.prepare(load.query)
         columns = [attribute.name for attribute in statement.get_attributes()]
         takes_date = bool(statement.get_parameters())
-    for name in (*load.key, *(load.history.tracked if load.history else ())):
+    history = load.history
+    changed_at = () if history is None or history.changed_at is None else (history.changed_at,)
+    for name in (*load.key, *(history.tracked if history else ()), *changed_at):
         if name not in columns:
-            what = "of its key" if name in load.key else "that is tracked"
+            what = (
+                "of its key" if name in load.key else "that is tracked" if name not in changed_at else "of changed_at"
+            )
             raise TargetError(f"table {info.sql}: the query does not give the column {name} {what}")
+    if history is not None:
+        history.check_table(info)
+        if not takes_date and not changed_at:
+            await _aio_check_as_of(connection, info, history, load.as_of)
     segment = StagedSegment(load.staging, load.token, 1)
-    await aio_create_staging(connection, info, load.staging, columns, load.key)
+    await aio_create_staging(connection, info, load.staging, columns, load.key, history)
     arguments = [load.as_of] if takes_date else []
     # The query's own $1 is the date, so the staging table's marks come as numbers.
     with told_of_targets():
@@ -76,7 +87,7 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
             f" SELECT {load.token:d}, 1, 1, row_number() OVER (), {listed(columns, 'q.')} FROM ({load.query}) AS q",
             *arguments,
         )
-    if load.history is not None and not affected(tag) and not load.allow_empty:
+    if history is not None and not changed_at and not affected(tag) and not load.allow_empty:
         raise StoreError("the query gives no row, by which every current version would be closed; see allow_empty")
     staged: dict[str, Any] = {
         "table": info,
@@ -86,11 +97,24 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
         "columns": columns,
     }
     merge: Merge | HistoryMerge
-    if load.history is None:
+    if history is None:
         merge = Merge(**staged)
     else:
-        merge = HistoryMerge(**staged, history=load.history, as_of=load.history.fitting(load.as_of, info))
+        staged["columns"] = [name for name in columns if not changed_at or name not in history.columns]
+        as_of = None if changed_at else history.fitting(load.as_of, info)
+        is_marked = bool(changed_at) and history.is_current in columns
+        merge = HistoryMerge(**staged, history=history, as_of=as_of, is_marked=is_marked)
     counts = await aio_merge_any(connection, merge)
     await aio_drop_staging(connection, load.staging)
-    await aio_fence(connection, load.run_id, load.token)
+    await aio_fence_load(connection, load.name, load.run_id, load.token)
     return {**counts, "rows": affected(tag)}
+
+
+async def _aio_check_as_of(connection: Any, table: TableInfo, history: History, as_of: dt.date) -> None:
+    """Refuse to take what a query returns now for what was there at an earlier date (asyncio-flavoured)."""
+    newest = (await aio_history_state(connection, table)).newest
+    if newest is not None and instant_of(history.fitting(as_of, table)) < newest:
+        raise TargetError(
+            f"table {table.sql}: as_of {as_of} is before the newest snapshot, {newest.isoformat()}, and the query"
+            " returns what is there now; use $1 in the query, which is as_of, or leave out as_of"
+        )

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import attrs
 
+from dataloader.jobs.errors import TargetError
 from dataloader.store.etl.target_table import TableInfo, as_names
 
 
@@ -42,6 +43,12 @@ class History:
     Each segment is a snapshot as of the start of its window, or as of the day or instant that `as_of` returns for the
     segment. `complete`: a key that is not in the snapshot is closed. `valid_from` and `valid_to` are columns of type
     date or timestamptz, `is_current` is a boolean column.
+
+    `changed_at` names a column of the rows with the time of their change, of the type of `valid_from`, which it may be
+    itself. Then a segment is no snapshot: a version begins with its row's own time, and a row that says false for
+    `is_current` closes the version of its key. A key that is missing has no such time, so `complete` must be False.
+
+    Raises `ValueError`, which names the field and what is allowed.
     """
 
     tracked: tuple[str, ...] = attrs.field(converter=as_names)
@@ -50,11 +57,45 @@ class History:
     valid_from: str = "valid_from"
     valid_to: str = "valid_to"
     is_current: str = "is_current"
+    changed_at: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.changed_at is None:
+            return
+        if self.complete:
+            raise ValueError(
+                "complete: must be False with changed_at: a missing key has no time of its change; bring a row for it"
+                f" whose {self.is_current} is false"
+            )
+        if self.as_of is not None:
+            raise ValueError("as_of: can't be combined with changed_at, which has the time of each row")
+        if self.changed_at in {self.valid_to, self.is_current}:
+            raise ValueError(f"changed_at: must be a column of the rows, or valid_from, not {self.changed_at!r}")
+
+    @property
+    def is_of_changes(self) -> bool:
+        """Whether each row has its own time, so that segments are no snapshots."""
+        return self.changed_at is not None
 
     @property
     def columns(self) -> tuple[str, str, str]:
-        """The columns that only the merge writes, and no load."""
+        """The columns that only the merge writes."""
         return self.valid_from, self.valid_to, self.is_current
+
+    @property
+    def not_loaded(self) -> frozenset[str]:
+        """Those of these columns that rows do not bring. With `changed_at` they say by `is_current` what is gone."""
+        return frozenset(self.columns) - ({self.changed_at, self.is_current} if self.is_of_changes else set())
+
+    def check_table(self, table: TableInfo) -> None:
+        """Raise `TargetError` if the table has no such column as `changed_at`, or one of another type."""
+        if self.changed_at is not None:
+            kind, needed = (table.column(name).type for name in (self.changed_at, self.valid_from))
+            if kind != needed:
+                raise TargetError(
+                    f"table {table.sql}: changed_at: column {self.changed_at} is of type {kind}, must be of that of"
+                    f" {self.valid_from}, {needed}"
+                )
 
     def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
         """As of when a snapshot holds: a day or an instant, whichever the table's columns have.

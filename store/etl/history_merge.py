@@ -7,9 +7,9 @@ place, since facts may refer to them. So no version has length zero, and nothing
 that the first snapshot updated in place are kept as they were in `dl_etl_former` until a later snapshot comes: a
 version that the second one ends gets them back.
 
-`dl_etl_history` has a row for each target: the last snapshot's instant, since older ones can't be merged any more, and
-the columns by which versions were compared. A column that was not among them is filled in place. The row's lock makes
-merges of one target wait for each other.
+`dl_etl_history` has a row for each target: the newest snapshot's instant, and the columns by which versions were
+compared. A column that was not among them is filled in place. The row's lock makes merges of one target wait for each
+other. A snapshot that is older than the newest one is merged by history_weave.py.
 
 The order of the statements never violates a unique index on the current version of each key. All run inside the
 caller's transaction, on a connection with the server's own planner settings.
@@ -25,6 +25,8 @@ import attrs
 
 from dataloader.jobs.errors import TargetError
 from dataloader.store.etl.history import History
+from dataloader.store.etl.history_observed import aio_note_complete, aio_note_keys
+from dataloader.store.etl.history_weave import aio_note_times, aio_weave, aio_weave_changes
 from dataloader.store.etl.merge import (
     Merge,
     affected,
@@ -38,14 +40,22 @@ from dataloader.store.etl.merge import (
 )
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl.staging import StagedSegment
-from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, quote, told_of_targets
+from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, literal, quote, told_of_targets
 
+_NEVER: Final = "9999-01-01"
+"""Versions that end later, also at infinity, are meant to be open."""
+# dl_etl_former has values as texts, which other sessions must find; a pooler may ignore the settings of a connection.
+_TEXTS: Final = """
+SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres';
+SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'
+"""
 _OPEN: Final = "INSERT INTO dl_etl_history (target) VALUES ($1) ON CONFLICT DO NOTHING"
 _LOCK: Final = "SELECT last_as_of, columns FROM dl_etl_history WHERE target = $1 FOR UPDATE"
 _CLOSE: Final = """
 UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz, columns = $3::text[]
 WHERE target = $1 AND (last_as_of, columns) IS DISTINCT FROM ($2::text::timestamptz, $3::text[])
 """
+_BEGIN_AFTER: Final = "UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz WHERE target = $1"
 _FORGET: Final = "DELETE FROM dl_etl_former WHERE target = $1"
 _TAKEN: Final = """
 INSERT INTO dl_etl_snapshots (target, load, segment, as_of) VALUES ($1, $2, $3, $4::text::timestamptz)
@@ -53,7 +63,7 @@ ON CONFLICT (target, load, segment) DO UPDATE SET as_of = excluded.as_of
 """
 _BEHIND: Final = """
 SELECT s.segment, s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
-WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of
+WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of AND EXISTS (SELECT FROM {table})
 """
 
 
@@ -70,7 +80,9 @@ class HistoryMerge:
         columns: the columns that the snapshot brings, the key's too; those that are not tracked are brought up to date
             on the current version.
         shapes: as in `Merge`; a column that a row lacks has the value of the current version.
-        as_of: the snapshot's date, or instant with a zone, from which its values hold. A date is midnight in UTC.
+        as_of: the snapshot's date, or instant with a zone, from which its values hold. A date is midnight in UTC. None
+            if each row has its own time.
+        is_marked: the rows say by `is_current` whether their key is gone.
         is_complete: the snapshot has all keys; those that it lacks may be closed.
 
     Raises `TargetError` when the target does not fit, `ValueError` for an instant without a zone.
@@ -83,8 +95,9 @@ class HistoryMerge:
     key: Sequence[str] = attrs.field(converter=as_names)
     columns: Sequence[str] = attrs.field(converter=as_names)
     shapes: Collection[tuple[str, ...]] = ()
-    as_of: dt.date
+    as_of: dt.date | None = None
     is_complete: bool = True
+    is_marked: bool = False
 
     def __attrs_post_init__(self) -> None:
         valid_from, valid_to, _ = self.history.columns
@@ -96,6 +109,9 @@ class HistoryMerge:
             raise TargetError(
                 f"table {self.table.sql}: {valid_from} and {valid_to} must be of type date, or of timestamptz"
             )
+        self.history.check_table(self.table)
+        if self.as_of is None and not self.history.is_of_changes:
+            raise TargetError(f"table {self.table.sql}: a snapshot needs an instant")
         if isinstance(self.as_of, dt.datetime):
             if self.as_of.utcoffset() is None:
                 raise ValueError(f"as_of: {self.as_of} has no time zone")
@@ -120,6 +136,7 @@ class HistoryMerge:
     @property
     def instant(self) -> str:
         """`as_of` with a zone, as text."""
+        assert self.as_of is not None  # noqa: S101 - a snapshot has one
         return instant_of(self.as_of).isoformat()
 
 
@@ -130,7 +147,8 @@ class HistoryCounts:
     `inserted`: first versions of new keys; `changed`: versions that follow one with other values; `closed`: versions of
     keys that are gone; `reappeared`: versions of keys that had been gone; `filled`: current versions whose other or
     added columns were brought up to date; `corrected`: versions of an earlier snapshot of the same instant that were
-    changed, removed or opened again; `duplicates`: rows of the snapshot that a later one of their key replaced. The
+    changed, removed or opened again; `woven`: keys of an older snapshot whose versions were changed, split, begun or
+    joined; `duplicates`: rows of the snapshot that a later one of their key replaced. The
     rest of the snapshot is `unchanged`.
     """
 
@@ -140,6 +158,7 @@ class HistoryCounts:
     reappeared: int = 0
     filled: int = 0
     corrected: int = 0
+    woven: int = 0
     unchanged: int = 0
     duplicates: int = 0
 
@@ -151,16 +170,16 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
     a later page meanwhile, and the row that was read last is the newest.
 
     Raises:
-        TargetError: a later snapshot has been merged already, or the table or the staging table has changed or gone.
+        TargetError: the table or the staging table has changed or gone, or its open versions have an end.
         StoreError: not as many rows are staged as the caller says; load the segment again.
     """
+    await connection.execute(_TEXTS)
     last, known = await _aio_lock(connection, merge)
+    if merge.history.is_of_changes:
+        return await _aio_merge_changes(connection, merge, last, known)
     instant = dt.datetime.fromisoformat(merge.instant)
     if last is not None and instant < last:
-        raise TargetError(
-            f"table {merge.table.sql} has a snapshot of {last.isoformat()} already; one of {merge.instant} is older"
-            " and can't be merged any more; to begin anew, empty the table and delete its row in dl_etl_history"
-        )
+        return await _aio_merge_older(connection, merge, merge.tracked if known is None else known)
     statements = _Statements.of(merge, merge.tracked if known is None else known)
     with told_of_targets():
         await aio_analyze(connection, merge.segment)
@@ -185,6 +204,7 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
         if is_correction and statements.filled:
             await connection.execute(statements.restore, *statements.arguments[2:], *statements.versions)
         [born] = await connection.fetch(statements.begin, *statements.arguments)
+        await _aio_note_observed(connection, merge, are_new=sum(born) == merge.rows - duplicates)
         rows = await aio_empty(connection, merge.segment, merge.rows - duplicates)
     # Without a complete snapshot not all current versions have a value in an added column yet.
     columns = [name for name in merge.tracked if merge.closes_missing or known is None or name in known]
@@ -201,14 +221,56 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
     )
 
 
+async def _aio_merge_older(connection: Any, merge: HistoryMerge, known: Sequence[str]) -> HistoryCounts:
+    """Merge a snapshot that is older than the newest one: it changes the past, and what follows from that."""
+    with told_of_targets():
+        await aio_analyze(connection, merge.segment)
+        duplicates = await aio_drop_duplicates(connection, merge.segment, merge.key)
+        woven = await aio_weave(connection, merge, known)
+        await _aio_note_observed(connection, merge, are_new=False)
+        await aio_empty(connection, merge.segment, merge.rows - duplicates)
+    return HistoryCounts(**attrs.asdict(woven), duplicates=duplicates)
+
+
+async def _aio_merge_changes(
+    connection: Any, merge: HistoryMerge, last: dt.datetime | None, known: Sequence[str] | None
+) -> HistoryCounts:
+    """Merge rows that each have their own time, whatever the order in which they come."""
+    changed_at = merge.history.changed_at or ""
+    compared = merge.tracked if known is None else known
+    with told_of_targets():
+        await aio_analyze(connection, merge.segment)
+        duplicates = await aio_drop_duplicates(connection, merge.segment, (*merge.key, changed_at))
+        woven = await aio_weave_changes(connection, merge, compared)
+        newest = await aio_note_times(connection, merge)
+        await aio_empty(connection, merge.segment, merge.rows - duplicates)
+    newest = max((one for one in (last, newest) if one is not None), default=None)
+    columns = [name for name in merge.tracked if known is None or name in known]
+    await connection.execute(_CLOSE, merge.table.sql, newest and newest.isoformat(), columns)
+    return HistoryCounts(**attrs.asdict(woven), duplicates=duplicates)
+
+
+async def _aio_note_observed(connection: Any, merge: HistoryMerge, *, are_new: bool) -> None:
+    if merge.closes_missing:
+        await aio_note_complete(connection, merge.table, merge.instant)
+    else:
+        await aio_note_keys(connection, merge.table, merge.instant, merge.segment, merge.key, are_new=are_new)
+
+
 async def aio_note_snapshot(connection: Any, merge: HistoryMerge, load: str, segment: str) -> None:
     """Record, after its merge, that a load's segment is merged completely (asyncio-flavoured)."""
+    if merge.history.is_of_changes:
+        return  # it is no snapshot
     await connection.execute(_TAKEN, merge.table.sql, load, segment, merge.instant)
 
 
 async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> frozenset[tuple[str, dt.datetime]]:
-    """A load's segments, with their instants, that were completely merged before the last one (asyncio-flavoured)."""
-    return frozenset((row["segment"], row["as_of"]) for row in await connection.fetch(_BEHIND, table.sql, load))
+    """A load's segments, with their instants, that were completely merged before the last one (asyncio-flavoured).
+
+    None if the table is empty: it was truncated since, for versions are not deleted.
+    """
+    rows = await connection.fetch(_BEHIND.format(table=table.sql), table.sql, load)
+    return frozenset((row["segment"], row["as_of"]) for row in rows)
 
 
 def instant_of(as_of: dt.date) -> dt.datetime:
@@ -231,10 +293,35 @@ async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime |
     if state["last_as_of"] is not None:
         return state["last_as_of"], state["columns"]
     # The first merge; versions that another program has written count as snapshots.
-    bounds = f"max(greatest({quote(merge.history.valid_from)}, {quote(merge.history.valid_to)}))"
+    begins, ends, current = (quote(name) for name in merge.history.columns)
     zone = "::timestamp AT TIME ZONE 'UTC'" if merge.table.column(merge.history.valid_from).type == "date" else ""
     with told_of_targets():
-        return await connection.fetchval(f"SELECT {bounds}{zone} FROM {merge.table.sql}"), None
+        found = await connection.fetchrow(
+            f"SELECT max(greatest({begins}, {ends})){zone} AS newest,"
+            f" max({ends}::text) FILTER (WHERE {ends} >= '{_NEVER}') AS never,"
+            f" max({ends}::text) FILTER (WHERE {current}) AS until FROM {merge.table.sql}"
+        )
+    name = merge.history.valid_to
+    if found["never"] is not None:
+        raise TargetError(
+            f"table {target}: {name} of some versions is {found['never']}; loads mark an open version by NULL alone."
+            f" Load into a separate table, or convert this one, after all that reads it: UPDATE {target}"
+            f" SET {ends} = NULL WHERE {ends} >= '{_NEVER}'"
+        )
+    if found["until"] is not None:
+        current_column = merge.history.is_current
+        raise TargetError(
+            f"table {target}: {name} of some versions with {current_column} is up to {found['until']}, must be NULL;"
+            f" a version that has ended, or will end, is not open: set {current_column} to false there"
+        )
+    newest = found["newest"]
+    if newest is not None:
+        # Recorded, since an older snapshot may join or remove the newest version.
+        await connection.execute(_BEGIN_AFTER, target, newest.isoformat())
+        if merge.history.complete:
+            # An incomplete snapshot of the same instant would otherwise hide that this one counts as complete.
+            await aio_note_complete(connection, merge.table, newest.isoformat())
+    return newest, None
 
 
 @attrs.frozen(kw_only=True)
@@ -303,7 +390,7 @@ class _Statements:
             SELECT $4, jsonb_object($5::text[], {of_version}), jsonb_object($6::text[], {of_columns})
             FROM {table.sql} t JOIN {staging} s ON {match} WHERE """
         restored = [
-            f"{quote(name)} = CASE WHEN f.columns ? {_literal(name)} THEN (f.columns ->> {_literal(name)})"
+            f"{quote(name)} = CASE WHEN f.columns ? {literal(name)} THEN (f.columns ->> {literal(name)})"
             f"::{table.column(name).type} ELSE t.{quote(name)} END"
             for name in filled
         ]
@@ -355,8 +442,3 @@ class _Statements:
                        count(*) FILTER (WHERE ended < {now}) AS reappeared
                 FROM former""",
         )
-
-
-def _literal(text: str) -> str:
-    """A text as SQL has it."""
-    return "'" + text.replace("'", "''") + "'"

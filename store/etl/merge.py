@@ -18,10 +18,10 @@ import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.errors import StoreError, TargetError
+from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl.staging import REQUEST, SEQUENCE, SHAPE, StagedSegment, shape_of
 from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, quote, told_of_targets
@@ -153,7 +153,7 @@ async def _aio_write(connection: Any, merge: Merge, rows: int) -> tuple[int, int
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:
             written = await _aio_update_and_insert(connection, merge, rows)
-        except asyncpg.UniqueViolationError:
+        except TAKEN:
             # Another transaction has added a row meanwhile, which is visible now. Or another unique key is violated.
             if not has_tries:
                 raise
@@ -260,10 +260,10 @@ def affected(tag: str) -> int:
     return int(tag.rpartition(" ")[2])
 
 
-def differs(table: TableInfo, names: Iterable[str]) -> str:
-    """The staged row `s` and the row `t` of the target differ in one of the columns."""
+def differs(table: TableInfo, names: Iterable[str], row: str = "t") -> str:
+    """The staged row `s` and the row with the alias `row` of the target differ in one of the columns."""
     casts = {name: "" if table.column(name).has_equality else "::text" for name in names}
-    tests = [f"t.{quote(name)}{cast} IS DISTINCT FROM s.{quote(name)}{cast}" for name, cast in casts.items()]
+    tests = [f"{row}.{quote(name)}{cast} IS DISTINCT FROM s.{quote(name)}{cast}" for name, cast in casts.items()]
     return f"({' OR '.join(tests) or 'false'})"
 
 

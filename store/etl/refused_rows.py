@@ -39,6 +39,20 @@ class RefusedRow:
 
 
 @attrs.frozen
+class RefusedPiece:
+    """Rows that the database refuses together: the place of the first, their number, their pieces' numbers, the error.
+
+    `line` is the first of them, which may be a good one.
+    """
+
+    place: int
+    rows: int
+    pieces: Sequence[int]
+    line: Lines
+    error: str
+
+
+@attrs.frozen
 class _Span:
     """Rows of the batch from `first` to before `end`; `is_rest`: the second half of rows that were refused."""
 
@@ -59,8 +73,9 @@ class _Span:
 class RefusedSearch:
     """A search in a refused batch for the rows that caused the refusal.
 
-    It gives up when more than `most_in_a_row` rows in a row were refused. `refused` has those that were found, in their
-    order. `staged` is for the caller to count.
+    When `most_in_a_row` rows in a row were refused, further ones are tried together, in the largest pieces that are
+    left, until a piece is taken. `refused` has the rows that were found, in their order, `unsearched` the pieces that
+    were refused together. `staged` is for the caller to count.
     """
 
     segment: StagedSegment
@@ -68,6 +83,7 @@ class RefusedSearch:
     most_in_a_row: int
     staged: int = 0
     refused: list[RefusedRow] = attrs.field(init=False, factory=list)
+    unsearched: list[RefusedPiece] = attrs.field(init=False, factory=list)
     _rows: list[tuple[int, Lines]] = attrs.field(init=False)
     _todo: list[_Span] = attrs.field(init=False)
     _in_a_row: int = attrs.field(init=False, default=0)
@@ -79,19 +95,14 @@ class RefusedSearch:
         self._todo = whole.halves() if len(whole) > 1 else [whole]
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether too many rows in a row were refused, so that later rows are not tried."""
-        return self._in_a_row > self.most_in_a_row
-
-    @property
-    def was_last_taken(self) -> bool:
-        """Whether the rows that were tried last are staged."""
-        return self._in_a_row == 0
-
-    @property
     def is_over(self) -> bool:
-        """Whether all rows are staged or refused, or the search is given up."""
-        return self.is_given_up or not self._todo
+        """Whether all rows are staged or refused."""
+        return not self._todo
+
+    @property
+    def settled(self) -> int:
+        """How many rows are staged or refused by now."""
+        return self.staged + len(self.refused) + sum(one.rows for one in self.unsearched)
 
     async def aio_go_on(self, connection: Any) -> int:
         """Continue for some tries (asyncio-flavoured), in the caller's transaction; return how many rows it staged.
@@ -114,12 +125,16 @@ class RefusedSearch:
             await aio_stage(connection, self.segment, [(self.pieces[piece][0], line) for piece, line in rows])
         except Unstorable as error:
             await connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
-            if len(span) > 1:
-                self._todo += span.halves()
-            else:
-                told = str(error).removeprefix("line 1, ").removeprefix("line 1: ")
+            told = str(error)
+            if len(span) == 1:
+                told = told.removeprefix("line 1, ").removeprefix("line 1: ")
                 self.refused.append(RefusedRow(span.first, *rows[0], told))
                 self._in_a_row += 1
+            elif self._in_a_row < self.most_in_a_row:
+                self._todo += span.halves()
+            else:
+                pieces = sorted({piece for piece, _ in rows})
+                self.unsearched.append(RefusedPiece(span.first, len(span), pieces, rows[0][1], told))
             return 0
         await connection.execute(f"RELEASE {_SAVEPOINT}; SAVEPOINT {_SAVEPOINT}")
         self._in_a_row = 0

@@ -13,13 +13,15 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.errors import LeaseLost
-from dataloader.jobs.text import storable_json
+from dataloader.jobs.text import UNSTORABLE, storable_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.error_meanings import LOCKED
+from dataloader.store.etl.failure_rows import Failure, FailureRecord, aio_keep_failures
 from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any, aio_note_snapshot
+from dataloader.store.etl.load_holders import aio_fence_load, aio_hold_load, aio_release_load
 from dataloader.store.etl.merge import Merge
 
 SUCCEEDED_WITH_FAILURES: Final = "succeeded_with_failures"
@@ -55,13 +57,15 @@ _NOT_TASKS: Final = "DELETE FROM dl_etl_tasks WHERE run_id = $1 AND ordinal > $2
 _STATUSES: Final = "SELECT task, status, summary FROM dl_etl_tasks WHERE run_id = $1 ORDER BY ordinal"
 _SEGMENTS: Final = "SELECT task, segment, counts FROM dl_etl_segments WHERE run_id = $1"
 _TASK: Final = """
-UPDATE dl_etl_tasks SET status = $3, summary = coalesce($4, summary), started_at = coalesce(started_at,
-clock_timestamp()),
+UPDATE dl_etl_tasks SET status = $3, summary = coalesce($4::text::jsonb, summary),
+  started_at = coalesce(started_at, clock_timestamp()),
   finished_at = CASE WHEN $3 <> 'running' THEN clock_timestamp() END
 WHERE run_id = $1 AND task = $2
 """
 _END: Final = """
-UPDATE dl_etl_runs SET status = $2, summary = $3, finished_at = clock_timestamp() WHERE run_id = $1
+UPDATE dl_etl_runs SET status = $2, summary = $3::text::jsonb,
+  finished_at = CASE WHEN $2 <> 'waiting' THEN clock_timestamp() END
+WHERE run_id = $1
 """
 _SEGMENT: Final = """
 INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
@@ -70,12 +74,6 @@ INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, 
 _WATERMARK: Final = """
 INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONFLICT (load) DO UPDATE SET upto =
 excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
-"""
-_FAILURES: Final = """
-INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample, times, requests)
-SELECT $1, load, segment, phase, key, error, sample, times, requests::jsonb
-FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[])
-  AS f (load, segment, phase, key, error, sample, times, requests)
 """
 # Also resolves failures that an earlier attempt of the run has recorded for the same segment, which it did not commit.
 # A retried failure keeps the segment in which it failed first; its requests name the segment that retried it.
@@ -124,7 +122,8 @@ WHERE load = $1 AND solved_at IS NULL AND failure_id = ANY ($2)
 # A run does not retry the failures that it has recorded itself.
 _NEXT_OPEN: Final = """
 SELECT failure_id, segment, requests FROM dl_etl_failures
-WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3 AND requests <> '[]'
+WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3
+  AND jsonb_typeof(requests) = 'array' AND requests -> 0 ->> 'endpoint' IS NOT NULL
 ORDER BY failure_id LIMIT $4
 """
 _LIST: Final = """
@@ -132,34 +131,6 @@ SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, t
   solved_at AS resolved_at
 FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
 """
-
-
-@attrs.frozen(kw_only=True)
-class Failure:
-    """What failed, in which phase (`request`, `detail`, `record`, `row`, `batch`, `segment`), and why.
-
-    `key` identifies it: an address, a record's key. `sample` is the beginning of the data. `requests` are those that
-    load it again. `times` is how much it counts: a batch counts as its rows.
-    """
-
-    load: str
-    segment: str
-    phase: str
-    key: str
-    error: str
-    sample: str | None = None
-    requests: Sequence[Mapping[str, Any]] = ()
-    times: int = 1
-
-
-@attrs.frozen(kw_only=True)
-class FailureRecord(Failure):
-    """A failure as it is recorded."""
-
-    failure_id: int
-    run_id: UUID
-    failed_at: datetime
-    resolved_at: datetime | None
 
 
 @attrs.define
@@ -231,10 +202,13 @@ class SegmentCommit:
 async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
     connection: Any, run_id: UUID, token: int, name: str, kind: str, tasks: Sequence[tuple[str, str]]
 ) -> RunState:
-    """Begin a run, or resume it. `tasks` are (layer, task), in their order.
+    """Begin a run, or resume it. `tasks` are (layer, task), in their order. A run of the kind `load` holds its load.
 
-    Raises `LeaseLost` if the job no longer belongs to this worker.
+    Raises `LeaseLost` if the job no longer belongs to this worker, and `LoadIsHeld` if another run holds the load.
     """
+    if kind == "load":
+        for _, task in tasks:
+            await aio_hold_load(connection, task, run_id, token)
     await _aio_drop_left(connection)
     started_at = await connection.fetchval(_BEGIN, run_id, name, kind)
     await connection.execute(_TASKS, run_id, [layer for layer, _ in tasks], [task for _, task in tasks])
@@ -270,7 +244,7 @@ async def _aio_drop_left(connection: Any) -> None:
         await connection.execute("SAVEPOINT dl_stage; SET LOCAL lock_timeout = '100ms'")
         try:
             await connection.execute(f"DROP TABLE IF EXISTS {row['staging']}")
-        except asyncpg.LockNotAvailableError:
+        except LOCKED:
             # With the setting.
             await connection.execute("ROLLBACK TO dl_stage")
         else:
@@ -281,21 +255,28 @@ async def _aio_drop_left(connection: Any) -> None:
 async def aio_note_task(  # noqa: PLR0917 - the columns of a record
     connection: Any, run_id: UUID, token: int, task: str, status: str, summary: Mapping[str, Any] | None = None
 ) -> None:
-    """Record the status of one of a run's tasks, `running` or how it ended, with its summary."""
-    await connection.execute(_TASK, run_id, task, status, summary)
+    """Record the status of one of a run's tasks, `running` or how it ended, with its summary.
+
+    The run holds the load while its status is `running`. Raises `LoadIsHeld` if another run holds it.
+    """
+    if status == "running":
+        await aio_hold_load(connection, task, run_id, token)
+    await connection.execute(_TASK, run_id, task, status, None if summary is None else storable_json(summary))
     await aio_fence(connection, run_id, token)
+    if status != "running":
+        await aio_release_load(connection, task, run_id, token)
 
 
 async def aio_end_run(connection: Any, run_id: UUID, token: int, status: str, summary: Mapping[str, Any]) -> None:
-    """Record how a run ended, with its summary."""
-    await connection.execute(_END, run_id, status, summary)
+    """Record how a run ended, with its summary. A run that waits for another run of a load has the status `waiting`."""
+    await connection.execute(_END, run_id, status, storable_json(summary))
     await aio_fence(connection, run_id, token)
 
 
 async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str, int]:
     """Merge a segment's staged rows and record it, in the caller's transaction. Return the counts of all merges.
 
-    Raises `LeaseLost` if the job no longer belongs to this worker.
+    Raises `LeaseLost` if the job no longer belongs to this worker, or another run holds the load.
     """
     counts: dict[str, int] = {}
     for merge in commit.merges:
@@ -306,12 +287,14 @@ async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str
         await _aio_note_segment(connection, commit, commit.segment, done)
     elif commit.details:
         of = commit.run_id, commit.task, commit.details_of
-        await connection.execute(_KEEP_DETAILS, *of, commit.token, list(commit.details), done)
+        # A detail whose key PostgreSQL cannot store is requested again when the run is resumed.
+        details = [key for key in commit.details if not UNSTORABLE.search(key)]
+        await connection.execute(_KEEP_DETAILS, *of, commit.token, details, done)
     if commit.failures:
-        await _aio_keep(connection, commit.run_id, commit.failures)
+        await aio_keep_failures(connection, commit.run_id, commit.failures)
     if commit.watermark is not None:
         await connection.execute(_WATERMARK, commit.task, commit.watermark, commit.run_id)
-    await aio_fence(connection, commit.run_id, commit.token)
+    await aio_fence_load(connection, commit.task, commit.run_id, commit.token)
     return counts
 
 
@@ -346,14 +329,8 @@ async def aio_watermark(connection: Any, load: str) -> tuple[datetime | None, UU
 
 async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures: Sequence[Failure]) -> None:
     """Record failures of a run, in a transaction. Raises `LeaseLost` if the job belongs to another worker by now."""
-    await _aio_keep(connection, run_id, failures)
+    await aio_keep_failures(connection, run_id, failures)
     await aio_fence(connection, run_id, token)
-
-
-async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
-    columns = ("load", "segment", "phase", "key", "error", "sample", "times")
-    requests = [storable_json(list(failure.requests)) for failure in failures]
-    await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
 
 
 async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
@@ -372,7 +349,9 @@ async def aio_next_failures(
 
 
 def _requests_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    return {row["failure_id"]: [{**request, "segment": row["segment"]} for request in row["requests"]] for row in rows}
+    # An earlier release has stored requests that were too long as an object that has only their beginning.
+    kept = [(row, row["requests"] if isinstance(row["requests"], list) else []) for row in rows]
+    return {row["failure_id"]: [{**one, "segment": row["segment"]} for one in requests] for row, requests in kept}
 
 
 async def list_failures(

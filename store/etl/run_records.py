@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.errors import NotFound, StoreError
@@ -22,7 +21,9 @@ from dataloader.jobs.page_cursor import BY_INSTANT, BY_NAME, BY_NUMBER, After, N
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database, set_local
 from dataloader.store.connection.connect import PLANNER_OF_USERS
+from dataloader.store.connection.error_meanings import READ_ONLY
 from dataloader.store.etl import run_journal
+from dataloader.store.etl.failure_rows import FailureRecord
 from dataloader.store.queue.transaction import told_of_users
 
 MAX_LOADS: Final = 200
@@ -338,7 +339,7 @@ async def list_failures_of_load(database: Database, load: str, *, after: After =
     return _failures(found, limit)
 
 
-def _failures(found: Sequence[run_journal.FailureRecord], limit: int) -> FailurePage:
+def _failures(found: Sequence[FailureRecord], limit: int) -> FailurePage:
     names = [field.name for field in attrs.fields(FailureLine) if field.name != "solved_at"]
     failures = [
         FailureLine(**{name: getattr(record, name) for name in names}, solved_at=record.resolved_at) for record in found
@@ -353,6 +354,6 @@ async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[
             await connection.execute(set_local(PLANNER_OF_USERS))
             with told_of_users(connection):
                 return [dict(row) for row in await connection.fetch(sql, *values)]
-    except asyncpg.ReadOnlySQLTransactionError as error:
+    except READ_ONLY as error:
         # Our own doing, not a server that has become a standby, which will pass.
         raise StoreError(f"a Reader can only read: {error}") from error

@@ -28,7 +28,17 @@ USUAL_OF: Final = 10
 """The usual duration is the median of so many runs that went through."""
 _MOST_BEFORE: Final = 200
 """Earlier runs among which those are looked for."""
-WRITTEN: Final = ("inserted", "updated", "deleted", "changed", "closed", "reappeared", "filled", "corrected")
+WRITTEN: Final = (
+    "inserted",
+    "updated",
+    "deleted",
+    "changed",
+    "closed",
+    "reappeared",
+    "filled",
+    "corrected",
+    "woven",
+)
 """The counts of merges that are rows written; the rest were as they should be already."""
 _THROUGH: Final = ", ".join(f"'{status}'" for status in sorted(GONE_THROUGH))
 # What a client has put there may be long; ours is short.

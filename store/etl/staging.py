@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ from dataloader.jobs.errors import Unstorable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.connection.command_tag import row_count
+from dataloader.store.connection.error_meanings import Meaning, meaning_of
+from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import TableInfo, quote, told_of_targets
 
 # Names that hardly any target has; for one that does, the database refuses to make a column twice.
@@ -35,13 +37,6 @@ SHAPE: Final = '"dl:shape"'
 MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SHAPE, SEQUENCE)]
 """The additional columns of a staging table; the last one is a row's place among those of its request."""
 
-# The last one is what a function raises that a check of the target calls.
-_OF_A_ROW: Final = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.ProgramLimitExceededError,
-    asyncpg.PLPGSQLError,
-)
 _IN_LINE: Final = re.compile(r"^COPY .*?, line (?P<line>\d+)(?:, column (?P<column>.*?)(?::|$))?", re.MULTILINE)
 
 
@@ -81,8 +76,13 @@ class StagedSegment:
     number: int
 
 
-async def aio_create_staging(
-    connection: Any, table: TableInfo, staging: str, columns: Sequence[str], key: Sequence[str] = ()
+async def aio_create_staging(  # noqa: PLR0917 - a table's parts
+    connection: Any,
+    table: TableInfo,
+    staging: str,
+    columns: Sequence[str],
+    key: Sequence[str] = (),
+    history: History | None = None,
 ) -> None:
     """Make a staging table for `columns` of `table` (asyncio-flavoured); an earlier one of its name is dropped.
 
@@ -101,6 +101,10 @@ async def aio_create_staging(
         if c.numbered and c.name in columns
     ]
     changes += [f"ALTER COLUMN {quote(name)} SET NOT NULL" for name in key]
+    if history is not None and history.changed_at is not None:
+        changes += _changes_for_times(
+            table, columns, {*key, history.changed_at}, history.changed_at, history.is_current
+        )
     with told_of_targets():
         await aio_drop_staging(connection, staging)
         await connection.execute(
@@ -110,6 +114,25 @@ async def aio_create_staging(
         )
         if changes:
             await connection.execute(f"ALTER TABLE {quote(staging)} {', '.join(changes)}")
+
+
+def _changes_for_times(
+    table: TableInfo, columns: Sequence[str], needed: Collection[str], changed_at: str, is_current: str
+) -> list[str]:
+    """Return changes of a staging table whose rows have times: a row that closes a version needs no other values."""
+    changes = [f"ALTER COLUMN {quote(changed_at)} SET NOT NULL", f"ADD CHECK (isfinite({quote(changed_at)}))"]
+    if is_current not in columns:
+        return changes
+    changes.append(f"ALTER COLUMN {quote(is_current)} DROP NOT NULL, ALTER COLUMN {quote(is_current)} SET DEFAULT true")
+    for column in table.columns:
+        if column.not_null and column.name in columns and column.name not in {*needed, is_current}:
+            name = quote(column.name)
+            changes.append(f"ALTER COLUMN {name} DROP NOT NULL")
+            changes.append(
+                f"ADD CONSTRAINT {quote(f'{column.name} is missing')}"
+                f" CHECK ({quote(is_current)} IS FALSE OR {name} IS NOT NULL)"
+            )
+    return changes
 
 
 async def aio_drop_staging(connection: Any, staging: str) -> None:
@@ -145,7 +168,9 @@ async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tu
                     encoding="UTF8",
                 )
                 number += row_count(tag)
-    except _OF_A_ROW as error:
+    except asyncpg.PostgresError as error:
+        if meaning_of(error) is not Meaning.BAD_VALUE:
+            raise
         raise Unstorable(_of_line(error)) from error
     return number
 

@@ -23,7 +23,8 @@ from dataloader.jobs.limits import Budget
 class SlotAnswer:
     """The answer to a run that wants the slot: the slot is its own if `waits_for` is None; else how long to wait.
 
-    `waits_for` is `request` (another run's is under way), `pause`, `retry-after` (the source's own words) or `budget`.
+    `waits_for` is `request` (another run's is under way), `pause`, `retry-after` (the source's own words), `budget`,
+    `period`, `paused` or `error` (the supplier's limits cannot be evaluated).
     """
 
     wait_s: float

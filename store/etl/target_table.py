@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.errors import TargetError
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.error_meanings import MISSING, NO_NAME
 
 METADATA: Final = frozenset({"source_file", "source_endpoint", "fetched_at"})
 """Columns that say where a row came from: a row that differs only in these is unchanged (E6)."""
@@ -20,15 +20,32 @@ _TABLE: Final = """
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
 """
-# Types without an equality, or with one of areas and numbers of points, are compared by their text.
+# Types without an equality of whole values, such as json, jsonpath, and point, are compared by their text; and so are
+# composite types, arrays and domains that contain one.
 _COLUMNS: Final = """
+WITH RECURSIVE parts (attnum, oid) AS (
+  SELECT attnum, atttypid FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped
+  UNION
+  SELECT p.attnum, n.oid FROM parts p JOIN pg_type t ON t.oid = p.oid CROSS JOIN LATERAL (
+    SELECT t.typbasetype WHERE t.typtype = 'd'
+    UNION ALL SELECT t.typelem WHERE t.typtype = 'b' AND t.typcategory = 'A'
+    UNION ALL SELECT a.atttypid FROM pg_attribute a
+    WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS n (oid)
+), incomparable AS (
+  SELECT DISTINCT p.attnum FROM parts p JOIN pg_type t ON t.oid = p.oid
+  WHERE t.typtype = 'b' AND t.typcategory <> 'A' AND NOT EXISTS (
+    SELECT FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
+    WHERE c.opcdefault AND m.amname IN ('btree', 'hash') AND (c.opcintype = t.oid OR EXISTS (
+      SELECT FROM pg_cast k WHERE k.castsource = t.oid AND k.casttarget = c.opcintype
+      AND k.castmethod = 'b' AND k.castcontext = 'i')))
+)
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
   a.atthasdef AND a.attgenerated = '' AS has_default,
   a.attgenerated <> '' OR a.attidentity = 'a' AS generated,
   a.attidentity = 'd' OR coalesce(pg_get_expr(d.adbin, d.adrelid) ~ '\\mnextval\\(', false) AS numbered,
   t.typcategory = 'A' AS is_array,
   b.name ~ '^jsonb?(\\[])?$' AS is_document,
-  b.name !~ '^(json|xml|point|line|lseg|box|path|polygon|circle)(\\[])?$' AS has_equality
+  NOT EXISTS (SELECT FROM incomparable i WHERE i.attnum = a.attnum) AS has_equality
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 CROSS JOIN LATERAL (SELECT format_type(CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END, NULL) AS name) AS b
@@ -56,6 +73,11 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
 def quote(name: str) -> str:
     """An identifier as SQL has it, whatever is in its name."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text as SQL has it, with `standard_conforming_strings`."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def listed(names: Iterable[str], prefix: str = "") -> str:
@@ -131,7 +153,7 @@ async def aio_describe(connection: Any, table: str) -> TableInfo:
     """
     try:
         found = await connection.fetchrow(_TABLE, table)
-    except (asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError) as error:
+    except NO_NAME as error:
         raise TargetError(f"{table!r} is not a table's name ({error.args[0]})") from error
     if found is None:
         raise TargetError(f"there is no table {table}; create it first, or name its schema")
@@ -147,5 +169,5 @@ def told_of_targets() -> Iterator[None]:
     """Inside, a table or column that is missing is a target's or a staging table's, not the queue's."""
     try:
         yield
-    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError) as error:
+    except MISSING as error:
         raise TargetError(mask_text(str(error.args[0] if error.args else error))) from error

@@ -14,7 +14,7 @@ import msgspec
 from dataloader.jobs.contract import MAX_BULK, Operator
 from dataloader.jobs.errors import BadRequest, InUse
 from dataloader.jobs.limit_contract import Limits, OpenJobs, SupplierNotFound, SupplierPage, SupplierRecord
-from dataloader.jobs.limits import Supplier, TaskLimits
+from dataloader.jobs.limits import Supplier, TaskLimits, stored_limits
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
 from dataloader.jobs.model import MAX_NAME, check_between, check_name
 from dataloader.jobs.page_cursor import BY_NAME, After
@@ -53,9 +53,9 @@ _PAUSE_SUPPLIER: Final = "UPDATE dl_sources SET paused = $2 WHERE source = $1"
 _OPEN_JOBS: Final = (
     "SELECT count(*) FROM (SELECT FROM dl_jobs WHERE task = $1 AND status IN ('queued', 'running') LIMIT 1000) AS open"
 )
-# What is ready is put there, too, by the claim that meets it; what waits for something else, when that has come.
+# They are ready, and every claim skips them until a process declares the task again.
 _KEEP: Final = (
-    "UPDATE dl_jobs SET waits_for = 'task', lane = NULL WHERE lane = $1 AND status = 'queued' AND waits_for = 'limit'"
+    "UPDATE dl_jobs SET waits_for = NULL, lane = NULL WHERE lane = $1 AND status = 'queued' AND waits_for = 'limit'"
 )
 _KEEP_OTHERS: Final = "UPDATE dl_jobs SET lane = NULL WHERE lane = $1 AND status IN ('queued', 'running')"
 
@@ -134,7 +134,7 @@ class DatabaseLimits(Limits):
 
 def _overridden(stored: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The override with changes; what is None goes."""
-    override = {**msgspec.json.decode(stored), **changes}
+    override = {**stored_limits(stored), **changes}
     return {name: value for name, value in override.items() if value is not None}
 
 
@@ -164,7 +164,7 @@ async def _aio_set_tasks(
         for name, change in plain.items():
             found = await _aio_locked_task(connection, name)
             override = _overridden(found["override"], change)
-            declared = msgspec.json.decode(found["limits"])
+            declared = stored_limits(found["limits"])
             await aio_limit_task(connection, name, declared, override, limited=found["limited"])
             await aio_audit(connection, operator, "set_task", None, {"task": name, "changes": change})
         await connection.execute(TELL)
@@ -216,7 +216,7 @@ async def _aio_set_supplier(
         await connection.execute(_ADD_SUPPLIER, name)
         found = await _aio_locked_supplier(connection, name)
         override = _overridden(found["override"], plain)
-        await aio_limit_supplier(connection, name, msgspec.json.decode(found["limits"]), override)
+        await aio_limit_supplier(connection, name, stored_limits(found["limits"]), override)
         await connection.execute(TELL)
         await aio_audit(connection, operator, "set_supplier", None, {"supplier": name, "changes": plain})
         return await aio_supplier(connection, name)

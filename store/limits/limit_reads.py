@@ -1,48 +1,53 @@
 """Tasks and suppliers with their limits as operators see them: what holds, what is used, why nothing starts (S1, S4).
 
 By the rules of the claim (dl_open_lanes), but nothing is locked and nothing is written: what is told may be over by
-the time that it is read.
+the time that it is read. Limits that the database cannot evaluate are closed, with the error. Limits that this program
+can't read, such as those of a newer program or with a time zone that only the database knows, are shown as stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
-import msgspec
 
-from dataloader.jobs.limit_contract import BudgetState, RequestSlot, SupplierNotFound, SupplierRecord
-from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.limit_contract import BudgetState, RequestSlot, SupplierClosed, SupplierNotFound, SupplierRecord
+from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits, readable_limits, stored_limits
 from dataloader.jobs.model import MAX_NAME, check_text
 from dataloader.jobs.task_listings import Closed, TaskNotFound, TaskRecord, TaskState
 from dataloader.jobs.text import shown_json
 from dataloader.jobs.work_periods import WorkPeriods
+from dataloader.store.limits.lane_errors import CURRENT_S
 
-_TASKS: Final = """
+T = TypeVar("T")
+
+_TASKS: Final = f"""
 WITH work AS MATERIALIZED (
   SELECT task, count(*) AS running, count(lane) AS in_lane FROM dl_jobs WHERE status = 'running' GROUP BY task
 )
 SELECT t.task, t.description, t.queue, t.priority, t.args_schema::text AS args_schema, t.uniqueness::text AS uniqueness,
-  t.declared_by, t.declared_at, coalesce(t.limits, '{}')::text AS declared, coalesce(t.override, '{}')::text AS override,
-  t.paused, coalesce(w.running, 0) AS running, coalesce(w.in_lane, 0) AS in_lane,
+  t.declared_by, t.declared_at, coalesce(t.limits, '{{}}')::text AS declared, coalesce(t.override, '{{}}')::text AS override,
+  t.max_running, t.max_running_per_partition, t.batch_size, t.batch_delay_s, t.cost, t.paused, coalesce(w.running, 0) AS running, coalesce(w.in_lane, 0) AS in_lane,
   (SELECT count(*) FROM (
     SELECT FROM dl_jobs j WHERE t.limited AND j.lane = t.task AND j.status = 'queued' AND j.waits_for = 'limit' LIMIT 10000
   ) AS in_its_lane) AS waiting,
   l.batch_left,
   CASE WHEN isfinite(l.idle_since) THEN l.idle_since END AS idle_since, l.idle_since IS NULL AS is_busy,
   s.source AS supplier, s.paused AS supplier_paused, s.margin_s,
-  coalesce(s.limits, '{}')::text AS supplier_declared, coalesce(s.override, '{}')::text AS supplier_override,
-  v.now, u.units, u.wait_s
+  coalesce(s.limits, '{{}}')::text AS supplier_declared, coalesce(s.override, '{{}}')::text AS supplier_override,
+  v.now, u.task_wait_s, u.supplier_wait_s, u.units, u.wait_s,
+  coalesce(CASE WHEN l.failed_at > now() - interval '{CURRENT_S} s' THEN l.error END, u.error) AS error
 FROM dl_tasks t
 LEFT JOIN work w ON w.task = t.task
 LEFT JOIN dl_lanes l ON l.lane = t.task
 LEFT JOIN dl_sources s ON s.source = t.supplier
 CROSS JOIN LATERAL (SELECT greatest(statement_timestamp(), s.last_at) AS now) AS v
-CROSS JOIN LATERAL dl_budgets_left(
-  s, coalesce(s.units, '{}'), coalesce(s.spans_s, '{}'), s.zones, coalesce(t.cost, 1), v.now) AS u
-WHERE {where}
+CROSS JOIN LATERAL dl_limits_seen(
+  t.periods, t.zone, s, coalesce(s.units, '{{}}'), coalesce(s.spans_s, '{{}}'), s.zones, coalesce(t.cost, 1), v.now) AS u
+WHERE {{where}}
 """  # noqa: E501 - one line a part
 _TASK_PAGE: Final = _TASKS.replace("{where}", "t.task > $1 ORDER BY t.task LIMIT $2")
 
@@ -56,18 +61,18 @@ _SUPPLIERS: Final = """
 SELECT s.source AS supplier, coalesce(s.limits, '{}')::text AS declared, coalesce(s.override, '{}')::text AS override,
   s.paused, s.margin_s, v.now,
   ARRAY(SELECT t.task FROM dl_tasks t WHERE t.supplier = s.source ORDER BY t.task) AS tasks,
-  ARRAY(
-    SELECT u.units FROM generate_subscripts(s.units, 1) AS i
-    CROSS JOIN LATERAL dl_budgets_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], ARRAY[s.zones[i]], 1, v.now) AS u
-    ORDER BY i) AS units,
-  ARRAY(
-    SELECT u.wait_s FROM generate_subscripts(s.units, 1) AS i
-    CROSS JOIN LATERAL dl_budgets_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], ARRAY[s.zones[i]], 1, v.now) AS u
-    ORDER BY i) AS waits_s,
+  b.units, b.waits_s, coalesce(p.error, b.error) AS error, p.supplier_wait_s,
   CASE WHEN s.holder IS NOT NULL AND s.held_until > v.now THEN s.held_until END AS held_until,
   (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'running' AND j.token = s.holder AND s.held_until > v.now LIMIT 1) AS job_id
 FROM dl_sources s
 CROSS JOIN LATERAL (SELECT greatest(statement_timestamp(), s.last_at) AS now) AS v
+CROSS JOIN LATERAL dl_limits_seen(NULL, NULL, s, '{}', '{}', '{}', 1, v.now) AS p
+CROSS JOIN LATERAL (
+  SELECT coalesce(array_agg(u.units ORDER BY i), '{}') AS units, coalesce(array_agg(u.wait_s ORDER BY i), '{}') AS waits_s,
+         min(u.error) AS error
+  FROM generate_subscripts(s.units, 1) AS i
+  CROSS JOIN LATERAL dl_limits_seen(NULL, NULL, s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], ARRAY[s.zones[i]], 1, v.now) AS u
+) AS b
 WHERE {where} ORDER BY s.source LIMIT $2
 """  # noqa: E501 - one line a part
 _SUPPLIER_PAGE: Final = _SUPPLIERS.replace("{where}", "s.source > $1")
@@ -105,11 +110,12 @@ async def aio_supplier(connection: Any, name: str) -> SupplierRecord:
 
 @attrs.frozen
 class _Verdict:
-    """Why nothing may start, when something may again, and how many may."""
+    """Why no job may start, when one may again, and how many may; the error of limits that cannot be evaluated."""
 
     closed: Closed | None = None
     opens_at: datetime | None = None
     left: int | None = None
+    error: str | None = None
 
 
 def task_state(record: Mapping[str, Any]) -> TaskState:
@@ -117,14 +123,14 @@ def task_state(record: Mapping[str, Any]) -> TaskState:
     values = {name: record[name] for name in _RECORD_FIELDS}
     for name in ("args_schema", "uniqueness"):
         values[name] = shown_json(record[name]) if record[name] else None
-    declared, override = msgspec.json.decode(record["declared"]), msgspec.json.decode(record["override"])
-    limits = TaskLimits.of_spec({**declared, **override})
-    verdict = _judged(record, limits)
+    declared, override = stored_limits(record["declared"]), stored_limits(record["override"])
+    limits = _read(TaskLimits.of_spec, {**declared, **override})
+    verdict = _judged(record, None if limits is None else limits.periods)
     return TaskState(
         **values,
         declared=declared,
         override=override,
-        limits=limits.spec(),
+        limits=readable_limits(declared, override) if limits is None else limits.spec(),
         paused=record["paused"],
         waiting=record["waiting"],
         running=record["running"],
@@ -132,34 +138,49 @@ def task_state(record: Mapping[str, Any]) -> TaskState:
     )
 
 
-def _judged(record: Mapping[str, Any], limits: TaskLimits) -> _Verdict:  # noqa: C901, PLR0911 - the claim's conditions
+def _read(kind: Callable[..., T], *spec: Any) -> T | None:
+    """Return the limits of a specification; None if this program cannot read them."""
+    try:
+        return kind(*spec)
+    except BadRequest:
+        return None
+
+
+def _judged(  # noqa: C901, PLR0911, PLR0912 - the claim's conditions
+    record: Mapping[str, Any], periods: WorkPeriods | None
+) -> _Verdict:
     now: datetime = record["now"]
     if record["paused"]:
         return _Verdict("paused", None, 0)
-    if opens_at := _opens_at(limits.periods, now, MARGIN_S):
-        return _Verdict("period", opens_at, 0)
+    if record["error"] is not None:
+        return _Verdict("error", None, 0, record["error"])
+    if record["task_wait_s"] > 0:
+        return _Verdict("period", _opens_at(periods, now, MARGIN_S, record["task_wait_s"]), 0)
     bounds = []
-    if limits.max_running is not None:
-        bounds.append(limits.max_running - record["in_lane"])
+    if record["max_running"] is not None:
+        bounds.append(record["max_running"] - record["in_lane"])
         if bounds[0] <= 0:
             return _Verdict("running", None, 0)
-    if limits.batch_size is not None:
-        begins_at = _batch_begins_at(record, limits.batch_delay_s or 0, now)
+    if record["batch_size"] is not None:
+        begins_at = _batch_begins_at(record, record["batch_delay_s"] or 0, now)
         if begins_at is not None and begins_at > now:
             return _Verdict("batch", begins_at, 0)
-        bounds.append(limits.batch_size if begins_at is not None else record["batch_left"] or 0)
+        bounds.append(record["batch_size"] if begins_at is not None else record["batch_left"] or 0)
         if bounds[-1] <= 0:
             return _Verdict("batch", None, 0)
     if record["supplier"] is not None:
         if record["supplier_paused"]:
             return _Verdict("supplier_paused", None, 0)
-        supplier = _supplier_of(record["supplier"], record["supplier_declared"], record["supplier_override"])
-        if opens_at := _opens_at(supplier.periods, now, record["margin_s"]):
+        if record["supplier_wait_s"] > 0:
+            supplier = _supplier_of(record["supplier"], record["supplier_declared"], record["supplier_override"])
+            periods = None if supplier is None else supplier.periods
+            opens_at = _opens_at(periods, now, record["margin_s"], record["supplier_wait_s"])
             return _Verdict("supplier_period", opens_at, 0)
         if record["wait_s"] > 0:
             return _Verdict("budget", now + timedelta(seconds=record["wait_s"]), 0)
-        if record["units"] is not None and limits.cost > 0:
-            bounds.append(record["units"] // limits.cost)
+        cost = 1 if record["cost"] is None else record["cost"]
+        if record["units"] is not None and cost > 0:
+            bounds.append(record["units"] // cost)
     return _Verdict(left=min(bounds, default=None))
 
 
@@ -174,27 +195,29 @@ def _batch_begins_at(record: Mapping[str, Any], delay_s: float, now: datetime) -
     return now if idle_since is None else idle_since + timedelta(seconds=delay_s)
 
 
-def _opens_at(periods: WorkPeriods | None, now: datetime, margin_s: float) -> datetime | None:
-    """When periods open that are closed, or that close within the margin; None if they are open."""
-    if periods is None:
-        return None
+def _opens_at(periods: WorkPeriods | None, now: datetime, margin_s: float, wait_s: float) -> datetime | None:
+    """When periods open that the database says are closed, and worth a look in `wait_s` seconds.
+
+    If the time zones of this machine and of the database differ, it is when the database looks again.
+    """
     at = now
-    if periods.is_open(now):
+    if periods is not None and periods.is_open(now):
         at = now + timedelta(seconds=margin_s)
-        if periods.is_open(at):
-            return None
+    if periods is None or periods.is_open(at):
+        return now + timedelta(seconds=wait_s)
     return periods.next_change(at)
 
 
 def _supplier(record: Mapping[str, Any]) -> SupplierRecord:
+    declared, override = stored_limits(record["declared"]), stored_limits(record["override"])
     supplier = _supplier_of(record["supplier"], record["declared"], record["override"])
     now: datetime = record["now"]
-    opens_at = None if record["paused"] else _opens_at(supplier.periods, now, record["margin_s"])
+    closed, opens_at = _supplier_closed(record, None if supplier is None else supplier.periods)
     return SupplierRecord(
         supplier=record["supplier"],
-        declared=msgspec.json.decode(record["declared"]),
-        override=msgspec.json.decode(record["override"]),
-        limits=supplier.spec(),
+        declared=declared,
+        override=override,
+        limits=readable_limits(declared, override) if supplier is None else supplier.spec(),
         margin_s=record["margin_s"],
         paused=record["paused"],
         tasks=record["tasks"],
@@ -206,15 +229,31 @@ def _supplier(record: Mapping[str, Any]) -> SupplierRecord:
                 zone=budget.zone,
                 used=budget.requests - units,
                 left=max(units, 0),
-                free_at=now + timedelta(seconds=wait_s) if wait_s > 0 else None,
+                free_at=now + timedelta(seconds=wait_s) if wait_s else None,
             )
-            for budget, units, wait_s in zip(supplier.budgets, record["units"], record["waits_s"], strict=True)
+            # The lists may differ in length, if SQL by hand has changed one of them.
+            for budget, units, wait_s in zip(
+                () if supplier is None else supplier.budgets, record["units"], record["waits_s"], strict=False
+            )
         ],
-        closed="paused" if record["paused"] else "period" if opens_at is not None else None,
+        closed=closed,
         opens_at=opens_at,
+        error=record["error"],
         slot=None if record["held_until"] is None else RequestSlot(record["job_id"], record["held_until"]),
     )
 
 
-def _supplier_of(name: str, declared: str, override: str) -> Supplier:
-    return Supplier.of_spec(name, {**msgspec.json.decode(declared), **msgspec.json.decode(override)})
+def _supplier_closed(
+    record: Mapping[str, Any], periods: WorkPeriods | None
+) -> tuple[SupplierClosed | None, datetime | None]:
+    if record["paused"]:
+        return "paused", None
+    if record["error"] is not None:
+        return "error", None
+    if record["supplier_wait_s"] > 0:
+        return "period", _opens_at(periods, record["now"], record["margin_s"], record["supplier_wait_s"])
+    return None, None
+
+
+def _supplier_of(name: str, declared: str, override: str) -> Supplier | None:
+    return _read(Supplier.of_spec, name, {**stored_limits(declared), **stored_limits(override)})

@@ -7,17 +7,21 @@ A change tells all processes, so that it holds from the next claim on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits
+from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits, stored_limits
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.retry import MAX_RETRY_DELAY_S
 from dataloader.jobs.tasks import Task
-from dataloader.jobs.work_periods import WorkPeriods
-from dataloader.jobs.zones import zone_named
+from dataloader.jobs.work_periods import WEEK, WorkPeriods
+from dataloader.jobs.zones import offset, zone_named
+from dataloader.store.limits.zone_check import aio_check_zone
 from dataloader.store.queue.worker_rows import ClockReading
 
 log = get_logger(__name__)
@@ -35,6 +39,10 @@ WHERE task = $1
 """
 _LIMITED: Final = "UPDATE dl_tasks SET limited = true WHERE task = $1 AND NOT limited"
 _LANE: Final = "INSERT INTO dl_lanes (lane) VALUES ($1) ON CONFLICT DO NOTHING"
+# A lane that was opened for jobs of an unknown task, and may be closing, stays from now on.
+_NEEDED: Final = """
+UPDATE dl_lanes SET unknown_at = NULL, closing_at = NULL, queues = '{}' WHERE lane = $1 AND unknown_at IS NOT NULL
+"""
 # What runs already counts from now on. What is ready is put into its lane by the claim that meets it.
 _COUNT: Final = "UPDATE dl_jobs SET lane = task WHERE status = 'running' AND task = $1 AND lane IS NULL"
 _COUNT_OURS: Final = """
@@ -56,16 +64,17 @@ _LEAST_BUDGET: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WH
 _DEAREST: Final = "SELECT task, cost FROM dl_tasks WHERE supplier = $1 ORDER BY cost DESC, task LIMIT 1"
 TELL: Final = "SELECT pg_notify('dl_lane', '')"
 """Limits have changed: each process looks at all of its lanes, and at which there are."""
-_RETRY_DELAYS: Final = """
-SELECT task, (override ->> 'retry_delay_s')::float8 AS delay_s FROM dl_tasks
-WHERE task = ANY ($1::text[]) AND override ->> 'retry_delay_s' IS NOT NULL
+_RETRY_DELAYS: Final = f"""
+SELECT task,
+  round(least(greatest((override -> 'retry_delay_s')::numeric, 0), {MAX_RETRY_DELAY_S}), 6)::float8 AS delay_s
+FROM dl_tasks WHERE task = ANY ($1::text[]) AND jsonb_typeof(override -> 'retry_delay_s') = 'number'
 """
 _KNOWN: Final = """
-SELECT t.task, l.lane FROM dl_tasks t LEFT JOIN dl_lanes l ON l.lane = t.task
+SELECT t.task, t.limited, l.lane FROM dl_tasks t LEFT JOIN dl_lanes l ON l.lane = t.task
 WHERE t.task = ANY ($1::text[]) ORDER BY t.task
 """
 _STOPPING: Final = """
-SELECT t.task, p.periods, p.zone, p.margin_s
+SELECT t.task, p.periods, p.zone, p.margin_s, dl_zone_offset_s(p.zone, now()) AS ahead_s, now() AS at
 FROM dl_tasks t
 LEFT JOIN dl_sources s ON s.source = t.supplier
 CROSS JOIN LATERAL (
@@ -85,10 +94,15 @@ async def aio_count_ours(connection: Any, lanes: Sequence[str], worker: str) -> 
     await connection.execute(_COUNT_OURS, list(lanes), worker)
 
 
-async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of `tasks` that nobody has removed since they were declared, and those of them that have a lane."""
+async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return those of `tasks` that are declared, those that have a lane, and those whose new jobs wait there.
+
+    The jobs of a task whose lane is closing are plain ready jobs, unless they are in the lane already.
+    """
     records = await connection.fetch(_KNOWN, list(tasks))
-    return [record["task"] for record in records], [record["lane"] for record in records if record["lane"] is not None]
+    lanes = [record for record in records if record["lane"] is not None]
+    limited = [record["task"] for record in lanes if record["limited"]]
+    return [record["task"] for record in records], [record["lane"] for record in lanes], limited
 
 
 async def aio_retry_delays(connection: Any, tasks: Sequence[str]) -> dict[str, float]:
@@ -101,13 +115,17 @@ async def aio_stopping_tasks(
 ) -> tuple[ClockReading, dict[str, list[tuple[WorkPeriods, float]]]]:
     """Those of `tasks` whose runs are stopped at the close of a period (asyncio-flavoured), and the database's clock.
 
-    With each the periods that hold, its own and its supplier's, and how many seconds before their ends they close.
+    With each the periods that hold, its own and its supplier's, and how many seconds before their ends they close. The
+    periods go by the database's clock of their zone, by which claims open them.
     """
     found: dict[str, list[tuple[WorkPeriods, float]]] = {}
     for record in await connection.fetch(_STOPPING, list(tasks), MARGIN_S):
-        ranges = tuple((minutes.lower, minutes.upper) for minutes in record["periods"])
+        # SQL by hand may have left out a bound.
+        ranges = tuple((minutes.lower or 0, minutes.upper or WEEK) for minutes in record["periods"])
         try:
-            periods = WorkPeriods(ranges, zone_named(record["zone"]))
+            zone = zone_named(record["zone"])
+            ahead = _database_is_ahead(record["ahead_s"], zone, record["at"])
+            periods = WorkPeriods(ranges, zone, ahead)
         except BadRequest as error:  # known to the process that has declared it
             log.warning("runs are not stopped at the close of their period", task=record["task"], error=str(error))
             continue
@@ -115,6 +133,11 @@ async def aio_stopping_tasks(
     asked_at = trio.current_time()
     shown = await connection.fetchval("SELECT clock_timestamp()")
     return ClockReading(asked_at, trio.current_time(), shown), found
+
+
+def _database_is_ahead(offset_s: float | None, zone: ZoneInfo, at: datetime) -> timedelta:
+    """Return by how much the database's clock of a zone is ahead of this one; 0 if the database has no such zone."""
+    return timedelta(0) if offset_s is None else timedelta(seconds=offset_s) - offset(zone, at)
 
 
 async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> list[str]:
@@ -134,8 +157,8 @@ async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppli
         changed, told = await _aio_declare_suppliers(connection, named)
         for record in await connection.fetch(_TASKS, sorted(declared)):
             name = record["task"]
-            if msgspec.json.decode(record["limits"]) != declared[name]:
-                override = msgspec.json.decode(record["override"])
+            if stored_limits(record["limits"]) != declared[name]:
+                override = stored_limits(record["override"])
                 try:
                     limited = record["limited"]
                     changed |= await aio_limit_task(connection, name, declared[name], override, limited=limited)
@@ -157,8 +180,8 @@ async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping
     for record in await connection.fetch(_SUPPLIERS, sorted(declared)):
         name, spec = record["source"], declared[record["source"]]
         # A program that only names a supplier leaves it as another declares it.
-        if spec and msgspec.json.decode(record["limits"]) != spec:
-            override = msgspec.json.decode(record["override"])
+        if spec and stored_limits(record["limits"]) != spec:
+            override = stored_limits(record["override"])
             try:
                 await aio_limit_supplier(connection, name, spec, override)
                 changed = True
@@ -178,9 +201,11 @@ async def aio_limit_task(
 ) -> bool:
     """Write a task's limits, whose row is locked (asyncio-flavoured); whether its jobs wait in a lane.
 
-    Raises `BadRequest` for limits that do not go together, and for a cost above a budget of the supplier.
+    Raises `BadRequest` for limits that do not go together, for a cost above a budget of the supplier, and for a zone
+    that the database does not know.
     """
     limits = TaskLimits.of_spec({**declared, **override})
+    await aio_check_zone(connection, "zone", limits.zone)
     if limits.supplier is not None:
         await connection.execute(_SUPPLIER, limits.supplier)
         least = await connection.fetchval(_LEAST_BUDGET, limits.supplier)
@@ -211,10 +236,15 @@ async def aio_limit_task(
     return limited or limits.needs_lane
 
 
-async def aio_open_lane(connection: Any, name: str) -> None:
-    """Give a task a lane, whose row is locked (asyncio-flavoured): what runs counts at once."""
+async def aio_open_lane(connection: Any, name: str, *, for_unknown: bool = False) -> None:
+    """Give a task a lane, whose row is locked (asyncio-flavoured); its running jobs count immediately.
+
+    A lane `for_unknown` jobs may close when all workers know the task; one for limits or entries stays.
+    """
     await connection.execute(_LIMITED, name)
     await connection.execute(_LANE, name)
+    if not for_unknown:
+        await connection.execute(_NEEDED, name)
     await connection.execute(_COUNT, name)
 
 
@@ -223,9 +253,13 @@ async def aio_limit_supplier(
 ) -> None:
     """Write a supplier's limits, whose row is locked (asyncio-flavoured).
 
-    Raises `BadRequest` for what is out of range, and for a budget below the cost of a task that names it.
+    Raises `BadRequest` for what is out of range, for a budget below the cost of a task that names it, and for a zone
+    that the database does not know.
     """
     supplier = Supplier.of_spec(name, {**declared, **override})
+    await aio_check_zone(connection, "zone", supplier.zone)
+    for number, budget in enumerate(supplier.budgets):
+        await aio_check_zone(connection, f"budgets[{number}].zone", budget.zone or "UTC")
     dearest = await connection.fetchrow(_DEAREST, name) if supplier.budgets else None
     least = min((budget.requests for budget in supplier.budgets), default=0)
     if dearest is not None and dearest["cost"] > least:

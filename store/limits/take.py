@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import trio
 
-from dataloader.jobs.errors import BadRequest, LimitReached
+from dataloader.jobs.errors import BadRequest, LimitReached, StoreError
 from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.model import MAX_INT, MAX_NAME, check_between, check_name
 from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.closed_supplier import ClosedSupplier
 
 LOOK_S: Final = 10.0
 """The longest pause between two looks: budgets and periods may be changed, and others' requests be canceled."""
@@ -29,10 +30,13 @@ async def take(database: Database, supplier: str, units: int, max_wait_s: float)
     """
     check_name("supplier", supplier, MAX_NAME)
     check_between("n", units, 1, MAX_INT)
-    until = trio.current_time() + max_wait_s
+    until, closed = trio.current_time() + max_wait_s, ClosedSupplier(supplier)
     while True:
         asked_at = trio.current_time()
-        answer = await database.write(_aio_take, supplier, units)
+        try:
+            answer = await database.write(_aio_take, supplier, units)
+        except StoreError as error:
+            answer = {"wait_s": closed.wait_s(error), "why": "error", "most": None, "margin_s": 0.0}
         if answer["wait_s"] is None:
             raise BadRequest("supplier", f"must be declared, as by tasks.supplier(); none has the name {supplier!r}")
         if answer["most"] is not None and units > answer["most"]:

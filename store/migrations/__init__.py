@@ -36,6 +36,7 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import connect
 from dataloader.store.connection.driver_errors import missing_right, said
+from dataloader.store.connection.error_meanings import LOCKED, NO_RIGHT, ROLLED_BACK
 from dataloader.store.migrations import function_set
 from dataloader.store.migrations.lock import aio_lock, aio_who_migrates
 
@@ -321,7 +322,7 @@ async def _aio_migrate(
 
         try:
             await _aio_apply(connection, state, begin)
-        except asyncpg.InsufficientPrivilegeError as error:
+        except NO_RIGHT as error:
             first = "an upgrade of the schema" if state.files else "the first migration"
             at = f"migration {applied[-1]}" if applied else first
             # Tables that are there need their owner, whatever else the role may do in the schema.
@@ -388,7 +389,7 @@ async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, trans
                 async with connection.transaction():
                     return await connection.execute(sql, timeout=3600)
             return await connection.execute(sql, timeout=86_400)
-        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+        except (LOCKED, *ROLLED_BACK):
             if attempt == LOCK_TRIES - 1:
                 raise
             await asyncio.sleep(0.5)

@@ -7,7 +7,8 @@ sake of old replicas a function never changes its arguments or its result: the c
 one stays until a later set drops it and raises `OLDEST`.
 
 The files name our own objects with `{schema}`. They and their functions run with a search_path of `pg_catalog` alone,
-so that a role which may create objects in the schema can't replace a function or an operator that they use. Each file
+so that a role which may create objects in the schema can't replace a function or an operator that they use. A literal
+with a backslash is written as E'…', so that the caller's `standard_conforming_strings` does not change it. Each file
 revokes EXECUTE on its functions from PUBLIC (before that, `rights` grants it to roles that relied on it); triggers fire
 without it.
 """
@@ -18,7 +19,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 49
+NUMBER: Final = 50
 OLDEST: Final = 0
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (

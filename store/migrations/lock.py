@@ -36,13 +36,19 @@ async def aio_who_migrates(connection: asyncpg.Connection[Any], indexes: list[st
     return row and f"process {row['pid']} of the server ({row['application_name'] or 'without a name'})"
 
 
-async def aio_lock(connection: asyncpg.Connection[Any], *, wait_s: float, warn: Callable[[str], object]) -> None:
-    """Take the lock; `warn` is called after some seconds, and each minute, with the session that has it.
+async def aio_lock(
+    connection: asyncpg.Connection[Any],
+    *,
+    wait_s: float,
+    warn: Callable[[str], object],
+    tell_after_s: float = TELL_AFTER_S,
+) -> None:
+    """Take the lock; `warn` is called after `tell_after_s`, and each minute, with the session that has it.
 
     Raises `StoreUnavailable` if another session still has it after `wait_s` seconds.
     """
     began = time.monotonic()
-    next_word = TELL_AFTER_S
+    next_word = tell_after_s
     # Polled: a session that waits for the lock inside the server would hold up another session's CONCURRENTLY.
     while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", KEY):
         waited = time.monotonic() - began

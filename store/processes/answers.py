@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
+from uuid import UUID
 
 import attrs
 import trio
 
 from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.store.connection.bridge import Database
-from dataloader.store.processes.reads import aio_answers, no_task
+from dataloader.store.processes.reads import aio_answers, check_ident, no_task
 from dataloader.store.processes.requests import aio_take_back
 
 FIRST_LOOK_S: Final = 0.05
@@ -44,6 +45,7 @@ class _Watch:
 
     task_id: int
     look_at: float
+    ident: UUID | None = None
     waiters: int = 0
     answer: ProcessAnswer | None = None
     is_gone: bool = False
@@ -57,7 +59,9 @@ class _Watch:
 class Waiter(Protocol):
     """What waits for answers, and is told of them."""
 
-    async def wait(self, task_id: int, *, timeout_s: float, is_new: bool = False) -> ProcessAnswer:
+    async def wait(
+        self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None
+    ) -> ProcessAnswer:
         """See `Answers.wait`."""
 
     def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
@@ -67,27 +71,36 @@ class Waiter(Protocol):
 class Answers:
     """All who wait for tasks in this process. Owner of the watches; used from one Trio thread."""
 
-    def __init__(self, database: Database) -> None:
-        """`begun` is set when somebody waits for the first time: who listens for them alone need not sooner."""
+    def __init__(self, database: Database, *, first_look_s: float = FIRST_LOOK_S, reread_s: float = REREAD_S) -> None:
+        """A new task is first read after `first_look_s` seconds, and each watched task at least every `reread_s`.
+
+        `begun` is set by the first wait, so that a listener for waits alone need not connect earlier.
+        """
         self.begun = trio.Event()
         self._database = database
+        self.first_look_s = first_look_s
+        self.reread_s = reread_s
         self._watches: dict[int, _Watch] = {}
         self._turn = trio.Lock()
 
-    async def wait(self, task_id: int, *, timeout_s: float, is_new: bool = False) -> ProcessAnswer:
+    async def wait(
+        self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None
+    ) -> ProcessAnswer:
         """The answer as soon as there is one, or how the task stands after `timeout_s`.
 
         Args:
             task_id: which task.
             timeout_s: after so many seconds the wait ends.
             is_new: it was added just now, so that nothing has to be read at once.
+            ident: that of the task, if it is known.
 
         Raises:
             ProcessNotFound: there is no such task.
+            HistoryChanged: the number is another task's.
             StoreUnavailable: the database can't be read now.
         """
         until = trio.current_time() + timeout_s
-        with self._watching(task_id, FIRST_LOOK_S if is_new else 0.0) as watch:
+        with self._watching(task_id, self.first_look_s if is_new else 0.0, ident) as watch:
             while not (watch.answer is not None and watch.answer.is_answered):
                 if watch.is_gone:
                     raise no_task(task_id)
@@ -102,6 +115,7 @@ class Answers:
                     with trio.move_on_at(min(watch.look_at, until)):
                         await woken.wait()
             assert watch.answer is not None  # noqa: S101 - it was told, or read
+            check_ident(task_id, watch.answer.ident, ident)
             return watch.answer
 
     def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
@@ -123,9 +137,12 @@ class Answers:
             watch.wake()
 
     @contextmanager
-    def _watching(self, task_id: int, look_in_s: float) -> Iterator[_Watch]:
+    def _watching(self, task_id: int, look_in_s: float, ident: UUID | None) -> Iterator[_Watch]:
         look_at = trio.current_time() + look_in_s
-        watch = self._watches.setdefault(task_id, _Watch(task_id, look_at))
+        watch = self._watches.get(task_id)
+        if watch is None or (ident is not None and watch.ident not in {None, ident}):
+            # After a restore another task has the number: those who wait for the former one find that out themselves.
+            watch = self._watches[task_id] = _Watch(task_id, look_at, ident)
         watch.look_at = min(watch.look_at, look_at)
         watch.waiters += 1
         self.begun.set()
@@ -133,7 +150,7 @@ class Answers:
             yield watch
         finally:
             watch.waiters -= 1
-            if not watch.waiters:
+            if not watch.waiters and self._watches.get(task_id) is watch:
                 del self._watches[task_id]
 
     async def _look(self, watch: _Watch) -> None:
@@ -144,11 +161,11 @@ class Answers:
                 return  # somebody has read it, or it was told of
             now = trio.current_time()
             # Those whose look comes soon share it: who began to wait one after the other look together from then on.
-            soon = now + REREAD_S / 10
+            soon = now + self.reread_s / 10
             due = [one for one in self._watches.values() if one.look_at <= soon and one is not watch][: MOST - 1]
             due.append(watch)
             for one in due:
-                one.look_at = now + REREAD_S
+                one.look_at = now + self.reread_s
             try:
                 # Not shielded: a lost mark is set again, and a caller who has left must not hold a connection.
                 found = await self._database.run(_aio_look, [one.task_id for one in due])
@@ -171,7 +188,11 @@ async def _aio_look(connection: Any, task_ids: list[int]) -> dict[int, tuple[Pro
     await connection.execute(_WATCH, task_ids)
     found = await aio_answers(connection, task_ids)
     now = datetime.now(UTC)
-    late = [one for one, (answer, at) in found.items() if not answer.is_answered and at is not None and at <= now]
+    late = {
+        one: answer.ident
+        for one, (answer, at) in found.items()
+        if not answer.is_answered and at is not None and at <= now
+    }
     # One that has begun is none of those that are taken back.
     if late and (taken := await aio_take_back(connection, late, expired=True)):
         found |= await aio_answers(connection, taken)

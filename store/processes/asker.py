@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import asyncpg
 import attrs
 import trio
 
 from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.store.connection.bridge import Database, acquire
+from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.processes.requests import Asked, Row, aio_ask, aio_ask_many, row_of
 
 MAX_GROUP: Final = 250
@@ -102,7 +102,7 @@ class Asker:
 async def _aio_ask(connection: Any, rows: Sequence[Row], lease_s: int, *, waits: bool) -> dict[int, Asked]:
     try:
         return await aio_ask_many(connection, rows, lease_s, waits=waits)
-    except asyncpg.LockNotAvailableError:
+    except LOCKED:
         if waits:
             raise
         return {}  # such a process or key of somebody else was waited for in vain: each by itself

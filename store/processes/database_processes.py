@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
+from uuid import UUID
 
 import attrs
 import trio
@@ -26,6 +27,7 @@ from dataloader.jobs.process_listings import (
     ProcessRecord,
     ProcessTask,
     ProcessTaskPage,
+    ProcessVersion,
 )
 from dataloader.jobs.process_outbox import EVERY_DELIVERY, HeldDeliveryPage, HeldFilter, SinkRecord
 from dataloader.jobs.process_requests import MAX_STARTS, ProcessImport, ProcessRequest, ProcessStarted
@@ -41,6 +43,7 @@ from dataloader.store.processes.requests import (
     aio_start_many,
     aio_take_back,
 )
+from dataloader.store.processes.versions import list_versions
 from dataloader.store.queue.control import aio_short_transaction
 
 WITHDRAW_S: Final = 5.0
@@ -85,39 +88,39 @@ class DatabaseProcesses(ProcessClient):
         else:
             asked = await self.asker.ask(request)
         self.telemetry.asked(request.type, request.kind, trio.current_time() - since)
-        task_id = _task_of(asked, request)
+        task_id, ident = _task_of(asked, request), asked.ident
         is_new = asked.verdict == "added"
         if is_new and not wait_s:
-            return ProcessAnswer(task_id=task_id, status="waiting")
+            return ProcessAnswer(task_id=task_id, status="waiting", ident=ident)
         try:
-            answer = await self.answers.wait(task_id, timeout_s=wait_s, is_new=is_new)
+            answer = await self.answers.wait(task_id, timeout_s=wait_s, is_new=is_new, ident=ident)
         except BaseException:
             if withdraw:
                 with trio.move_on_after(WITHDRAW_S, shield=True), suppress(StoreError):
-                    await self._take_back(task_id)
+                    await self._take_back(task_id, ident)
             raise
-        return await self.withdraw(task_id) if withdraw and not answer.is_answered else answer
+        return await self.withdraw(task_id, ident=ident) if withdraw and not answer.is_answered else answer
 
-    async def task(self, task_id: int, *, wait_s: float = 0.0) -> ProcessTask:
+    async def task(self, task_id: int, *, wait_s: float = 0.0, ident: UUID | None = None) -> ProcessTask:
         """As in `ProcessClient`."""
         _check_wait("wait_s", wait_s)
-        found = await reads.get_task(self.database, task_id)
+        found = await reads.get_task(self.database, task_id, ident)
         if wait_s and not found.answer.is_answered:
-            await self.answers.wait(task_id, timeout_s=wait_s)
-            found = await reads.get_task(self.database, task_id)
+            await self.answers.wait(task_id, timeout_s=wait_s, ident=found.ident)
+            found = await reads.get_task(self.database, task_id, found.ident)
         return found
 
-    async def withdraw(self, task_id: int) -> ProcessAnswer:
+    async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
         """As in `ProcessClient`."""
-        await reads.get_task(self.database, task_id)
-        await self._take_back(task_id, is_audited=self.by_hand)
-        return (await reads.get_task(self.database, task_id)).answer
+        found = await reads.get_task(self.database, task_id, ident)
+        await self._take_back(task_id, found.ident, is_audited=self.by_hand)
+        return (await reads.get_task(self.database, task_id, found.ident)).answer
 
-    async def _take_back(self, task_id: int, *, is_audited: bool = False) -> None:
+    async def _take_back(self, task_id: int, ident: UUID | None, *, is_audited: bool = False) -> None:
         if is_audited:
-            taken = await self.database.write(operations.aio_withdraw_audited, task_id, self.operator)
+            taken = await self.database.write(operations.aio_withdraw_audited, task_id, ident, self.operator)
         else:
-            taken = await self.database.write(aio_take_back, [task_id], expired=False)
+            taken = await self.database.write(aio_take_back, {task_id: ident}, expired=False)
         for one in taken:
             self.answers.told(one)
 
@@ -148,7 +151,7 @@ class DatabaseProcesses(ProcessClient):
         if found.status == "init" and wait_s:
             [first] = (await reads.list_tasks(self.database, process_type, process_id, limit=1)).tasks
             with suppress(ProcessNotFound):
-                await self.answers.wait(first.task_id, timeout_s=wait_s)
+                await self.answers.wait(first.task_id, timeout_s=wait_s, ident=first.ident)
             found = await reads.get_process(self.database, process_type, process_id)
         return found
 
@@ -183,6 +186,10 @@ class DatabaseProcesses(ProcessClient):
     ) -> ProcessErrorPage:
         """As in `ProcessClient`."""
         return await search.list_error_groups(self.database, process_type=process_type, limit=limit, after=after)
+
+    async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
+        """As in `ProcessClient`."""
+        return await list_versions(self.database, process_type)
 
     async def sinks(self) -> list[SinkRecord]:
         """As in `ProcessClient`."""

@@ -11,29 +11,18 @@ from typing import Any, Final
 
 import attrs
 
+from dataloader.jobs.process_listings import PROCESS_STATUSES
 from dataloader.jobs.process_outbox import SinkRecord
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.counting import EXACT, aio_estimated
 from dataloader.store.processes.deliveries import aio_list_sinks
+from dataloader.store.processes.versions import aio_versions
 
 MOST_TYPES: Final = 50
 """Types that are counted, by name: each is several series."""
 
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off"
-PROCESSES: Final = f"""
-WITH RECURSIVE types (type) AS (
-  (SELECT type FROM dl_processes WHERE removed_at IS NULL ORDER BY type LIMIT 1)
-  UNION ALL
-  SELECT (SELECT p.type FROM dl_processes p WHERE p.removed_at IS NULL AND p.type > t.type ORDER BY p.type LIMIT 1)
-  FROM types t WHERE t.type IS NOT NULL
-)
-SELECT t.type, s.status, (SELECT count(*) FROM (
-  SELECT FROM dl_processes p WHERE p.removed_at IS NULL AND p.type = t.type AND p.status = s.status LIMIT {EXACT + 1}
-) AS c) AS processes
-FROM (SELECT type FROM types WHERE type IS NOT NULL LIMIT {MOST_TYPES}) AS t
-CROSS JOIN unnest('{{init,running,error}}'::text[]) AS s (status)
-"""
-_OF_ONE: Final = "SELECT FROM dl_processes WHERE removed_at IS NULL AND type = $1 AND status = $2"
+_OF_ONE: Final = "SELECT FROM dl_processes WHERE removed_at IS NULL AND type = $1 AND version = $2 AND status = $3"
 CALLS: Final = f"""
 SELECT p.type, count(*) AS waiting, min(w.created_at) AS oldest_at
 FROM (SELECT key, task_id, created_at FROM dl_process_tasks WHERE status = 'waiting' LIMIT {EXACT}) AS w
@@ -54,9 +43,9 @@ class WaitingCalls:
 
 @attrs.frozen
 class ProcessGauges:
-    """The processes at one moment: `processes` by type and status."""
+    """The processes at one moment: `processes` by type, version and status."""
 
-    processes: dict[tuple[str, str], int]
+    processes: dict[tuple[str, int, str], int]
     calls: Sequence[WaitingCalls]
     sinks: Sequence[SinkRecord]
 
@@ -69,11 +58,13 @@ async def read_gauges(database: Database) -> ProcessGauges:
 async def _aio_read(connection: Any) -> ProcessGauges:
     async with connection.transaction(readonly=True):
         await connection.execute(_PLAN)
-        processes = {}
-        for row in await connection.fetch(PROCESSES):
-            count = row["processes"]
-            if count > EXACT:
-                count = max(count, await aio_estimated(connection, _OF_ONE, row["type"], row["status"]))
-            processes[row["type"], row["status"]] = count
+        processes: dict[tuple[str, int, str], int] = {}
+        for one in await aio_versions(connection, None):
+            for status in PROCESS_STATUSES:
+                count = getattr(one, status)
+                if count >= EXACT:
+                    estimated = await aio_estimated(connection, _OF_ONE, one.type, one.version, status)
+                    count = max(count, estimated)
+                processes[one.type, one.version, status] = count
         calls = [WaitingCalls(**dict(row)) for row in await connection.fetch(CALLS)]
     return ProcessGauges(processes, calls, await aio_list_sinks(connection))

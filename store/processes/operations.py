@@ -6,6 +6,7 @@ Every action writes its row of dl_audit in its own transaction (P2, P6, P12).
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 from msgspec import Meta
 
@@ -42,8 +43,8 @@ CROSS JOIN LATERAL dl_process_act(a.type, a.id, 'resume', a.job, $4) AS r WHERE 
 """
 _REPAIR_MANY: Final = """
 SELECT count(*) FROM unnest($1::text[], $2::text[], $3::uuid[]) AS a (type, id, job)
-CROSS JOIN LATERAL dl_process_ask(a.type, a.id, 'repair', NULL, $5::text::jsonb, NULL, NULL, NULL, NULL, false,
-                                  NULL, NULL, NULL, a.job, $4) AS r
+CROSS JOIN LATERAL dl_process_request(a.type, a.id, 'repair', NULL, $5::text::jsonb, NULL, NULL, NULL, NULL, false,
+                                      NULL, NULL, NULL, a.job, $4, NULL) AS r
 WHERE r.verdict = 'added'
 """
 
@@ -61,10 +62,10 @@ async def aio_ask_audited(connection: Any, request: ProcessRequest, operator: Op
         return asked
 
 
-async def aio_withdraw_audited(connection: Any, task_id: int, operator: Operator) -> list[int]:
-    """Take a call back if it has not begun, and note who has; the tasks that were (asyncio-flavoured)."""
+async def aio_withdraw_audited(connection: Any, task_id: int, ident: UUID | None, operator: Operator) -> list[int]:
+    """Take a call back if it has not begun, and audit that; return the tasks that were (asyncio-flavoured)."""
     async with aio_short_transaction(connection):
-        taken = await aio_take_back(connection, [task_id], expired=False)
+        taken = await aio_take_back(connection, {task_id: ident}, expired=False)
         if taken:
             row = await connection.fetchrow(_OF_TASK, task_id)
             detail = _named(row["type"], row["process_id"]) | {"task_id": task_id}

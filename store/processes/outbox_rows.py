@@ -1,8 +1,8 @@
 """What delivers the outbox of processes asks of the database (P9, P10).
 
-A partition's job takes what comes next, sends it, and settles: rows that were delivered go by their ids, never by a
-watermark. A message is delivered by the statement that asks the other process, in one transaction with the end of its
-row, so that it is delivered once.
+A partition's job takes what comes next, sends it, and settles: rows that were delivered go by their ids and idents,
+never by a watermark. A message is delivered by the statement that asks the other process, in one transaction with the
+end of its row, so that it is delivered once.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ WITH taken AS MATERIALIZED (
    CROSS JOIN LATERAL (
      SELECT o.* FROM dl_process_outbox o WHERE o.key = h.key AND o.sink = $1 ORDER BY o.key, o.sink, o.id LIMIT 1) AS f)
 )
-SELECT t.id, t.key, t.kind, t.task_id, t.event_id, t.at, t.body::text AS body, t.again, p.type, p.process_id,
+SELECT t.id, t.key, t.ident, t.kind, t.task_id, t.event_id, t.at, t.body::text AS body, t.again, p.type, p.process_id,
        (SELECT e.payload::text FROM dl_process_events e WHERE e.key = t.key AND e.event_id = t.event_id) AS payload,
        EXISTS (SELECT FROM dl_process_holdups h WHERE h.sink = $1 AND h.key = t.key) AS held_up
 FROM taken t LEFT JOIN dl_processes p ON p.key = t.key
 ORDER BY t.id
 """
-_SETTLE: Final = "SELECT dl_process_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_SETTLE: Final = "SELECT dl_process_settle_rows($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 _REST: Final = "SELECT dl_process_rest($1, $2, $3, $4, $5, $6)"
 _POST: Final = "SELECT dl_process_post($1)"
-_DELIVERED: Final = "DELETE FROM dl_process_outbox WHERE id = $1 RETURNING true"
+_DELIVERED: Final = "DELETE FROM dl_process_outbox WHERE id = $1 AND ident IS NOT DISTINCT FROM $2 RETURNING true"
 _KNOW: Final = """
 INSERT INTO dl_process_sinks AS s (sink, types, kinds, until)
 SELECT k.sink, CASE WHEN k.types <> '' THEN string_to_array(k.types, '/') END, string_to_array(k.kinds, '/'),
@@ -64,11 +64,13 @@ ON CONFLICT (sink) DO UPDATE SET types = excluded.types, kinds = excluded.kinds,
 class OutboxRow:
     """Something that is to be delivered. `again`: it has failed before; `held_up`: so has one before it, or itself.
 
+    `ident` tells it from all that is ever delivered; None: a program of an earlier release has written it.
     `type` and `process_id` are None where the process is gone without a trace.
     """
 
     id: int
     key: int
+    ident: UUID | None
     kind: str
     task_id: int | None
     event_id: int | None
@@ -93,9 +95,9 @@ class Partition:
 
 @attrs.define(eq=False)
 class Settled:
-    """What came of deliveries: rows that were delivered, and what became of their processes, by key."""
+    """Results of deliveries: the numbers and idents of rows that were delivered, and processes by key."""
 
-    done: list[int] = attrs.field(factory=list)
+    done: dict[int, UUID | None] = attrs.field(factory=dict)
     mended: set[int] = attrs.field(factory=set)
     failed: dict[int, str] = attrs.field(factory=dict)
     behind: set[int] = attrs.field(factory=set)
@@ -156,7 +158,8 @@ async def settle(
         partition.number,
         partition.job_id,
         partition.token,
-        settled.done,
+        list(settled.done),
+        list(settled.done.values()),
         list(settled.mended),
         list(settled.failed),
         list(settled.failed.values()),
@@ -176,20 +179,20 @@ async def rest(database: Database, partition: Partition, *, yields: bool, lease_
     return verdict
 
 
-async def pass_on(database: Database, row_id: int, request: ProcessRequest, lease_s: int) -> Asked | None:
+async def pass_on(database: Database, row: OutboxRow, request: ProcessRequest, lease_s: int) -> Asked | None:
     """Deliver a message, once: ask, and delete its row, in one transaction. None: it was delivered before.
 
     Nothing is written where the verdict says that it can't be asked now.
     """
-    return await database.write(_aio_pass_on, row_id, request, lease_s)
+    return await database.write(_aio_pass_on, row, request, lease_s)
 
 
-async def _aio_pass_on(connection: Any, row_id: int, request: ProcessRequest, lease_s: int) -> Asked | None:
+async def _aio_pass_on(connection: Any, row: OutboxRow, request: ProcessRequest, lease_s: int) -> Asked | None:
     asked: Asked | None = None
     with suppress(_NotNowError):
         async with connection.transaction():
-            if await connection.fetchval(_DELIVERED, row_id):
-                asked = await aio_ask(connection, request, lease_s)
+            if await connection.fetchval(_DELIVERED, row.id, row.ident):
+                asked = await aio_ask(connection, request, lease_s, ident=row.ident)
                 _check_delivered(asked)
     return asked
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-import asyncpg
 import attrs
 from msgspec import Meta
 
@@ -19,6 +18,7 @@ from dataloader.jobs.page_cursor import After, PageCursor
 from dataloader.jobs.process_listings import ProcessErrorGroup, ProcessFilter, ProcessTimer, RunningStep
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.processes.search import PLAN, TYPES, aio_keys, group_of, statuses_of
 
 MOST_COUNTED: Final = 10_000
@@ -160,7 +160,7 @@ async def _aio_list(
             rows = list(await connection.fetch(_ROWS, keys))
             counts = count and len(keys) > limit and wanted.metadata is None
             return rows, await _aio_count(connection, wanted) if counts else None
-    except asyncpg.QueryCanceledError:
+    except TIMED_OUT:
         return None
 
 

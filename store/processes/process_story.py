@@ -85,7 +85,7 @@ WITH RECURSIVE ended AS MATERIALIZED (
   SELECT t.* FROM chosen c CROSS JOIN LATERAL (
     SELECT task_id, kind, method, status, {brief("args", _MAX_VALUE)}, {brief("context", _MAX_VALUE)}, idempotency_key,
            {brief("response", _MAX_VALUE)}, left(error, {_MAX_TEXT}) AS error, attempt, first_task, created_at,
-           scheduled_at, started_at, finished_at, expires_at
+           scheduled_at, started_at, finished_at, expires_at, ident
     FROM dl_process_tasks WHERE task_id = c.task_id AND key = $1 LIMIT 1
   ) AS t
 ), places (task_id, at, first, behind) AS (
@@ -150,6 +150,7 @@ class StoryTask:
     started_at: datetime | None
     finished_at: datetime | None
     expires_at: datetime | None
+    ident: UUID | None
     events: Sequence[StoryEvent]
     has_more_events: bool
 
@@ -290,7 +291,7 @@ def _brief(row: Mapping[str, Any], name: str) -> Brief:
 def _task_of(row: Mapping[str, Any]) -> StoryTask:
     names = (
         "task_id", "kind", "method", "status", "idempotency_key", "error", "attempt", "first_task", "created_at",
-        "scheduled_at", "started_at", "finished_at", "expires_at",
+        "scheduled_at", "started_at", "finished_at", "expires_at", "ident",
     )  # fmt: skip
     listed = [] if row["events"] is None else msgspec.json.decode(row["events"])
     events = [

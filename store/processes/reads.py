@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 import trio
 
@@ -22,8 +23,8 @@ from dataloader.jobs.process_listings import (
     ProcessTimer,
     RunningStep,
 )
-from dataloader.jobs.processes import ProcessNotFound, check_process_id, check_type
-from dataloader.jobs.text import shown_json
+from dataloader.jobs.processes import HistoryChanged, ProcessNotFound, check_process_id, check_type
+from dataloader.jobs.text import as_object, shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import MAX_PAGE_PAYLOADS, aio_fetch_page, shown
 
@@ -45,7 +46,7 @@ WHERE key = $1 AND event_id {{behind}} $2 ORDER BY key {{order}}, event_id {{ord
 """
 _TASK_COLUMNS: Final = f"""
 task_id, kind, method, {shown("args")}, {shown("context")}, idempotency_key, {shown("response")}, error, attempt,
-first_task, created_at, scheduled_at, started_at, finished_at, expires_at
+first_task, created_at, scheduled_at, started_at, finished_at, expires_at, ident
 """
 # What runs is said by the process's mark. A live timer is in the process's row: here it is a task as the others.
 _TASKS: Final = f"""
@@ -56,7 +57,7 @@ SELECT * FROM (
   ) AS asked
   UNION ALL
   SELECT timer_task, timer_kind, NULL, NULL, {shown("timer_context").removesuffix(" AS timer_context")}, NULL, NULL,
-         NULL, timer_attempt, timer_first, timer_at, timer_at, NULL, NULL, NULL,
+         NULL, timer_attempt, timer_first, timer_at, timer_at, NULL, NULL, NULL, timer_ident,
          CASE WHEN running_task IS NOT NULL
                 OR EXISTS (SELECT FROM dl_process_tasks w WHERE w.key = p.key AND w.status = 'waiting') THEN 'blocked'
               ELSE 'waiting' END
@@ -70,7 +71,8 @@ FROM (SELECT * FROM dl_process_tasks WHERE task_id = $1) AS t
 CROSS JOIN LATERAL (SELECT type, process_id, running_task, running_at FROM dl_processes WHERE key = t.key) AS p
 """
 _ANSWERS: Final = f"""
-SELECT task_id, status, {shown("response")}, error, expires_at FROM dl_process_tasks WHERE task_id = ANY ($1::bigint[])
+SELECT task_id, status, {shown("response")}, error, expires_at, ident
+FROM dl_process_tasks WHERE task_id = ANY ($1::bigint[])
 """
 _TEXTS: Final = ("args", "context", "response", "error")
 
@@ -116,7 +118,7 @@ def record_of(row: Mapping[str, Any]) -> ProcessRecord:
         **{name: row[name] for name in same},
         error_group=None if row["error_group"] is None else group_id(row["error_group"], None),
         state=_value(row["aux_state"]),
-        metadata=_value(row["metadata"]),
+        metadata=as_object(_value(row["metadata"])),
         timer=timer,
         running=running,
     )
@@ -200,16 +202,24 @@ async def _aio_page(
         return [mark | dict(row) for row in rows], more
 
 
-async def get_task(database: Database, task_id: int) -> ProcessTask:
-    """What was asked of a process, or a timer that has ended. Raises `ProcessNotFound`."""
+async def get_task(database: Database, task_id: int, ident: UUID | None = None) -> ProcessTask:
+    """Return a request to a process, or a timer that has ended. Raises `ProcessNotFound`, `HistoryChanged`."""
     row = await database.run(_aio_task, task_id) if 0 < task_id < 2**63 else None
     if row is None:
         raise no_task(task_id)
+    check_ident(task_id, row["ident"], ident)
     return task_of(row)
 
 
 async def _aio_task(connection: Any, task_id: int) -> Any:
     return await connection.fetchrow(_ONE_TASK, task_id)
+
+
+def check_ident(task_id: int, found: UUID | None, wanted: UUID | None) -> None:
+    """Raise `HistoryChanged` if the task that has this number is another one than the caller's."""
+    if found is not None and wanted is not None and found != wanted:
+        message = f"the task {task_id} has another ident than {wanted}: the database was restored since"
+        raise HistoryChanged(message)
 
 
 def no_task(task_id: int) -> ProcessNotFound:
@@ -222,7 +232,11 @@ async def aio_answers(connection: Any, task_ids: Sequence[int]) -> dict[int, tup
     found = {}
     for row in await connection.fetch(_ANSWERS, task_ids):
         answer = ProcessAnswer(
-            task_id=row["task_id"], status=row["status"], response=_value(row["response"]), error=row["error"]
+            task_id=row["task_id"],
+            status=row["status"],
+            response=_value(row["response"]),
+            error=row["error"],
+            ident=row["ident"],
         )
         found[answer.task_id] = answer, row["expires_at"]
     return found

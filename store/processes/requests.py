@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
 
 import attrs
 
@@ -14,28 +15,28 @@ from dataloader.jobs.processes import MAX_VALUE, Remove, Timer, check_metadata
 from dataloader.jobs.text import exact_json
 
 _ASK: Final = """
-SELECT * FROM dl_process_ask($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb, $12,
-                             $13::text::jsonb, $14, $15)
+SELECT * FROM dl_process_request($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb,
+                                 $12, $13::text::jsonb, $14, $15, $16)
 """
 _ASK_MANY: Final = """
-SELECT * FROM dl_process_ask_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+SELECT * FROM dl_process_request_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
 """
 _ACT: Final = "SELECT * FROM dl_process_act($1, $2, $3, $4, $5)"
 _PUT: Final = """
 SELECT dl_process_put($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10::text::jsonb, $11,
                       $12)
 """
-_TAKE_BACK: Final = "SELECT dl_process_take_back($1, $2)"
+_TAKE_BACK: Final = "SELECT dl_process_withdraw($1, $2, $3)"
 
 # The function sees what it has done for the rows before.
 _START_REST: Final = """
-SELECT r.verdict, r.status, r.task_id
+SELECT r.verdict, r.status, r.task_id, r.ident
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[],
             $9::timestamptz[], $10::boolean[], $11::text[], $12::int[], $13::boolean[], $14::uuid[])
        WITH ORDINALITY AS a (type, id, kind, method, args, context, key, hash, expires_at, watched, metadata, version,
                              may_start, job, number)
-CROSS JOIN LATERAL dl_process_ask(a.type, a.id, a.kind, a.method, a.args::jsonb, a.context::jsonb, a.key, a.hash, NULL,
-                                  false, a.metadata::jsonb, a.version, NULL, a.job, $15) AS r
+CROSS JOIN LATERAL dl_process_request(a.type, a.id, a.kind, a.method, a.args::jsonb, a.context::jsonb, a.key, a.hash,
+                                      NULL, false, a.metadata::jsonb, a.version, NULL, a.job, $15, NULL) AS r
 ORDER BY a.number
 """
 Act = Literal["resume", "remove", "stop"]
@@ -46,12 +47,14 @@ Row: TypeAlias = tuple[Any, ...]
 class Asked:
     """The answer to a request; `status` is the process's, where that does not allow it.
 
-    `locked`: somebody has locked the process, and it was not waited for.
+    `locked`: somebody has locked the process, and it was not waited for. `ident` tells the task from another that has
+    its number after a restore.
     """
 
     verdict: Literal["added", "again", "conflict", "exists", "missing", "status", "busy", "locked"]
     status: str | None
     task_id: int | None
+    ident: UUID | None = None
 
 
 @attrs.frozen
@@ -63,8 +66,8 @@ class Acted:
     told: Sequence[int]
 
 
-async def aio_ask(connection: Any, request: Request, lease_s: int) -> Asked:
-    """Ask it (asyncio-flavoured). Raises `BadRequest`."""
+async def aio_ask(connection: Any, request: Request, lease_s: int, *, ident: UUID | None = None) -> Asked:
+    """Ask it (asyncio-flavoured); `ident` is the task's, None: a random one. Raises `BadRequest`."""
     row = await connection.fetchrow(
         _ASK,
         request.type,
@@ -82,8 +85,9 @@ async def aio_ask(connection: Any, request: Request, lease_s: int) -> Asked:
         request.json("start"),
         uuid7(),
         lease_s,
+        ident,
     )
-    return Asked(row["verdict"], row["status"], row["task_id"])
+    return Asked(row["verdict"], row["status"], row["task_id"], row["ident"])
 
 
 def row_of(request: Request) -> Row:
@@ -112,7 +116,10 @@ async def aio_ask_many(connection: Any, rows: Sequence[Row], lease_s: int, *, wa
     `waits`: for processes that somebody has locked. What has no entry has another answer, which it is given by itself.
     """
     rows = await connection.fetch(_ASK_MANY, *map(list, zip(*rows, strict=True)), lease_s, waits)
-    return {number - 1: Asked("locked" if task_id is None else "added", None, task_id) for number, task_id in rows}
+    return {
+        number - 1: Asked("locked" if task_id is None else "added", None, task_id, ident)
+        for number, task_id, ident in rows
+    }
 
 
 async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: int) -> list[Asked]:
@@ -122,7 +129,7 @@ async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: 
     if rest := [place for place in range(len(rows)) if place not in asked]:
         columns = map(list, zip(*(rows[place] for place in rest), strict=True))
         for place, row in zip(rest, await connection.fetch(_START_REST, *columns, lease_s), strict=True):
-            asked[place] = Asked(row["verdict"], row["status"], row["task_id"])
+            asked[place] = Asked(row["verdict"], row["status"], row["task_id"], row["ident"])
     return [asked[place] for place in range(len(rows))]
 
 
@@ -154,7 +161,13 @@ async def aio_put(connection: Any, process: ProcessImport, lease_s: int) -> bool
     return stored
 
 
-async def aio_take_back(connection: Any, tasks: Sequence[int], *, expired: bool) -> list[int]:
-    """Take back calls that have not begun; which (asyncio-flavoured). `expired`: only if their time is over."""
-    taken: list[int] = await connection.fetchval(_TAKE_BACK, list(tasks), expired)
+async def aio_take_back(connection: Any, tasks: Mapping[int, UUID | None], *, expired: bool) -> list[int]:
+    """Take back calls that have not begun; return which (asyncio-flavoured).
+
+    Args:
+        connection: where.
+        tasks: the calls, and their idents: a task that has another ident stays as it is.
+        expired: take back only those that have expired.
+    """
+    taken: list[int] = await connection.fetchval(_TAKE_BACK, list(tasks), list(tasks.values()), expired)
     return taken

@@ -16,16 +16,16 @@ from uuid import UUID
 import attrs
 import msgspec
 
-from dataloader.jobs.errors import LeaseLost
+from dataloader.jobs.errors import LeaseLost, StoreUnavailable
 from dataloader.store.queue.control import aio_short_transaction
 
 Kind = Literal["init", "call", "repair", "timeout", "remove"]
 Outcome = Literal["done", "refused", "retry", "failed", "returned"]
 Following = Literal["keep", "timeout", "remove", "suspend", "gone"]
 
-_BEGIN: Final = "SELECT * FROM dl_process_begin($1, $2, $3, $4)"
+_BEGIN: Final = "SELECT * FROM dl_process_begin_steps($1, $2, $3, $4)"
 _COMMIT: Final = (
-    "SELECT * FROM dl_process_commit($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
+    "SELECT * FROM dl_process_commit_steps($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
 )
 _IN_TURN: Final = """
 SELECT FROM unnest($1::bigint[]) AS a (key) JOIN dl_processes p ON p.key = ANY (ARRAY[a.key])
@@ -38,7 +38,10 @@ LOCKED_TRIES: Final = 200
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """A task that a run is to do: `attempt` counts the tries before, `first_task` is the first of them."""
+    """A task that a run is to do: `attempt` counts the tries before, `first_task` is the first of them.
+
+    `ident` is the same in each try; None where a program of an earlier release has begun it.
+    """
 
     task_id: int
     kind: Kind
@@ -47,6 +50,7 @@ class Work:
     context: Any
     attempt: int
     first_task: int | None
+    ident: UUID | None = None
 
 
 # As the outcome below not frozen, and never evolved: a step makes some, and so they take a fifth of the time.
@@ -218,15 +222,17 @@ async def _aio_in_turn(connection: Any, wakeups: Sequence[Wakeup]) -> AsyncItera
 async def aio_commit_within(step: StepOutcome, connection: Any) -> Committed:
     """Write one outcome in a transaction that others have begun (asyncio-flavoured); a locked row is waited for.
 
-    Raises `LeaseLost` if the process belongs to another run.
+    Raises `LeaseLost` if the process belongs to another run, `StoreUnavailable` if it stays locked.
     """
     for _ in range(LOCKED_TRIES):
         [committed] = await aio_commit(connection, [step])
         if committed.verdict != "locked":
             break
         await asyncio.sleep(LOCKED_S)
-    if committed.verdict in {"locked", "void"}:
-        raise LeaseLost(f"the process is {committed.verdict}: the step's transaction was rolled back")
+    if committed.verdict == "locked":
+        raise StoreUnavailable("another session has locked the process: the step's transaction was rolled back")
+    if committed.verdict == "void":
+        raise LeaseLost("the process is void: the step's transaction was rolled back")
     return committed
 
 
@@ -244,6 +250,7 @@ def _work(row: Any) -> Work:
         context=_value(row["context"]),
         attempt=row["attempt"] or 0,
         first_task=row["first_task"],
+        ident=row["ident"],
     )
 
 

@@ -17,6 +17,8 @@ from dataloader.store.queue.control import aio_short_transaction
 PAGE: Final = 1_000
 MOST: Final = 10_000
 """Rows of a table that go with one page; what is left goes on a later walk."""
+MOVED: Final = 1_000
+"""Processes that one statement moves to another version."""
 
 # Of jobs that have ended there are hardly any: a run's end leaves no such row, others do.
 _ENDED: Final = """
@@ -95,6 +97,11 @@ async def mend_ended(database: Database, lease_s: int) -> int:
     return await database.write(_aio_mend_ended, lease_s)
 
 
+async def move_unserved(database: Database) -> int:
+    """Move processes that have not begun from versions that no worker serves to the newest that one serves."""
+    return await database.write(_aio_move, MOVED)
+
+
 async def tend(database: Database, after: int, *, lease_s: int, keep_events: int, task_days: int) -> Tended:
     """Mend a page of processes, and delete what is old of them.
 
@@ -113,6 +120,11 @@ async def _aio_mend_ended(connection: Any, lease_s: int) -> int:
         await connection.execute(_PLAN)
         keys = await connection.fetchval(_ENDED)
         return await connection.fetchval(_MEND, keys, lease_s) if keys else 0
+
+
+async def _aio_move(connection: Any, limit: int) -> int:
+    async with aio_short_transaction(connection):
+        return int(await connection.fetchval("SELECT dl_process_move_some($1)", limit))
 
 
 async def _aio_tend(connection: Any, after: int, lease_s: int, keep_events: int, task_days: int) -> Tended:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 import msgspec
 
@@ -32,9 +31,11 @@ from dataloader.jobs.model import check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, After
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import Status
+from dataloader.jobs.text import stored_object
 from dataloader.store.connection.bridge import Database, set_local
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import PLANNER_OF_USERS
+from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.queue.control import (
     OPEN,
     PLACE_IS_FREE,
@@ -99,19 +100,20 @@ _LEFT_OUT: Final = ManyAct(OPEN, WAKES_PROCESS)
 
 @attrs.frozen(kw_only=True)
 class DatabaseBulkActs(BulkActs):
-    """The acts by their tables, on Trio. `operator` signs the audit."""
+    """The acts by their tables, on Trio. `operator` signs the audit; a count may take `count_s` seconds."""
 
     database: Database
     operator: Operator
+    count_s: float = COUNT_S
 
     def signed(self, operator: Operator) -> DatabaseBulkActs:
         """The same acts for somebody else."""
         return attrs.evolve(self, operator=operator)
 
     async def count(self, change: Change, chosen: Chosen) -> BulkCount:
-        """As in `BulkActs`. What can't be counted in `COUNT_S` seconds is "at least 0"."""
+        """As in `BulkActs`. What can't be counted in `count_s` seconds is "at least 0"."""
         check_act(change, chosen)
-        return await self.database.run(_aio_count, change, chosen)
+        return await self.database.run(_aio_count, change, chosen, self.count_s)
 
     async def start(
         self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
@@ -137,7 +139,7 @@ class DatabaseBulkActs(BulkActs):
 
 
 def _record(row: Any) -> BulkRecord:
-    return BulkRecord(**dict(row) | {"filter": msgspec.json.decode(row["filter"])})
+    return BulkRecord(**dict(row) | {"filter": stored_object(row["filter"])})
 
 
 async def _aio_get(connection: Any, bulk_id: UUID) -> BulkRecord:
@@ -163,7 +165,7 @@ def _where(change: Change, chosen: Chosen, act: ManyAct) -> tuple[str, list[Any]
     return f"{where} AND {act.still.format(value=f'${len(values)}::int')}", values
 
 
-async def _aio_count(connection: Any, change: Change, chosen: Chosen) -> BulkCount:
+async def _aio_count(connection: Any, change: Change, chosen: Chosen, count_s: float) -> BulkCount:
     async def count(act: ManyAct) -> int:
         where, values = _where(change, chosen, act)
         found: int = await connection.fetchval(_COUNT.format(where=where, most=COUNTED), *values)
@@ -171,10 +173,10 @@ async def _aio_count(connection: Any, change: Change, chosen: Chosen) -> BulkCou
 
     try:
         async with connection.transaction(readonly=True):
-            await connection.execute(_plan_for_values(f"{COUNT_S * 1000:.0f}"))
+            await connection.execute(_plan_for_values(f"{count_s * 1000:.0f}"))
             found = await count(ACTS[change.action])
             left_out = await count(_LEFT_OUT) if change.action == "cancel" else 0
-    except asyncpg.QueryCanceledError:
+    except TIMED_OUT:
         return BulkCount(0, exact=False)
     return BulkCount(found, exact=found < COUNTED, left_out=left_out)
 

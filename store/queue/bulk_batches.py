@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import BadRequest
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
+from dataloader.store.connection.error_meanings import Meaning, meaning_of
 from dataloader.store.queue.bulk import ACTS, ManyAct
 from dataloader.store.queue.control import (
     TO_RUN_NOW,
@@ -66,19 +67,10 @@ UPDATE dl_bulk SET done = done + $2, changed = changed + $3, faults = 0, error =
 WHERE bulk_id = $1
 """
 _FAULT: Final = f"""
-UPDATE dl_bulk SET faults = faults + 1, error = $2, worked_at = clock_timestamp(),
-                   ended_at = CASE WHEN faults + 1 >= {MAX_FAULTS} THEN clock_timestamp() END
+UPDATE dl_bulk SET faults = least(faults, {MAX_FAULTS}) + 1, error = $2, worked_at = clock_timestamp(),
+                   ended_at = CASE WHEN faults >= {MAX_FAULTS} - 1 THEN clock_timestamp() END
 WHERE bulk_id = $1
 """
-_OF_OTHER_SESSIONS: Final = (
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.PostgresConnectionError,
-)
-"""These pass: the whole transaction is rolled back, and done again later."""
 
 
 @attrs.frozen
@@ -105,15 +97,18 @@ async def _aio_batch(connection: Any) -> tuple[Batch | None, list[int]]:
         try:
             async with connection.transaction():
                 return await _aio_work(connection, act)
-        except _OF_OTHER_SESSIONS:
-            raise
-        except asyncpg.PostgresError as error:
+        except Exception as error:
+            if meaning_of(error) in {Meaning.OUTAGE, Meaning.CONFLICT}:
+                raise  # these pass: the whole transaction is rolled back, and done again later
             await connection.execute(_FAULT, act["bulk_id"], said(error)[:1_000])
             return Batch(waits=True), []
 
 
 async def _aio_work(connection: Any, act: Any) -> tuple[Batch, list[int]]:
-    work = _Work(connection, act, ACTS[act["action"]])
+    kind = ACTS.get(act["action"])
+    if kind is None:
+        raise BadRequest("action", f"must be one of {', '.join(ACTS)}, not {act['action']!r:.60}")
+    work = _Work(connection, act, kind)
     turns = await work.aio_take()
     rows = await work.aio_lock(list(turns)) if turns else []
     locked = await work.aio_put_back(

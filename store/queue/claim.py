@@ -1,4 +1,4 @@
-"""What a claim brings: the rows of dl_claim_runs, read."""
+"""The result of a claim, read from the rows of dl_claim_known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Claim:
     behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
     at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
     must be looked at again, after the commit and on another session. `lanes` tells of each lane that was asked for
-    why no more of it may start, and in how many seconds it is worth a look: None, when something tells.
+    why no more of it may start, and in how many seconds it is worth a look: None, when something tells. `blocked` tells
+    that many jobs of unknown tasks stand in front, `large` that jobs were left for the next claim, since the args of
+    those before them are long.
     """
 
     jobs: list[ClaimedJob]
@@ -30,13 +32,15 @@ class Claim:
     to_test: list[int]
     sent_at: float
     lanes: list[tuple[str, str | None, float | None]] = attrs.field(factory=list)
+    blocked: bool = False
+    large: bool = False
 
 
 def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -> Claim:
     """The claim of `queue` that was sent at `sent_at`, had these rows and might look at `look` jobs."""
     jobs, waited = [], []
     to_test = set()
-    passed_over = more = False
+    passed_over = more = blocked = large = False
     candidates = 0
     last: UUID | None = None
     looked = []
@@ -48,6 +52,10 @@ def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -
                 waited.append(record["waited_s"])
             case "locked":
                 passed_over = True
+            case "blocked":
+                blocked = True
+            case "large":
+                large = True
             case "later":
                 more = True
             case "last":
@@ -59,7 +67,7 @@ def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -
                 if verdict != "held" and record["lock_hash"] is not None:
                     to_test.add(record["lock_hash"])
     full = candidates >= look
-    return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked)
+    return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked, blocked, large)
 
 
 def _job(queue: str, record: Any) -> ClaimedJob:

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.contract import MAX_BULK, Operator
@@ -25,6 +24,7 @@ from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, c
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.job_filters import condition
 from dataloader.store.queue.leases import ENDLESS
 from dataloader.store.queue.make_ready import unpark
@@ -321,7 +321,7 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
             raise _not_allowed("retry", row, REVIVABLE)
         try:
             await aio_revive(connection, [row], operator)
-        except asyncpg.UniqueViolationError as error:
+        except TAKEN as error:
             message = "a newer job of its unique key waits or runs, and does what it would do"
             raise Conflict(job_id, row["status"], message) from error
         await aio_audit(

@@ -1,38 +1,40 @@
 """How many jobs wait in which queue, for pages: counted by one process for all, and not more often than is cheap.
 
 Counting walks all that has not ended. Whoever finds the count old counts anew, if nobody else does so at that moment:
-the row is locked for it. Of the time a `SHARE` goes into it: a count of 5 ms may be a tenth of a second old, one of a
-second 20 s. Which queues are paused is told as it is now.
+the row is locked for it. A share of the time (`CountLimits`) goes into it: a count of 5 ms may be a tenth of a second
+old, one of a second 20 s. Which queues are paused is told as it is now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-import asyncpg
 import attrs
 import msgspec
 
 from dataloader.jobs.model import QueueRecord
+from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.queue.reads import DEPTHS
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
-SHARE: Final = 0.05
-"""The part of the time in which somebody counts."""
-COUNT_S: Final = 8.0
-"""Seconds after which a count is given up; the next one is made much later."""
-NAMED: Final = 1_000
-"""Queues that are counted by name, those with workers and with the most jobs first."""
 OTHERS: Final = ""
 """Stands for all others; no queue of ours has this name."""
+
+
+def readable(instant: str) -> str:
+    """An expression as SQL, NULL where it is an instant that Python has not: other services write what they like."""
+    return f"CASE WHEN {instant} BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN {instant} END"
+
 
 _SELDOM: Final = "coalesce(d.next_at > d.at + interval '2 s', false)"
 READ: Final = f"""
 SELECT d.queues::text AS queues, d.at, {_SELDOM} AS seldom, d.next_at <= statement_timestamp() AS is_old,
-  (SELECT coalesce(json_agg(json_build_object('queue', q.queue, 'at', q.changed_at, 'by', q.changed_by)), '[]')::text
+  (SELECT coalesce(json_agg(json_build_object(
+     'queue', q.queue, 'at', {readable("q.changed_at")}, 'by', q.changed_by)), '[]')::text
    FROM dl_queues q WHERE q.paused) AS paused
 FROM dl_depths d
 """
@@ -53,9 +55,22 @@ RETURNING d.queues::text AS queues, d.at, {seldom} AS seldom
 _GIVE_UP: Final = "UPDATE dl_depths SET next_at = clock_timestamp() + make_interval(secs => $1)"
 
 
-def readable(instant: str) -> str:
-    """An expression as SQL, NULL where it is an instant that Python has not: other services write what they like."""
-    return f"CASE WHEN {instant} BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN {instant} END"
+@attrs.frozen(kw_only=True)
+class CountLimits:
+    """What a count may cost.
+
+    Attributes:
+        share: the part of the time in which somebody counts.
+        count_s: seconds after which a count is given up; the next one is made much later.
+        named: queues that are counted by name, those with workers and with the most jobs first.
+    """
+
+    share: float = 0.05
+    count_s: float = 8.0
+    named: int = 1_000
+
+
+LIMITS: Final = CountLimits()
 
 
 @attrs.frozen
@@ -67,63 +82,95 @@ class Pause:
 
 
 @attrs.frozen
+class UnknownTask:
+    """Jobs that wait for a worker that knows their task, the oldest since then."""
+
+    task: str
+    queue: str
+    jobs: int
+    since: datetime | None
+
+
+@attrs.frozen
 class Depths:
     """The queues as they were counted `at`; None: nobody has come to an end with it yet. `paused` is of now.
 
-    `seldom`: counting takes so long that the numbers may be seconds old, and a reader should be told of when they are.
+    `unknown_tasks` are those that no live worker of the queue knows, the ones with the most jobs first. `seldom`: a
+    count takes so long that the numbers may be seconds old, so a page should show their time.
     """
 
     queues: list[QueueRecord]
     at: datetime | None
     seldom: bool
     paused: Mapping[str, Pause]
+    unknown_tasks: Sequence[UnknownTask] = ()
+
+
+class _Unknown(msgspec.Struct):
+    task: str
+    jobs: int
+    since: datetime | None
+
+
+class _Counted(msgspec.Struct):
+    queue: str
+    unknown: list[_Unknown] = msgspec.field(default_factory=list)
 
 
 class _Paused(msgspec.Struct):
     queue: str
-    at: datetime
+    at: datetime | None
     by: str | None
 
 
-async def read_depths(database: Database) -> Depths:
+async def read_depths(database: Database, limits: CountLimits = LIMITS) -> Depths:
     """The queues that have work, are served or are paused, by name; counted anew where the last count is old.
 
-    More than `NAMED` queues: the others are one, `OTHERS`.
+    More than `limits.named` queues: the others are one, `OTHERS`.
     """
-    return await database.run(_aio_depths)
+    return await database.run(_aio_depths, limits)
 
 
-async def _aio_depths(connection: Any) -> Depths:
-    return await aio_depths_of(connection, await connection.fetchrow(READ))
+async def _aio_depths(connection: Any, limits: CountLimits) -> Depths:
+    return await aio_depths_of(connection, await connection.fetchrow(READ), limits)
 
 
-async def aio_depths_of(connection: Any, row: Any) -> Depths:
+async def aio_depths_of(connection: Any, row: Any, limits: CountLimits = LIMITS) -> Depths:
     """As `read_depths`, of a row with the columns of `READ`, outside of a transaction (asyncio-flavoured)."""
-    paused = {one.queue: Pause(one.at, one.by) for one in msgspec.json.decode(row["paused"], type=list[_Paused])}
-    counted = (await _aio_count(connection) if row["is_old"] else None) or row
-    records = msgspec.json.decode(counted["queues"] or "[]", type=list[QueueRecord])
+    paused = {one.queue: Pause(one.at, one.by) for one in listed_json(row["paused"], _Paused)}
+    counted = (await _aio_count(connection, limits) if row["is_old"] else None) or row
+    records = listed_json(counted["queues"] or "[]", QueueRecord)
+    unknown = [
+        UnknownTask(task=one.task, queue=queue.queue, jobs=one.jobs, since=one.since)
+        for queue in listed_json(counted["queues"] or "[]", _Counted)
+        for one in queue.unknown
+    ]
     known = {record.queue for record in records}
     queues = [attrs.evolve(record, paused=record.queue in paused) for record in records]
     queues += [_empty(queue) for queue in paused.keys() - known]
     return Depths(
-        sorted(queues, key=lambda one: (one.queue == OTHERS, one.queue)), counted["at"], counted["seldom"], paused
+        sorted(queues, key=lambda one: (one.queue == OTHERS, one.queue)),
+        counted["at"],
+        counted["seldom"],
+        paused,
+        sorted(unknown, key=lambda one: (-one.jobs, one.task, one.queue)),
     )
 
 
-async def _aio_count(connection: Any) -> Any:
+async def _aio_count(connection: Any, limits: CountLimits) -> Any:
     """What was counted now; None if somebody else counts, or if it takes too long."""
     try:
         async with connection.transaction():
-            await connection.execute(f"SET LOCAL statement_timeout = {COUNT_S * 1000:.0f}")
+            await connection.execute(f"SET LOCAL statement_timeout = {limits.count_s * 1000:.0f}")
             return await connection.fetchrow(
                 _COUNT.format(depths=DEPTHS, seldom=_SELDOM, oldest=readable("q.oldest_ready_at")),
                 ALIVE_WITHIN_S,
-                NAMED,
+                limits.named,
                 OTHERS,
-                SHARE,
+                limits.share,
             )
-    except asyncpg.QueryCanceledError:
-        await connection.execute(_GIVE_UP, COUNT_S / SHARE)
+    except TIMED_OUT:
+        await connection.execute(_GIVE_UP, limits.count_s / limits.share)
         return None
 
 

@@ -38,6 +38,11 @@ ANSWER_S: Final = 12.0
 
 _ROWS_IN_A_TURN: Final = 50
 """Jobs of a long list that are written as rows before the loop has its turn."""
+# With a synchronous standby: a message in the log, so that the answer waits until the standby has that, and with it all
+# that was committed before.
+_REPLICATE: Final = """
+SELECT pg_logical_emit_message(true, 'dataloader', '') WHERE current_setting('synchronous_standby_names') <> ''
+"""
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, keyed, partition_key,
        args::text AS args
@@ -251,6 +256,8 @@ async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: li
         return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id]) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]
     found = await connection.fetch(_WINNERS, [job.idempotency_key for job in others], [job.job_id for job in others])
+    if found:
+        await connection.execute(_REPLICATE)
     winners = {record["idempotency_key"]: record for record in found if record["idempotency_key"] is not None}
     winners |= {record["job_id"]: record for record in found}
     left = [row for row in new if row[0] not in added and winners.get(row[IDEMPOTENCY_KEY] or row[0]) is None]

@@ -47,8 +47,12 @@ class Enqueuer:
 
     starter: Starter | None = None
 
-    def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
-        """Leases last `default_lease_s` where neither a job nor its task says how long."""
+    def __init__(self, database: Database, *, default_lease_s: int = 60, answer_s: float = ANSWER_S) -> None:
+        """Leases last `default_lease_s` where neither a job nor its task says how long.
+
+        A caller waits at most `answer_s` seconds for the statement before, and for the one with its job.
+        """
+        self.answer_s = answer_s
         self._database = database
         self._default_lease_s = default_lease_s
         self._group = _Group()
@@ -85,7 +89,7 @@ class Enqueuer:
             await self._add(group)
         else:
             # As for the first: our row goes in whether or not we are there to hear of it.
-            with trio.move_on_after(ANSWER_S, shield=True):
+            with trio.move_on_after(self.answer_s, shield=True):
                 await group.ended.wait()
         if group.error is not None:
             raise StoreUnavailable(str(group.error)) from group.error
@@ -97,7 +101,7 @@ class Enqueuer:
         group.error = StoreUnavailable("the database did not answer in time; whether the job was added is unknown")
         try:
             # The write before, and ours.
-            with trio.move_on_after(ANSWER_S, shield=True):
+            with trio.move_on_after(self.answer_s, shield=True):
                 await acquire(self._turn)
                 try:
                     if self._group is group:

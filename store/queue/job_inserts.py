@@ -135,7 +135,7 @@ _ADD_TO_WHOLE: Final = _add(*_MANY, more=_OF_GRAPHS)
 # its name. What only the database knows is decided here: whether the queue is paused, and the task's queue and key.
 _STARTS: Final = """
 LEFT JOIN LATERAL (
-  SELECT now() AS at, nextval('dl_token_seq') AS token
+  SELECT now() AS at, greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991, 1) AS token
   WHERE r.slot = coalesce(r.queue, t.queue) AND t.lock_key IS NULL AND t.limited IS NOT TRUE
     AND NOT EXISTS (SELECT FROM dl_tasks s WHERE s.task = t.first_stage AND s.limited)
     AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = r.slot AND q.paused)

@@ -74,10 +74,11 @@ async def list_log(
     limit: int = 200,
     level: Level | None = None,
     load: str | None = None,
+    most_text: int = MAX_PAGE_PAYLOADS,
 ) -> LogPage:
     """A job's log in order, from behind `after`: at most `limit` (1 to 1,000) lines.
 
-    A page of long lines, as other services may write them, has fewer: see `reads.MAX_PAGE_PAYLOADS`.
+    A page of long lines, as other services may write them, has fewer: at most `most_text` characters together.
 
     `level` leaves out what is less serious, `load` what the job has logged about other loads of a flow. That an attempt
     failed is an error, that it began or ended otherwise an info.
@@ -87,7 +88,8 @@ async def list_log(
     check_between("limit", limit, 1, MAX_PAGE)
     if load is not None:
         check_text("load", load, MAX_NAME)
-    page, _ = await database.run(_aio_list, job_id, _behind(after), (_levels(level), load), limit, is_told=False)
+    wanted = (_levels(level), load)
+    page, _ = await database.run(_aio_list, job_id, _behind(after), wanted, limit, is_told=False, most_text=most_text)
     return page
 
 
@@ -109,7 +111,14 @@ def _levels(level: Level | None) -> Sequence[Level] | None:
 
 
 async def _aio_list(
-    connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int, *, is_told: bool
+    connection: Any,
+    job_id: UUID,
+    after: int,
+    wanted: tuple[object, ...],
+    limit: int,
+    *,
+    is_told: bool,
+    most_text: int = MAX_PAGE_PAYLOADS,
 ) -> tuple[LogPage, Any]:
     """A page, and the job's row if it `is_told` of, or was looked at anyway."""
     async with connection.transaction(readonly=True):
@@ -119,7 +128,7 @@ async def _aio_list(
             (job_id, after, *wanted, limit + 1),
             limit,
             texts=("payload",),
-            most=MAX_PAGE_PAYLOADS,
+            most=most_text,
         )
     lines = [line_of(row) for row in rows]
     last, job = lines[-1].event_id if more else None, None

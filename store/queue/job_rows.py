@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 import trio
 
@@ -21,6 +20,7 @@ from dataloader.jobs.page_cursor import BY_INSTANT, After
 from dataloader.jobs.states import Status, WaitsFor
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.queue.job_filters import condition
 from dataloader.store.queue.reads import PLAN_OF_A_LIST, list_statement
 
@@ -132,7 +132,7 @@ async def _aio_list(
             await connection.execute(f"{PLAN_OF_A_LIST}; SET LOCAL statement_timeout = {PATIENCE_S * 1000:.0f}")
             rows = list(map(row_of, await connection.fetch(sql, *values)))
             number = await _aio_count(connection, wanted) if count else None
-    except asyncpg.QueryCanceledError:
+    except TIMED_OUT:
         return JobRows(is_whole=False)
     more = len(rows) > limit
     return JobRows(rows=rows[:limit], next=_place(rows[limit - 1]) if more else None, count=number)
@@ -145,7 +145,7 @@ async def _aio_count(connection: Any, wanted: JobFilter) -> int | None:
             await connection.execute(f"SET LOCAL statement_timeout = {_COUNT_MS}")
             sql = f"SELECT count(*) FROM (SELECT FROM dl_jobs WHERE {where} LIMIT {MOST_COUNTED}) AS jobs"
             number: int = await connection.fetchval(sql, *values)
-    except asyncpg.QueryCanceledError:
+    except TIMED_OUT:
         return None
     return number
 
@@ -191,7 +191,7 @@ async def _aio_search(
         async with connection.transaction(readonly=True):
             await connection.execute(f"{PLAN_OF_A_LIST}; SET LOCAL statement_timeout = {PATIENCE_S * 1000:.0f}")
             found: Mapping[str, Any] = await connection.fetchrow(sql, *values, pattern.texts)
-    except asyncpg.QueryCanceledError:
+    except TIMED_OUT:
         return None
     return found
 

@@ -6,11 +6,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import attrs
-import msgspec
 
 from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
+from dataloader.jobs.text import listed_json
 from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.attempts import JOURNAL, MOST_EVENTS, Journal, JournalLine
@@ -52,6 +52,6 @@ async def _aio_view(connection: Any, job_id: UUID, sql: str) -> JobView:
     columns = list(zip(record.keys(), record.values(), strict=True))
     at = next(place for place, (name, _) in enumerate(columns) if name == "journal")
     job = job_of(dict(columns[:at]), {})
-    lines = msgspec.json.decode(columns[at][1], type=list[JournalLine])[::-1]
+    lines = listed_json(columns[at][1], JournalLine)[::-1]
     why = await aio_reason(connection, dict(columns[at + 1 :])) if job.status is Status.QUEUED else None
     return JobView(job, Journal(lines, len(lines) < MOST_EVENTS), why)

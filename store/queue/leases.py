@@ -18,30 +18,36 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.driver_errors import said
+from dataloader.store.connection.error_meanings import NO_RIGHT
 from dataloader.store.queue.finish import RETRY_PRIORITY
 from dataloader.store.queue.make_ready import aio_unpark
+
+log = get_logger(__name__)
 
 # No ORDER BY: who passes over locked rows can't deadlock, and without sorts (PLANNER) the whole primary key was walked.
 _BEAT: Final = """
 WITH mine AS MATERIALIZED (
   SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bool[]) AS m (job_id, token, journal)
 ), locked AS MATERIALIZED (
-  SELECT j.job_id, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
+  SELECT j.job_id, m.token, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
   WHERE j.token = m.token AND (j.status = 'running') IS TRUE AND (j.lease_expires_at > now()) IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
   UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
   FROM locked l WHERE j.job_id = ANY (ARRAY[l.job_id])
-  RETURNING j.job_id, j.queue, j.cancel_requested, l.journal
+  RETURNING j.job_id, l.token, j.queue, j.cancel_requested, l.journal
 ), written AS (
   INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'heartbeat' FROM renewed WHERE journal
 )
 SELECT m.token, r.job_id IS NOT NULL AS renewed,
-       coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
+       coalesce(r.cancel_requested, j.cancel_requested AND j.token = m.token, false) AS cancel_requested,
        coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at IS NOT NULL, false) AS ours,
        coalesce(j.lease_expires_at > now(), false) AS live
-FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
+FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id AND r.token = m.token
+LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
 """
 
 _REVIVE: Final = """
@@ -74,31 +80,35 @@ Somebody wrote it so by hand: each claim and heartbeat, ours and the document's,
 it back; an operator can end it.
 """
 
+MAX_COUNT: Final = 2**31 - 2
+"""The largest count of crashes, which another role may have written, to which one can be added."""
+
 # A run whose lease has ended is taken to have lasted until then.
 _REAP: Final = f"""
 WITH clock AS MATERIALIZED (
   SELECT extract(epoch FROM now())::float8 AS now,
          coalesce(abs(extract(epoch FROM now())::float8 - $2::float8) > $3::float8, false) AS jumped
 ), expired AS MATERIALIZED (
-  SELECT job_id, lease_expires_at, claimed_by FROM dl_jobs
+  SELECT job_id, lease_expires_at, claimed_by,
+         cancel_requested OR attempt >= max_attempts OR least(crashes, {MAX_COUNT}) + 1 >= max_attempts AS ends
+  FROM dl_jobs
   WHERE status = 'running' AND lease_expires_at < now() AND (SELECT NOT jumped FROM clock)
+    AND NOT coalesce(dl_lease_counts(heartbeat_at, lease_ttl_sec), false)
   ORDER BY lease_expires_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
 ), taken AS (
   UPDATE dl_jobs j SET
     status = (CASE WHEN j.cancel_requested THEN 'canceled'
-                   WHEN j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts THEN 'lost'
+                   WHEN e.ends THEN 'lost'
                    ELSE 'queued' END)::dl_status,
-    crashes = j.crashes + 1,
+    crashes = least(j.crashes, {MAX_COUNT}) + 1,
     priority = {RETRY_PRIORITY},
-    available_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
-                        THEN j.available_at ELSE now() END,
+    available_at = CASE WHEN e.ends THEN j.available_at ELSE now() END,
     waits_for = NULL,
     lease_expires_at = NULL,
     claimed_by = NULL,
     error = format('worker lost: the lease of %s ended in attempt %s',
                    coalesce(j.claimed_by, 'a foreign worker'), j.attempt),
-    finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
-                       THEN now() END
+    finished_at = CASE WHEN e.ends THEN now() END
   FROM expired e WHERE j.job_id = ANY (ARRAY[e.job_id])
   RETURNING j.job_id, j.queue, j.task, j.status, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS lock_hash,
             j.attempt, e.claimed_by,
@@ -120,6 +130,25 @@ SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken WHERE lock_hash IS NOT NUL
        || ARRAY(SELECT job_id FROM dl_jobs
                 WHERE status = 'running' AND lease_expires_at = 'infinity' AND {_UNRENEWED} LIMIT $4) AS endless
 FROM clock
+"""
+
+JUMP_S: Final = 2.0
+"""The least change of the database's clock against ours that is a jump."""
+_MARK_JUMP: Final = "UPDATE dl_history SET clock_jumped_at = clock_timestamp()"
+PLAUSIBLE_S: Final = 10.0
+"""The most by which the database's clock is thought to be wrong: times that are further ahead are cut back."""
+# A lease that never ends was written by hand (ENDLESS).
+_CUT_BACK: Final = f"""
+WITH ahead AS MATERIALIZED (
+  SELECT job_id FROM dl_jobs
+  WHERE status = 'running' AND lease_expires_at > now() + make_interval(secs => lease_ttl_sec + {PLAUSIBLE_S})
+    AND lease_expires_at < 'infinity'
+  FOR NO KEY UPDATE SKIP LOCKED
+), cut AS (
+  UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now()
+  FROM ahead a WHERE j.job_id = ANY (ARRAY[a.job_id]) RETURNING j.job_id
+)
+SELECT count(*) FROM cut
 """
 
 
@@ -189,17 +218,47 @@ class Reaped:
     endless: list[UUID] = attrs.field(factory=list)
 
 
-async def reap(database: Database, limit: int, *, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
+async def reap(
+    database: Database,
+    limit: int,
+    *,
+    ahead_s: float | None = None,
+    jump_s: float = math.inf,
+    most_endless: int = MAX_ENDLESS,
+) -> Reaped:
     """Take back up to `limit` jobs whose lease has ended: to the queue, or `lost` with the attempts used up (Q10).
 
-    Nothing if the database's clock is not `ahead_s` of Trio's, by `jump_s` at the most.
+    Nothing if the database's clock is not `ahead_s` of Trio's, by `jump_s` at the most. It reports at most
+    `most_endless` jobs with an endless lease, of each kind.
     """
-    return await database.write(_aio_reap, limit, ahead_s, jump_s)
+    return await database.write(_aio_reap, limit, ahead_s, jump_s, most_endless)
 
 
-async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
+async def aio_mark_jump(connection: Any) -> None:
+    """Note that the database's clock has jumped ahead (asyncio-flavoured).
+
+    Leases that were renewed before count for their whole length from now on, for claims and sweeps of all processes: a
+    worker that can't reach the database goes by its own clock.
+    """
+    try:
+        await connection.execute(_MARK_JUMP)
+    except NO_RIGHT as error:  # no claim fails by that
+        log.warning("the jump of the database's clock can't be noted", error=said(error))
+
+
+async def aio_cut_back_leases(connection: Any) -> int:
+    """Cut leases that are longer than any that the clock grants now; return their number (asyncio-flavoured).
+
+    The clock was ahead when they were granted. A live worker renews its own in any case.
+    """
+    count: int = await connection.fetchval(_CUT_BACK)
+    return count
+
+
+async def _aio_reap(connection: Any, limit: int, ahead_s: float | None, jump_s: float, most_endless: int) -> Reaped:
     sent_at = trio.current_time()
-    [record] = await connection.fetch(_REAP, limit, None if ahead_s is None else sent_at + ahead_s, jump_s, MAX_ENDLESS)
+    clock = None if ahead_s is None else sent_at + ahead_s
+    [record] = await connection.fetch(_REAP, limit, clock, jump_s, most_endless)
     took_s = trio.current_time() - sent_at
     hashes = record["hashes"]
     if hashes:

@@ -10,6 +10,10 @@ next claim `_aio_repair` compares both with memory: surplus locks are unlocked, 
 When the session was lost, the next one ends the former (a ghost may live on behind a dead network) and takes the locks
 again; jobs whose lock was taken by another meanwhile are reported through `lost`.
 
+Each ping compares the database's clock with ours, and so does a new session before its first claim. If it has jumped
+ahead, leases that another clock has granted look ended though their workers may be at work: the repair before the next
+claim notes the jump in the database, and they count for their whole length from then on.
+
 The server ends a silent session after its idle timeout. The keys are safe for that long from the last moment at which
 the server is known to have heard from us or to have been at work for us: a claim that waits for a locked table is no
 silence. Whether it is at work is asked on another connection (`watch`); when the network is gone, that has no answer
@@ -29,10 +33,11 @@ import trio
 
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.connection.error_meanings import UNANSWERED
 from dataloader.store.queue.claim import Claim, claim_of
 from dataloader.store.queue.finish import MAX_REFUNDS
 from dataloader.store.queue.lease_clock import lease_time
-from dataloader.store.queue.leases import aio_revive
+from dataloader.store.queue.leases import JUMP_S, aio_mark_jump, aio_revive
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -45,7 +50,7 @@ MIN_PING_S: Final = 1.0
 DOUBT_S: Final = 2.0
 """How long a statement whose answer was lost may go on in the server: for so long repairs look for its jobs again."""
 
-_CLAIM: Final = "SELECT * FROM dl_claim_runs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_CLAIM: Final = "SELECT * FROM dl_claim_known($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -68,7 +73,7 @@ WITH unknown AS MATERIALIZED (
                    WHEN j.refunds >= {MAX_REFUNDS} AND j.attempt >= j.max_attempts THEN 'failed'
                    ELSE 'queued' END)::dl_status,
     attempt = CASE WHEN j.refunds < {MAX_REFUNDS} THEN greatest(j.attempt - 1, 0) ELSE j.attempt END,
-    refunds = least(j.refunds + 1, {MAX_REFUNDS}),
+    refunds = least(j.refunds, {MAX_REFUNDS} - 1) + 1,
     finished_at = CASE WHEN j.cancel_requested OR (j.refunds >= {MAX_REFUNDS} AND j.attempt >= j.max_attempts)
                        THEN now() END,
     lease_expires_at = NULL,
@@ -91,13 +96,12 @@ FROM pg_stat_activity WHERE pid = pg_backend_pid()
 _END_GHOST: Final = "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 """Waits for its end: while it goes on, so do its locks, and we would take ourselves for a stranger."""
 _PING: Final = """
-SELECT current_setting('transaction_read_only') = 'off' FROM set_config('idle_session_timeout', $1, false)
+SELECT current_setting('transaction_read_only') = 'off', extract(epoch FROM clock_timestamp())::float8
+FROM set_config('idle_session_timeout', $1, false)
 """
 _STATE: Final = """
 SELECT state = 'active' AS at_work, state_change FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2
 """
-_UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
-"""Errors that may come after a commit: the connection's end, and a session's by the server."""
 _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 """Pauses before each attempt to take our locks again: a claim or a look of somebody else may hold one for a moment."""
 
@@ -105,8 +109,13 @@ _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 class LockSession:
     """Claims jobs and holds their keys for one worker."""
 
-    def __init__(self, database: Database, worker: str, *, lost: Callable[[list[int]], None]) -> None:
-        """`worker` becomes `claimed_by`; `lost` is told the tokens of running jobs whose key went to another."""
+    def __init__(
+        self, database: Database, worker: str, *, lost: Callable[[list[int]], None], doubt_s: float = DOUBT_S
+    ) -> None:
+        """`worker` becomes `claimed_by`; `lost` is told the tokens of running jobs whose key went to another.
+
+        For `doubt_s` seconds repairs look again for the jobs of a statement whose answer was lost.
+        """
         self.worker = worker
         self.tokens: dict[int, int | None] = {}
         self.safe_until = lease_time()
@@ -114,10 +123,13 @@ class LockSession:
         self.capacity = 0
         self.writable = False
         self._lost = lost
+        self._doubt_s = doubt_s
         self._to_release: list[int] = []
         self._ghost: tuple[int, Any] | None = None
         self._keys_are_with: tuple[int, Any] | None = None
         self._suspect = False
+        self._ahead_s: float | None = None
+        self._jumped = False
         self._expected: set[UUID] = set()
         self._doubted: dict[UUID, float] = {}
         self._repairing = False
@@ -160,7 +172,7 @@ class LockSession:
     def doubt(self, job_id: UUID) -> None:
         """No answer has come: if the job was added as ours, a repair gives it back."""
         self._expected.discard(job_id)
-        self._doubted[job_id] = trio.current_time() + DOUBT_S
+        self._doubted[job_id] = trio.current_time() + self._doubt_s
         if self.settled:
             self._settled = trio.Event()
 
@@ -181,13 +193,14 @@ class LockSession:
         limited: Sequence[str] = (),
         lanes: Sequence[str] = (),
     ) -> Claim:
-        """Claim up to `slots` jobs of `queue` whose task is in `tasks`; the others are parked (`backoff_s` at most).
+        """Claim up to `slots` jobs of `queue` whose task is in `tasks`; jobs of other tasks are skipped.
 
-        `look` at more than `slots`, and what can't run is parked many at a time. Those up to `after`, the `last` of a
+        A job whose key is held is parked, for `backoff_s` seconds at most. `look` at more than `slots`, and what can't
+        run is parked many at a time. Those up to `after`, the `last` of a
         former claim, are not looked at, unless a key that is freed now has made one ready.
 
         `limited` are those of `tasks` that have a lane, `lanes` those of them that are worth a look. With `tasks` None
-        only jobs of these lanes are looked at, and none is parked because its task is unknown.
+        only jobs of these lanes are looked at.
 
         Keys that were released meanwhile are freed first, in the same statement.
         """
@@ -334,7 +347,7 @@ class LockSession:
                 )
         except asyncpg.PostgresError as error:
             # What the server has refused it has undone, but for the locks.
-            if not suspect and not self._doubted and not isinstance(error, _UNANSWERED):
+            if not suspect and not self._doubted and not isinstance(error, UNANSWERED):
                 self._settled.set()
             raise
         for record in records:
@@ -370,8 +383,18 @@ class LockSession:
             # The server may go by it though we never hear of that.
             self._idle_s = idle_s
             self.safe_until = min(self.safe_until, sent_at + idle_s)
-        self.writable = await connection.fetchval(_PING, str(int(idle_s * 1000)))
+        await self._aio_ask(connection, idle_s)
         return sent_at
+
+    async def _aio_ask(self, connection: Any, idle_s: float) -> None:
+        """Say after how long a silence the session ends; read whether the server takes writes, and its clock."""
+        asked_at = lease_time()
+        self.writable, shown = await connection.fetchrow(_PING, str(int(idle_s * 1000)))
+        earliest, latest = shown - lease_time(), shown - asked_at
+        if self._ahead_s is not None and earliest > self._ahead_s + JUMP_S:
+            log.warning("the database's clock jumped ahead", by_s=round(earliest - self._ahead_s, 1))
+            self._jumped = self._suspect = True
+        self._ahead_s = latest
 
     async def _aio_revive(self, connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
         # After the session's turn has come: a new one has taken its locks again by now, or knows which it has not.
@@ -379,7 +402,10 @@ class LockSession:
         return await aio_revive(connection, held) if held else set()
 
     async def _aio_repair(self, connection: Any) -> None:
-        """Make the server's locks and rows agree with memory."""
+        """Make the server's locks and rows agree with memory. Claims begin after it."""
+        if self._jumped:
+            await aio_mark_jump(connection)
+            self._jumped = False
         surplus = [record["hash"] for record in await connection.fetch(_HELD)]
         for lock_hash in self._held():
             with contextlib.suppress(ValueError):
@@ -411,7 +437,7 @@ class LockSession:
         record: Any = await connection.fetchrow(_WHO)
         self._ghost = (record["pid"], record["backend_start"])
         self.capacity = record["locks"] * record["sessions"]
-        self.writable = await connection.fetchval(_PING, str(int(self._idle_s * 1000)))
+        await self._aio_ask(connection, self._idle_s)
         connection.add_termination_listener(self._on_termination)
         if self.tokens:
             await self._aio_take_again(connection)

@@ -14,11 +14,12 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.failures import group_key
-from dataloader.jobs.listings import MAX_PAGE, AuditRecord
+from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_INT, check_between, check_text
 from dataloader.jobs.page_cursor import BY_NUMBER, After
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.failures import error_of
+from dataloader.store.queue.reads import aio_read_page, audit_record
 
 LOOKED: Final = 20_000
 """Rows that one request looks through."""
@@ -27,8 +28,9 @@ _ERRORS: Final = (
     "error_id, at, job_id, task, queue, attempt, worker, status::text AS status, error_group, error",
     "dl_errors",
     "error_id",
+    "error",
 )
-_AUDIT: Final = ("audit_id, ts, actor, action, job_id, detail", "dl_audit", "audit_id")
+_AUDIT: Final = ("audit_id, ts, actor, action, job_id, detail::text AS detail", "dl_audit", "audit_id", "detail")
 _LOOK: Final = "SELECT {columns} FROM {table} WHERE {id} < $1 {bound} {where} ORDER BY {id} DESC LIMIT $2"
 _FROM: Final = """
 SELECT min({id}) FROM (SELECT {id} FROM {table} WHERE {id} < $1 ORDER BY {id} DESC LIMIT $2) AS looked_at
@@ -82,18 +84,21 @@ async def search_audit(
     limit: int = 50,
     after: After = None,
 ) -> Found:
-    """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`. Raises `BadRequest`."""
+    """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`. Raises `BadRequest`.
+
+    A page of long details has fewer rows, as in `list_audit`.
+    """
     for name, text in (("actor", actor), ("action", action)):
         if text is not None:
             check_text(name, text, MAX_INT, empty=True)
     terms = {"actor = ": actor, "action = ": action, "job_id = ": job_id, "ts >= ": begin, "ts < ": end}
     found = await database.run(_aio_look, _AUDIT, terms, limit, after, far=False)
-    return attrs.evolve(found, rows=[AuditRecord(**row) for row in found.rows])
+    return attrs.evolve(found, rows=[audit_record(row) for row in found.rows])
 
 
 async def _aio_look(
     connection: Any,
-    log: tuple[str, str, str],
+    log: tuple[str, str, str, str],
     terms: Mapping[str, object],
     limit: int,
     after: After,
@@ -101,7 +106,7 @@ async def _aio_look(
     far: bool,
 ) -> Found:
     check_between("limit", limit, 1, MAX_PAGE)
-    columns, table, number = log
+    columns, table, number, text = log
     before = 2**63 - 1 if after is None else BY_NUMBER.key(after)
     given = {term: value for term, value in terms.items() if value is not None}
     first = None
@@ -110,9 +115,8 @@ async def _aio_look(
     where = "".join(f" AND {term}${place}" for place, term in enumerate(given, 3))
     bound = "" if first is None else f"AND {number} >= {int(first)}"
     sql = _LOOK.format(columns=columns, table=table, id=number, bound=bound, where=where)
-    rows, following = BY_NUMBER.page(
-        list(await connection.fetch(sql, before, limit + 1, *given.values())), limit, lambda row: row[number]
-    )
+    rows, is_more = await aio_read_page(connection, sql, (before, limit + 1, *given.values()), limit, texts=(text,))
+    following = BY_NUMBER.text(rows[-1][number]) if is_more else None
     if following is not None or first is None:
         return Found(rows, following, looked=False)
     more = await connection.fetchval(_EARLIER.format(table=table, id=number), first)

@@ -70,13 +70,13 @@ class Staged:
     next_due_s: float | None
 
 
-async def ready_due(database: Database) -> Staged:
-    """Make one batch of due jobs ready, oldest first (S, Q2: `available_at`)."""
-    return await database.write(_aio_ready_due)
+async def ready_due(database: Database, *, most: int = BATCH) -> Staged:
+    """Make one batch of at most `most` due jobs ready, oldest first (S, Q2: `available_at`)."""
+    return await database.write(_aio_ready_due, most)
 
 
-async def _aio_ready_due(connection: Any) -> Staged:
-    [record] = await connection.fetch(_READY, BATCH)
+async def _aio_ready_due(connection: Any, most: int) -> Staged:
+    [record] = await connection.fetch(_READY, most)
     return Staged(record["readied"], record["next_due_s"])
 
 
@@ -102,38 +102,41 @@ async def _aio_ready_after(connection: Any, *limit_and_added: object) -> Judged:
     return Judged(record["judged"], record["more"])
 
 
-async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
-    """Make jobs ready that were parked because no worker knew their task, if this one does; how many there were."""
-    return await database.write(_aio_ready_known, list(queues), list(tasks))
+async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str], *, most: int = BATCH) -> int:
+    """Make jobs ready that were parked because no worker knew their task, if this one does; how many there were.
+
+    At most `most` jobs of each queue and task become ready.
+    """
+    return await database.write(_aio_ready_known, list(queues), list(tasks), most)
 
 
 async def ready_declared(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
     """The same for those of the tasks that nobody has removed since they were declared."""
-    known, _ = await database.run(aio_known, tasks)
+    known, _, _ = await database.run(aio_known, tasks)
     return await ready_known(database, queues, known)
 
 
-async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str]) -> int:
-    return row_count(await connection.execute(_KNOWN, queues, tasks, BATCH))
+async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str], most: int) -> int:
+    return row_count(await connection.execute(_KNOWN, queues, tasks, most))
 
 
-async def ready_free(database: Database) -> int:
-    """Wake the next job of every key that jobs are parked for and nobody holds.
+async def ready_free(database: Database, *, most_keys: int = KEYS) -> int:
+    """Wake the next job of every key that jobs are parked for and nobody holds; one statement looks at `most_keys`.
 
     The net below the holders' own wake-ups. With it those whose queue nobody claims from, ahead of others of their key.
     """
-    return await database.write(_aio_ready_free)
+    return await database.write(_aio_ready_free, most_keys)
 
 
-async def _aio_ready_free(connection: Any) -> int:
+async def _aio_ready_free(connection: Any, most_keys: int) -> int:
     readied = 0
     after = _FIRST_KEY
     while True:
-        records = await connection.fetch("SELECT dl_parked_keys($1::bigint, $2) AS h", after, KEYS)
+        records = await connection.fetch("SELECT dl_parked_keys($1::bigint, $2) AS h", after, most_keys)
         keys = [record["h"] for record in records]
         if keys:
             readied += await connection.fetchval("SELECT dl_sweep_parked($1, $2)", keys, IDLE)
-        if len(keys) < KEYS:
+        if len(keys) < most_keys:
             return readied
         after = keys[-1]
 

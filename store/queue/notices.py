@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.model import NewJob
+from dataloader.jobs.model import MAX_NAME, NewJob
 from dataloader.jobs.notices import MAX_JOBS, QUEUE, Notice, Target, Telling
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database
@@ -34,11 +34,12 @@ _WATCH: Final = """
 INSERT INTO dl_notice_watch AS w (until) VALUES (now() + interval '1 day')
 ON CONFLICT (one) DO UPDATE SET until = excluded.until WHERE w.until < now() + interval '23 hours'
 """
-_TAKE: Final = """
+# Other services may write names of any length: an index stores at most 2,704 bytes of a group.
+_TAKE: Final = f"""
 DELETE FROM dl_notices WHERE notice_id = ANY (ARRAY(
   SELECT notice_id FROM dl_notices ORDER BY notice_id LIMIT $1 FOR UPDATE SKIP LOCKED))
-RETURNING notice_id, at, kind, name, queue, job_id, times, dl_error_group(error) AS error_group,
-          dl_error_line(error) AS error
+RETURNING notice_id, at, kind, left(name, {MAX_NAME}) AS name, left(queue, {MAX_NAME}) AS queue, job_id, times,
+          dl_error_group(error) AS error_group, dl_error_line(error) AS error
 """
 _GATHER: Final = f"""
 INSERT INTO dl_notice_groups AS g (kind, name, error_group, waiting, first_at, last_at, queue, job_ids, error)

@@ -10,15 +10,15 @@ from typing import Any, Final
 from uuid import UUID
 
 import attrs
-import msgspec
 
 from dataloader.jobs.failures import group_id
+from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 LONG_S: Final = 60.0
-"""What waits for an unknown task, or is late, for so long needs somebody."""
+"""A job of an unknown task that waits for longer, or a schedule that is later, is shown."""
 HOURS: Final = 24
 RUNNING: Final = 10
 EACH: Final = 10
@@ -30,12 +30,6 @@ ERRORS: Final = 5_000
 
 _LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
 _PARTS: Final = {
-    "unknown_tasks": f"""
-        SELECT task, queue, count(*) AS jobs, min({readable("created_at")}) AS since FROM (
-          SELECT task, queue, created_at FROM dl_jobs WHERE status = 'queued' AND waits_for = 'task' LIMIT {MOST}
-        ) AS waiting GROUP BY task, queue
-        HAVING min(created_at) < now() - make_interval(secs => {LONG_S}) ORDER BY jobs DESC, task, queue LIMIT {EACH}
-        """,
     "paused_tasks": f"""
         SELECT t.task, t.paused_at AS since, t.paused_by AS by, w.jobs FROM dl_tasks t CROSS JOIN LATERAL (
           SELECT count(*) AS jobs FROM (
@@ -113,16 +107,6 @@ SELECT depths.*, {", ".join(_LIST.format(sql=sql, name=name) for name, sql in _P
    WHERE at > now() - interval '1 hour' AND status IN ('failed', 'lost')) AS failed
 FROM ({READ}) AS depths
 """
-
-
-@attrs.frozen
-class UnknownTask:
-    """Jobs that wait for a worker that knows their task, the oldest since then."""
-
-    task: str
-    queue: str
-    jobs: int
-    since: datetime | None
 
 
 @attrs.frozen
@@ -205,7 +189,6 @@ class Hour:
 class Overview:
     """What the first page shows. `failed`: failures of the last hour, up to `ERRORS`; `running`: the longest first."""
 
-    unknown_tasks: list[UnknownTask]
     paused_tasks: list[PausedTask]
     schedules: list[TroubledSchedule]
     errors: list[RecentError]
@@ -219,19 +202,18 @@ class Overview:
 async def read_overview(database: Database) -> tuple[Depths, Overview]:
     """All of it, by one statement; the depths are counted anew if it is time."""
     depths, row = await database.run(_aio_overview)
-    lists = {name: msgspec.json.decode(row[name], type=kind) for name, kind in _KINDS.items()}
+    lists: dict[str, Any] = {name: listed_json(row[name], kind) for name, kind in _KINDS.items()}
     return depths, Overview(**lists, failed=row["failed"])
 
 
 _KINDS: Final = {
-    "unknown_tasks": list[UnknownTask],
-    "paused_tasks": list[PausedTask],
-    "schedules": list[TroubledSchedule],
-    "errors": list[RecentError],
-    "gone": list[GoneProcess],
-    "processes": list[ProcessCount],
-    "running": list[RunningJob],
-    "hours": list[Hour],
+    "paused_tasks": PausedTask,
+    "schedules": TroubledSchedule,
+    "errors": RecentError,
+    "gone": GoneProcess,
+    "processes": ProcessCount,
+    "running": RunningJob,
+    "hours": Hour,
 }
 
 

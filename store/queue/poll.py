@@ -24,7 +24,8 @@ _POLL: Final = f"""
 SELECT
   (SELECT CASE WHEN isfinite(j.available_at) THEN extract(epoch FROM j.available_at - clock_timestamp())::float8 END
    FROM dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'time' ORDER BY j.available_at LIMIT 1) AS job_in_s,
-  (SELECT extract(epoch FROM s.next_at - clock_timestamp())::float8
+  (SELECT CASE WHEN isfinite(s.next_at) THEN extract(epoch FROM s.next_at - clock_timestamp())::float8
+               WHEN s.next_at < now() THEN 0 END
    FROM dl_schedules s WHERE NOT s.paused AND s.retired_at IS NULL ORDER BY s.next_at LIMIT 1) AS schedule_in_s,
   (SELECT b.bulk_id FROM dl_bulk b WHERE b.ended_at IS NULL ORDER BY b.worked_at LIMIT 1) IS NOT NULL AS bulk,
   {_AFTER} AS to_judge,

@@ -31,20 +31,28 @@ _MOST_RUNNING: Final = 10_000
 
 # Jobs of other services may run in the queue, and take no slot of ours.
 _STATES: Final = f"""
-WITH served AS (
-  SELECT slots.queue, sum(slots.number::int) AS slots, array_agg(w.worker) AS workers
+WITH served AS MATERIALIZED (
+  SELECT slots.queue, slots.number::int AS slots, w.worker, w.tasks, w.only_tasks -> slots.queue AS only_tasks
   FROM dl_workers w CROSS JOIN LATERAL jsonb_each_text(w.queues) AS slots (queue, number)
-  WHERE w.seen_at > now() - make_interval(secs => $2) AND slots.queue = ANY ($1::text[])
-  GROUP BY slots.queue
+  WHERE w.seen_at > now() - make_interval(secs => $3) AND slots.queue = ANY ($1::text[])
+), states AS MATERIALIZED (
+  SELECT asked.queue,
+         CASE WHEN EXISTS (SELECT FROM dl_queues q WHERE q.queue = asked.queue AND q.paused) THEN 'paused'
+              WHEN s.queue IS NULL THEN 'no_worker'
+              WHEN (SELECT count(*) FILTER (WHERE r.claimed_by = ANY (s.workers))
+                    FROM (SELECT j.claimed_by FROM dl_jobs j WHERE j.status = 'running' AND j.queue = asked.queue
+                          LIMIT {_MOST_RUNNING}) AS r) >= s.slots THEN 'full'
+         END AS state
+  FROM (SELECT DISTINCT u.queue FROM unnest($1::text[]) AS u (queue)) AS asked
+  LEFT JOIN (SELECT queue, sum(slots) AS slots, array_agg(worker) AS workers FROM served GROUP BY queue) AS s
+    ON s.queue = asked.queue
 )
-SELECT asked.queue,
-       CASE WHEN EXISTS (SELECT FROM dl_queues q WHERE q.queue = asked.queue AND q.paused) THEN 'paused'
-            WHEN served.queue IS NULL THEN 'no_worker'
-            WHEN (SELECT count(*) FILTER (WHERE r.claimed_by = ANY (served.workers))
-                  FROM (SELECT j.claimed_by FROM dl_jobs j WHERE j.status = 'running' AND j.queue = asked.queue
-                        LIMIT {_MOST_RUNNING}) AS r) >= served.slots THEN 'full'
-       END AS state
-FROM unnest($1::text[]) AS asked (queue) LEFT JOIN served ON served.queue = asked.queue
+SELECT asked.queue, asked.task,
+       CASE WHEN coalesce(s.state, 'full') = 'full' AND (
+              SELECT NOT bool_or(coalesce(w.only_tasks ? asked.task, asked.task = ANY (w.tasks), true))
+              FROM served w WHERE w.queue = asked.queue) THEN 'unknown_task'
+            ELSE s.state END AS state
+FROM unnest($1::text[], $2::text[]) AS asked (queue, task) JOIN states s ON s.queue = asked.queue
 """
 
 # The replicas of a service are alike: a row for each kind of them, or one without a worker.
@@ -56,13 +64,14 @@ LEFT JOIN (SELECT DISTINCT queues, tasks, only_tasks FROM dl_workers
 """
 
 
-async def aio_queue_states(connection: Any, queues: Iterable[str]) -> dict[str, QueueState]:
-    """What keeps the jobs of these queues waiting (asyncio-flavoured); a queue with a free slot is not in it."""
-    asked = sorted(set(queues))
+async def aio_queue_states(connection: Any, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], QueueState]:
+    """Return what keeps jobs of these queues and tasks waiting, where something does (asyncio-flavoured)."""
+    asked = sorted(set(jobs))
     if not asked:
         return {}
-    rows = await connection.fetch(_STATES, asked, ALIVE_WITHIN_S)
-    return {row["queue"]: QueueState(row["state"]) for row in rows if row["state"] is not None}
+    queues, tasks = [queue for queue, _ in asked], [task for _, task in asked]
+    rows = await connection.fetch(_STATES, queues, tasks, ALIVE_WITHIN_S)
+    return {(row["queue"], row["task"]): QueueState(row["state"]) for row in rows if row["state"] is not None}
 
 
 @attrs.frozen
@@ -85,9 +94,9 @@ class Served:
         return None if any(tasks is None or task in tasks for tasks in known) else QueueState.UNKNOWN_TASK
 
 
-async def read_served(database: Database) -> Served | None:
-    """How the queues stand, or None if the database has not said so in `ASK_WITHIN_S`."""
-    until = trio.current_time() + ASK_WITHIN_S
+async def read_served(database: Database, within_s: float = ASK_WITHIN_S) -> Served | None:
+    """How the queues stand, or None if the database has not said so in `within_s` seconds."""
+    until = trio.current_time() + within_s
     with contextlib.suppress(StoreError), trio.move_on_at(until):
         # The statement's own time is over first: a cancellation would end the connection.
         return await database.run(_aio_served, until - UNSAID_S)
@@ -106,10 +115,17 @@ async def _aio_served(connection: Any, until: float) -> Served | None:
 
 
 def _served(row: Any) -> Iterator[tuple[frozenset[str], frozenset[str] | None]]:
-    only: dict[str, list[str]] = row["only_tasks"] or {}
-    yield frozenset(row["queues"]).difference(only), None if row["tasks"] is None else frozenset(row["tasks"])
+    # Any program may have written the row.
+    only, queues = row["only_tasks"], row["queues"]
+    only = {queue: tasks for queue, tasks in only.items() if isinstance(tasks, list)} if isinstance(only, dict) else {}
+    if isinstance(queues, dict):
+        yield frozenset(queues).difference(only), None if row["tasks"] is None else _names(row["tasks"])
     for queue, tasks in only.items():
-        yield frozenset({queue}), frozenset(tasks)
+        yield frozenset({queue}), _names(tasks)
+
+
+def _names(values: Iterable[object]) -> frozenset[str]:
+    return frozenset(value for value in values if isinstance(value, str))
 
 
 @attrs.define
@@ -117,9 +133,12 @@ class ServedQueues:
     """Which queues were paused and which had workers at most a second ago, however many ask; for answers to triggers.
 
     One small read a second, whatever the number of triggers and of queues; whoever comes while it is made waits for it.
+    `remembered_s` is for how many seconds an answer is kept, `ask_within_s` how many a read may take.
     """
 
     _database: Database
+    remembered_s: float = attrs.field(default=REMEMBERED_S, kw_only=True)
+    ask_within_s: float = attrs.field(default=ASK_WITHIN_S, kw_only=True)
     _known: Served | None = attrs.field(default=None, init=False)
     _read_at: float = attrs.field(default=-math.inf, init=False)
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
@@ -143,10 +162,10 @@ class ServedQueues:
         if self._is_old:
             async with self._turn:
                 if self._is_old:
-                    self._known = await read_served(self._database)
+                    self._known = await read_served(self._database, self.ask_within_s)
                     self._read_at = trio.current_time()
         return self._known
 
     @property
     def _is_old(self) -> bool:
-        return trio.current_time() - self._read_at >= REMEMBERED_S
+        return trio.current_time() - self._read_at >= self.remembered_s

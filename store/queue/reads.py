@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+import attrs
 import trio
 
 from dataloader.jobs.errors import JobNotFound, StoreError, StoreUnavailable
@@ -21,14 +22,14 @@ from dataloader.jobs.listings import MAX_PAGE, AuditPage, AuditRecord, EventPage
 from dataloader.jobs.model import AfterResult, JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After
 from dataloader.jobs.states import QueueState, Status, WaitsFor
-from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json
+from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json, stored_object
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_filters import OF_ROOT, THE_ROOT, condition
 from dataloader.store.queue.queue_states import aio_queue_states
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 MAX_PAGE_TEXT: Final = 1_000_000
-"""The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
+"""The most characters that a page's rows bring with them: args, results, errors, details. One row always fits."""
 MAX_SHOWN: Final = 2 * MAX_JSON
 """Longer args, progress or results are shown by their beginning; PostgreSQL writes JSON with more spaces than we do."""
 MAX_PAYLOAD: Final = 128 << 10
@@ -99,46 +100,76 @@ SELECT event_id, job_id, queue, ts, kind, {shown("payload", MAX_PAYLOAD)} FROM d
 WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
 """
 
-QUEUES: Final = """
+# Jobs that wait are grouped by task: that no live worker of their queue knows it is derived, once for each task.
+_OPEN: Final = """
+served AS MATERIALIZED (
+  SELECT q.queue, q.slots::int AS slots, w.tasks, w.only_tasks -> q.queue AS only_tasks
+  FROM dl_workers w CROSS JOIN LATERAL jsonb_each_text(w.queues) AS q (queue, slots)
+  WHERE w.seen_at > now() - make_interval(secs => $1)
+), open AS MATERIALIZED (
+  SELECT queue, task, status, waits_for, count(*) AS jobs,
+         min(available_at) AS available_at, min(created_at) AS created_at
+  FROM dl_jobs WHERE status IN ('queued', 'running') GROUP BY queue, task, status, waits_for
+), judged AS MATERIALIZED (
+  SELECT o.queue, o.task, o.jobs, o.available_at, o.created_at,
+         CASE WHEN o.status = 'running' THEN 'running'
+              WHEN o.waits_for = 'task' OR coalesce(o.waits_for, 'limit') = 'limit' AND (
+                SELECT NOT bool_or(coalesce(s.only_tasks ? o.task, o.task = ANY (s.tasks), true))
+                FROM served s WHERE s.queue = o.queue) THEN 'task'
+              ELSE coalesce(o.waits_for, 'ready') END AS kind
+  FROM open o
+)
+"""
+_QUEUES: Final = """
 SELECT queue, bool_or(paused) AS paused, count(slots) AS workers, coalesce(sum(slots), 0) AS slots,
-       count(*) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS ready,
-       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'time') AS delayed,
-       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'lock') AS blocked,
-       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'task') AS unknown_task,
-       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'after') AS dependent,
-       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'limit') AS limited,
-       count(*) FILTER (WHERE status = 'running') AS running,
-       min(available_at) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS oldest_ready_at
+       coalesce(sum(jobs) FILTER (WHERE kind = 'ready'), 0)::bigint AS ready,
+       coalesce(sum(jobs) FILTER (WHERE kind = 'time'), 0)::bigint AS delayed,
+       coalesce(sum(jobs) FILTER (WHERE kind = 'lock'), 0)::bigint AS blocked,
+       coalesce(sum(jobs) FILTER (WHERE kind = 'task'), 0)::bigint AS unknown_task,
+       coalesce(sum(jobs) FILTER (WHERE kind = 'after'), 0)::bigint AS dependent,
+       coalesce(sum(jobs) FILTER (WHERE kind = 'limit'), 0)::bigint AS limited,
+       coalesce(sum(jobs) FILTER (WHERE kind = 'running'), 0)::bigint AS running,
+       min(available_at) FILTER (WHERE kind = 'ready') AS oldest_ready_at
 FROM (
-  SELECT queue, false AS paused, status, waits_for, available_at, NULL::int AS slots
-  FROM dl_jobs WHERE status IN ('queued', 'running')
+  SELECT queue, false AS paused, kind, jobs, available_at, NULL::int AS slots FROM judged
   UNION ALL
   SELECT queue, true, NULL, NULL, NULL, NULL FROM dl_queues WHERE paused
   UNION ALL
-  SELECT served.queue, false, NULL, NULL, NULL, served.slots::int
-  FROM dl_workers w CROSS JOIN LATERAL jsonb_each_text(w.queues) AS served (queue, slots)
-  WHERE w.seen_at > now() - make_interval(secs => $1)
+  SELECT queue, false, NULL, NULL, NULL, slots FROM served
 ) AS work
-GROUP BY queue ORDER BY queue
+GROUP BY queue
 """
+QUEUES: Final = f"WITH {_OPEN} {_QUEUES} ORDER BY queue"
 
 _QUEUE_PAGE: Final = f"""
 SELECT * FROM ({QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY queue LIMIT $3
 """
 
 # Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
+MOST_UNKNOWN: Final = 10
+"""Unknown tasks of a queue that are named."""
 DEPTHS: Final = f"""
-WITH queues AS ({QUEUES}),
+WITH {_OPEN}, queues AS ({_QUEUES}),
      named AS (SELECT queue FROM queues
                ORDER BY workers > 0 DESC,
                         ready + delayed + blocked + unknown_task + dependent + limited + running DESC, queue
                LIMIT $2)
-SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
-       sum(ready)::bigint AS ready, sum(delayed)::bigint AS delayed, sum(blocked)::bigint AS blocked,
-       sum(unknown_task)::bigint AS unknown_task, sum(dependent)::bigint AS dependent,
-       sum(limited)::bigint AS limited, sum(running)::bigint AS running,
-       min(oldest_ready_at) AS oldest_ready_at, sum(workers)::bigint AS workers, sum(slots)::bigint AS slots
-FROM queues GROUP BY 1 ORDER BY 1
+SELECT c.*, (
+  SELECT coalesce(jsonb_agg(u), '[]') FROM (
+    SELECT j.task, sum(j.jobs) AS jobs,
+           min(CASE WHEN j.created_at BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN j.created_at END) AS since
+    FROM judged j WHERE j.kind = 'task' AND j.queue = c.queue
+    GROUP BY j.task ORDER BY jobs DESC, task LIMIT {MOST_UNKNOWN}
+  ) AS u) AS unknown
+FROM (
+  SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
+         sum(ready)::bigint AS ready, sum(delayed)::bigint AS delayed, sum(blocked)::bigint AS blocked,
+         sum(unknown_task)::bigint AS unknown_task, sum(dependent)::bigint AS dependent,
+         sum(limited)::bigint AS limited, sum(running)::bigint AS running,
+         min(oldest_ready_at) AS oldest_ready_at, sum(workers)::bigint AS workers, sum(slots)::bigint AS slots
+  FROM queues GROUP BY 1
+) AS c
+ORDER BY queue
 """
 
 _WORKERS: Final = """
@@ -147,24 +178,25 @@ WHERE seen_at > now() - make_interval(secs => $1) AND worker > $2 ORDER BY worke
 """
 
 _AUDIT: Final = """
-SELECT audit_id, ts, actor, action, job_id, detail FROM dl_audit
+SELECT audit_id, ts, actor, action, job_id, detail::text AS detail FROM dl_audit
 WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT $2
 """
 
 
-async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, QueueState]:
-    """How the queues of those stand that wait."""
-    return await aio_queue_states(connection, {row["queue"] for row in records if row["status"] == Status.QUEUED})
+async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], QueueState]:
+    """Return what keeps the queued ones of these jobs waiting, by queue and task."""
+    queued = {(row["queue"], row["task"]) for row in records if row["status"] == Status.QUEUED}
+    return await aio_queue_states(connection, queued)
 
 
-def job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobRecord:
+def job_of(record: Mapping[str, Any], states: Mapping[tuple[str, str], QueueState]) -> JobRecord:
     """The picture of a row with the columns of `select_job`."""
     status, waits_for = Status(record["status"]), record["waits_for"]
     derived = {
         "status": status,
         "waits_for": WaitsFor(waits_for) if waits_for in _REASONS else None,
         "after": None if record["after"] is None else sorted(record["after"]),
-        "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
+        "queue_state": states.get((record["queue"], record["task"])) if status is Status.QUEUED else None,
     }
     values = {name: None if record[name] is None else shown_json(record[name]) for name in _JSON}
     return JobRecord(**dict(record) | values | derived)
@@ -252,7 +284,7 @@ def list_statement(
 
 async def _aio_list(
     connection: Any, sql: str, values: list[Any], limit: int
-) -> tuple[list[Any], dict[str, QueueState], bool]:
+) -> tuple[list[Any], dict[tuple[str, str], QueueState], bool]:
     """The rows of a page, how their queues stand, and whether there are more."""
     async with connection.transaction(readonly=True):
         await connection.execute(PLAN_OF_A_LIST)
@@ -281,17 +313,34 @@ async def aio_fetch_page(
     return records, False
 
 
-async def list_events(database: Database, job_id: UUID, *, after: After = None, limit: int = 200) -> EventPage:
+async def aio_read_page(
+    connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str]
+) -> tuple[list[Any], bool]:
+    """`aio_fetch_page` in a separate transaction, with at most `MAX_PAGE_TEXT` characters (asyncio-flavoured)."""
+    async with connection.transaction(readonly=True):
+        return await aio_fetch_page(connection, sql, values, limit, texts=texts, most=MAX_PAGE_TEXT)
+
+
+async def list_events(
+    database: Database,
+    job_id: UUID,
+    *,
+    after: After = None,
+    limit: int = 200,
+    most_text: int = MAX_PAGE_PAYLOADS,
+) -> EventPage:
     """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines, from behind `after`.
 
     A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is an object with its beginning
-    (`truncated`) and `bytes`. A page of long ones has fewer lines, one at least: see `MAX_PAGE_PAYLOADS`.
+    (`truncated`) and `bytes`. A page of long ones has fewer lines, one at least: together they have at most `most_text`
+    characters.
 
     Raises `JobNotFound` when there is no such job, `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     events = []
-    records, more = await database.run(_aio_events, job_id, 0 if after is None else BY_NUMBER.key(after), limit)
+    behind = 0 if after is None else BY_NUMBER.key(after)
+    records, more = await database.run(_aio_events, job_id, behind, limit, most_text)
     for record in records:
         events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
         # Each may be long: the loop must turn in between.
@@ -299,10 +348,10 @@ async def list_events(database: Database, job_id: UUID, *, after: After = None, 
     return EventPage(events, BY_NUMBER.text(events[-1].event_id) if more else None)
 
 
-async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> tuple[list[Any], bool]:
+async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int, most_text: int) -> tuple[list[Any], bool]:
     async with connection.transaction(readonly=True):
         records, more = await aio_fetch_page(
-            connection, _EVENTS, (job_id, after, limit + 1), limit, texts=("payload",), most=MAX_PAGE_PAYLOADS
+            connection, _EVENTS, (job_id, after, limit + 1), limit, texts=("payload",), most=most_text
         )
     if not records:
         await aio_get_job(connection, job_id)
@@ -327,8 +376,12 @@ async def count_queues(database: Database, *, most: int, rest: str) -> list[Queu
     return await database.run(_aio_queues, DEPTHS, ALIVE_WITHIN_S, most, rest)
 
 
+_QUEUE_FIELDS: Final = [field.name for field in attrs.fields(QueueRecord)]
+
+
 async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueRecord]:
-    return [QueueRecord(**record) for record in await connection.fetch(sql, *values)]
+    rows = await connection.fetch(sql, *values)
+    return [QueueRecord(**{name: row[name] for name in _QUEUE_FIELDS}) for row in rows]
 
 
 async def list_workers(database: Database, *, limit: int | None = None, after: str = "") -> list[WorkerRecord]:
@@ -346,16 +399,19 @@ async def _aio_workers(connection: Any, after: str, limit: int | None) -> list[W
 async def list_audit(database: Database, *, limit: int = 100, after: After = None) -> AuditPage:
     """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`.
 
+    A page of long details has fewer: see `MAX_PAGE_TEXT`.
+
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     newest = 2**63 - 1 if after is None else BY_NUMBER.key(after)
-    records = await database.run(_aio_audit, newest, limit + 1)
-    return AuditPage(*BY_NUMBER.page(records, limit, lambda record: record.audit_id))
+    rows, more = await database.run(aio_read_page, _AUDIT, (newest, limit + 1), limit, texts=("detail",))
+    return AuditPage(list(map(audit_record, rows)), BY_NUMBER.text(rows[-1]["audit_id"]) if more else None)
 
 
-async def _aio_audit(connection: Any, before: int, limit: int) -> list[AuditRecord]:
-    return [AuditRecord(**record) for record in await connection.fetch(_AUDIT, before, limit)]
+def audit_record(row: Mapping[str, Any]) -> AuditRecord:
+    """The record of a row of the audit, whose `detail` is text."""
+    return AuditRecord(**{**row, "detail": stored_object(row["detail"])})
 
 
 async def ping(database: Database, timeout_s: float) -> None:

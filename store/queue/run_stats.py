@@ -28,8 +28,14 @@ INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::float8[], $6::float8[])
 """
 
+SANE: Final = f"""
+runs BETWEEN 1 AND 1000000000000 AND total_s BETWEEN 0 AND 1e15 AND max_s BETWEEN 0 AND 1e15
+AND outcome IN ({", ".join(f"'{outcome}'" for outcome in RunOutcome)})
+"""
+"""The rows of runs that are summed. Rows that another program wrote are left out: they could overflow a sum."""
+
 # Rows are read in the order in which they lie, so no plan but a walk over the table is possible, nor a better one.
-_FOLD: Final = """
+_FOLD: Final = f"""
 WITH gone AS (
   DELETE FROM dl_run_stats_new WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM dl_run_stats_new LIMIT $1 FOR UPDATE SKIP LOCKED))
@@ -37,7 +43,8 @@ WITH gone AS (
 ), folded AS (
   INSERT INTO dl_run_stats AS s (hour, queue, task, outcome, runs, total_s, max_s)
   SELECT date_trunc('hour', at, 'UTC') AS hour, queue, task, outcome, sum(runs), sum(total_s), max(max_s)
-  FROM gone GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+  FROM gone WHERE {SANE} AND at BETWEEN '2000-01-01Z' AND now() + interval '1 day'
+  GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
   ON CONFLICT (hour, queue, task, outcome) DO UPDATE
   SET runs = s.runs + excluded.runs, total_s = s.total_s + excluded.total_s, max_s = greatest(s.max_s, excluded.max_s)
 )
@@ -56,11 +63,11 @@ FROM (
   WHERE at >= $1 AND at < coalesce($2::timestamptz, 'infinity')
     AND ($3::text IS NULL OR queue = $3) AND ($4::text IS NULL OR task = $4)
 ) AS both_tables
-WHERE (at, queue, task, outcome) > ($5::timestamptz, $6::text, $7::text, $8::text)
+WHERE {sane} AND (at, queue, task, outcome) > ($5::timestamptz, $6::text, $7::text, $8::text)
 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT $9
 """
 _STATEMENTS: Final = {
-    by: _PAGE.format(folded=span.format("hour"), appended=span.format("date_trunc('hour', at, 'UTC')"))
+    by: _PAGE.format(sane=SANE, folded=span.format("hour"), appended=span.format("date_trunc('hour', at, 'UTC')"))
     for by, span in _SPANS.items()
 }
 # A walk over the hours that are wanted, summed up and sorted, is what this is about.

@@ -8,8 +8,8 @@ from typing import Any, Final
 from uuid import UUID
 
 import attrs
-import msgspec
 
+from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
@@ -116,10 +116,10 @@ async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetai
     """What goes on in a queue, which need not exist; the depths of all are counted anew if it is time."""
     depths, row = await database.run(_aio_queue, queue)
     return depths, QueueDetail(
-        workers=msgspec.json.decode(row["workers"], type=list[ProcessRow]),
-        running=msgspec.json.decode(row["running"], type=list[JobInQueue]),
-        next=msgspec.json.decode(row["next"], type=list[JobInQueue]),
-        tasks=msgspec.json.decode(row["tasks"], type=list[TaskOfQueue]),
+        workers=listed_json(row["workers"], ProcessRow),
+        running=listed_json(row["running"], JobInQueue),
+        next=listed_json(row["next"], JobInQueue),
+        tasks=listed_json(row["tasks"], TaskOfQueue),
     )
 
 

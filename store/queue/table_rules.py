@@ -51,6 +51,10 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
 """
 ALWAYS: Final[Mapping[str, str]] = {
     "dl_workers": "DELETE FROM dl_workers WHERE seen_at < now() - interval '1 day'",
+    "dl_ended_sessions": """
+        DELETE FROM dl_ended_sessions WHERE session = ANY (ARRAY(
+          SELECT session FROM dl_ended_sessions WHERE until < now() LIMIT 1000))
+        """,
     # Of an act that was stopped, or that could not be done.
     "dl_bulk_jobs": """
         DELETE FROM dl_bulk_jobs WHERE ctid = ANY (ARRAY(

@@ -31,8 +31,9 @@ from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
 from dataloader.store.connection.command_tag import row_count
-from dataloader.store.connection.connect import LOST_STATEMENTS, PLANNER_OF_USERS, connect
-from dataloader.store.connection.driver_errors import MISSING, said
+from dataloader.store.connection.connect import PLANNER_OF_USERS, connect
+from dataloader.store.connection.driver_errors import said
+from dataloader.store.connection.error_meanings import LOST_STATEMENTS, MISSING, TIMED_OUT, can_be_raised
 from dataloader.store.queue.enqueue import aio_enqueue_within, rows_of
 from dataloader.store.queue.finish import aio_finish
 
@@ -106,9 +107,22 @@ class JobTransaction:
     async def _run(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         async def aio_told() -> T:
             with told_of_users(self._connection):
-                return await method(*args, **kwargs)
+                try:
+                    return await method(*args, **kwargs)
+                except TIMED_OUT as error:
+                    # The server answers: it is this statement that takes too long, or waits too long for a lock.
+                    raise StoreError(said(error)) from error
 
-        return await self._database.crossing.run(aio_told)
+        crossing = self._database.crossing
+        try:
+            return await crossing.run(aio_told)
+        except StoreUnavailable as error:
+            cause = error.__cause__
+            if cause is None or not can_be_raised(cause) or self._connection.is_closed():
+                raise
+            if not await crossing.is_served():  # noqa: ASYNC120 - a cancellation takes the error's place
+                raise
+        raise StoreError(said(cause)) from cause
 
 
 J = TypeVar("J", bound=JobTransaction)
@@ -118,10 +132,14 @@ Written: TypeAlias = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]]
 class Transactions:
     """The bounded pool behind `job.transaction()`."""
 
-    def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
-        """Connections are opened when first needed. Leases of jobs that are enqueued last `default_lease_s`."""
+    def __init__(self, database: Database, *, default_lease_s: int = 60, commit_s: float = COMMIT_S) -> None:
+        """Connections are opened when first needed. Leases of jobs that are enqueued last `default_lease_s`.
+
+        A cancelled `run` waits at most `commit_s` seconds for the answer to its COMMIT.
+        """
         self._database = database
         self._default_lease_s = default_lease_s
+        self._commit_s = commit_s
         self._limiter = trio.CapacityLimiter(database.options.transaction_pool_size)
         self._begin = _begin_with(database.options)
         self._idle: list[asyncpg.Connection[Any]] = []
@@ -130,7 +148,7 @@ class Transactions:
         """Run an operation in a transaction of its own, for what takes longer than the store's other operations may.
 
         Raises `StoreUnavailable` when the database could not be asked, or its answer was lost: it may be committed
-        then. Raises `Cancelled` before its COMMIT is sent, and no more when that is answered within `COMMIT_S`.
+        then. Raises `Cancelled` before its COMMIT is sent, and no more when that is answered within `commit_s`.
         """
         async with self._limiter:
             return await self._database.crossing.run(
@@ -201,7 +219,7 @@ class Transactions:
         connection = await self._aio_begin()
         try:
             result = await operation(connection)
-            await _aio_commit_whole(connection)
+            await _aio_commit_whole(connection, self._commit_s)
         except BaseException:
             # With a word to the server: a statement that goes on there keeps its locks.
             await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
@@ -333,13 +351,13 @@ async def _aio_commit(connection: Any) -> None:
         await connection.execute("COMMIT")
 
 
-async def _aio_commit_whole(connection: Any) -> None:
+async def _aio_commit_whole(connection: Any, answer_s: float) -> None:
     """Commit. Who is cancelled meanwhile waits for the answer: a COMMIT that is on its way can't be called back."""
     commit = asyncio.ensure_future(_aio_commit(connection))
     try:
         await asyncio.shield(commit)
     except asyncio.CancelledError:  # noqa: ASYNC103 - once it has committed, the caller's scope on Trio's side stays cancelled
-        await asyncio.wait({commit}, timeout=COMMIT_S)  # noqa: ASYNC102 - asyncio's, and it has its own bound
+        await asyncio.wait({commit}, timeout=answer_s)  # noqa: ASYNC102 - asyncio's, and it has its own bound
         if not commit.done():
             commit.cancel()
             raise

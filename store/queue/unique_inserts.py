@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import Did
 from dataloader.jobs.states import Status
+from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.job_inserts import Row, aio_insert_planned
 
 _COLUMNS: Final = (
@@ -82,7 +82,7 @@ async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Sta
             records = await connection.fetch(_ADD_ONE, *row[:15], *row[16:])
         else:
             records = await connection.fetch(_ADD, *zip(*rows, strict=True))
-    except asyncpg.UniqueViolationError as error:
+    except TAKEN as error:
         raise KeyTaken from error
     return {
         record["requested"]: Stand(record["job_id"], Status(record["status"]), record["queue"], record["did"])

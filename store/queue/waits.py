@@ -60,10 +60,14 @@ class _Watch:
 class Waits:
     """All who wait for jobs in this process. Owner of the watches; used from one Trio thread."""
 
-    def __init__(self, database: Database) -> None:
-        """`begun` is set when somebody waits for the first time: who listens for them alone need not sooner."""
+    def __init__(self, database: Database, *, reread_s: float = REREAD_S) -> None:
+        """Each watched row is read at least every `reread_s` seconds.
+
+        `begun` is set by the first wait, so that a listener for waits alone need not connect earlier.
+        """
         self.begun = trio.Event()
         self._database = database
+        self._reread_s = reread_s
         self._watches: dict[UUID, _Watch] = {}
 
     async def wait(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> JobRecord:
@@ -90,9 +94,9 @@ class Waits:
                 if job.status.is_final or (seen is not None and _differs(job, seen)):
                     return
                 seen = seen or job
-                with trio.move_on_at(watch.read_at + REREAD_S):
+                with trio.move_on_at(watch.read_at + self._reread_s):
                     await woken.wait()
-                if trio.current_time() >= watch.read_at + REREAD_S:
+                if trio.current_time() >= watch.read_at + self._reread_s:
                     watch.stale = True
 
     def changed(self, job_id: UUID) -> None:

@@ -91,6 +91,12 @@ LEFT JOIN LATERAL (
 ) AS h ON true
 LEFT JOIN LATERAL ({SESSION_OF.format(hash="$4::int", when="h.job_id IS NULL")}) AS s ON true
 """  # noqa: E501 - one line a part
+# The last line of a job that snoozes, with the reason that its handler gave.
+_SNOOZED: Final = """
+SELECT payload ->> 'error' FROM (
+  SELECT payload FROM dl_job_events WHERE job_id = $1 AND kind = 'requeue' ORDER BY event_id DESC LIMIT 1
+) AS last WHERE payload ->> 'reason' = 'snooze'
+"""
 _AFTER: Final = f"""
 SELECT j.job_id, count(*) OVER () AS open
 FROM dl_job_after a JOIN dl_jobs j ON j.job_id = a.after_id
@@ -118,7 +124,7 @@ async def aio_reason(connection: Any, job: Mapping[str, Any]) -> WaitReason:
 async def _aio_of_queued(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     match job["waits_for"]:
         case WaitsFor.TIME:
-            reason = _of_time(job)
+            reason = await _aio_of_time(connection, job)
         case WaitsFor.AFTER:
             reason = await _aio_of_after(connection, job)
         case WaitsFor.LOCK:
@@ -172,8 +178,12 @@ def _of_running(job: Mapping[str, Any]) -> WaitReason:
     return _reason(job, "running", f"It runs{where}{begun}.", since=since)
 
 
-def _of_time(job: Mapping[str, Any]) -> WaitReason:
+async def _aio_of_time(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     due = job["available_at"]
+    if job["has_failed"] and due is not None and due > job["now"]:
+        snoozed = await connection.fetchval(_SNOOZED, job["job_id"])
+        if snoozed is not None:
+            return _reason(job, "time", f"It snoozes until {at(due)}: {snoozed}.", until=due)
     attempt = f"attempt {job['attempt'] + 1} of {job['max_attempts']}"
     if due is None or due > job["now"]:
         when = "for ever" if due is None else f"until {at(due)}"
@@ -234,7 +244,7 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     if found is None:
         return _unknown_task(job)
     task = task_state(found)
-    each = task.limits.get("max_running_per_partition")
+    each = found["max_running_per_partition"]
     ahead = found["ahead_in_lane" if each is None else "ahead_in_partition"]
     is_full = each is not None and found["in_partition"] >= each
     place = _in_line(ahead) if each is None else f"of its partition {_in_line(ahead)}"
@@ -245,7 +255,7 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
         "period": ("period", f"No work period of the task {name} is open{opens}"),
         "running": (
             "max_running",
-            f"As many jobs of the task {name} run as may at once, {task.limits.get('max_running')}",
+            f"As many jobs of the task {name} run as may at once, {found['max_running']}",
         ),
         "batch": (
             "batch",
@@ -256,6 +266,7 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
         "supplier_paused": ("supplier_paused", f"The supplier {supplier} is paused"),
         "supplier_period": ("supplier_period", f"No work period of the supplier {supplier} is open{opens}"),
         "budget": ("budget", f"A budget of the supplier {supplier} is used{opens}"),
+        "error": ("limit_error", f"The limits of the task {name} cannot be evaluated ({task.error})"),
     }
     closed = _closed_queue(job)
     if task.closed is None:
@@ -287,7 +298,7 @@ def _closed_queue(job: Mapping[str, Any]) -> WaitReason | None:
 
 
 def _unknown_task(job: Mapping[str, Any]) -> WaitReason:
-    text = f"No worker of the queue {job['queue']} knows the task {job['task']}."
+    text = f"No running worker of the queue {job['queue']} knows the task {job['task']}."
     return _reason(job, "unknown_task", text)
 
 

@@ -34,9 +34,12 @@ from dataloader.jobs.schedule_contract import (
 )
 from dataloader.jobs.schedules import Every, Schedule
 from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import check_task
+from dataloader.jobs.text import as_object, stored_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
 from dataloader.store.queue.enqueue import row_of
+from dataloader.store.queue.reads import aio_read_page
 from dataloader.store.queue.unique_inserts import aio_add_planned
 from dataloader.store.schedules.rows import TELL, aio_put, read_spec
 from dataloader.store.schedules.tick import new_job
@@ -82,8 +85,8 @@ class DatabaseSchedules(Schedules):
         """As in `Schedules`."""
         check_between("limit", limit, 1, MAX_PAGE)
         behind = "" if after is None else BY_NAME.key(after)
-        records = await self.database.run(_aio_fetch, _PAGE, behind, limit + 1)
-        return SchedulePage(*BY_NAME.page(list(map(record_of, records)), limit, lambda one: one.name))
+        rows, more = await self.database.run(aio_read_page, _PAGE, (behind, limit + 1), limit, texts=("spec",))
+        return SchedulePage(list(map(record_of, rows)), BY_NAME.text(rows[-1]["name"]) if more else None)
 
     async def get(self, name: str) -> ScheduleRecord:
         """As in `Schedules`."""
@@ -100,7 +103,7 @@ class DatabaseSchedules(Schedules):
                 event_id=record["event_id"],
                 at=record["at"],
                 kind=record["kind"],
-                payload=None if record["payload"] is None else msgspec.json.decode(record["payload"]),
+                payload=payload_of(stored_json(record["payload"] or "null")),
             )
             for record in records
         ]
@@ -113,6 +116,8 @@ class DatabaseSchedules(Schedules):
 
     async def put(self, schedule: Schedule) -> ScheduleRecord:
         """As in `Schedules`."""
+        check_task(schedule.task)
+        schedule.check_job()
         return await self.database.write(_aio_put, schedule, self.operator)
 
     async def delete(self, name: str) -> ScheduleRecord:
@@ -158,13 +163,18 @@ class DatabaseSchedules(Schedules):
         )
 
 
+def payload_of(value: object) -> dict[str, Any] | None:
+    """Return the payload of an event; a value that is no object, which only other programs write, stands in one."""
+    return None if value is None else as_object(value)
+
+
 def record_of(row: Any) -> ScheduleRecord:
     """The schedule of a row with `COLUMNS`; if its spec can't be read, with what is wrong with that.
 
     The row of one that is paused keeps when it was due, for the end of its pause: no time at which it will add a job.
     """
     values = {field.name: row[field.name] for field in attrs.fields(ScheduleRecord) if field.name != "fault"}
-    spec, fault = msgspec.json.decode(row["spec"]), None
+    spec, fault = stored_json(row["spec"]), None
     try:
         read_spec(row["name"], row["spec"])
     except BadRequest as error:
@@ -245,6 +255,9 @@ async def _aio_run(
         job = attrs.evolve(job, available_at=None, job_id=job_id or job.job_id)
         row = row_of(job, default_lease_s)
         added, stands = await aio_add_planned(connection, [row], [(name, None, None)])
+        if job.job_id not in added and job.job_id not in stands:
+            # A request that was not for this schedule has added a job with this id meanwhile.
+            raise IdempotencyConflict(str(job.job_id), job.job_id)
         await aio_audit(connection, operator, "run_schedule", job.job_id, {"schedule": name})
         if (stand := stands.get(job.job_id)) is not None:
             return Enqueued(stand.job_id, stand.status, created=False, queue=stand.queue, did=stand.did)

@@ -12,6 +12,7 @@ import msgspec
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.text import stored_json
 
 KNOWN: Final = 5_000
 """Schedules that are kept as read: what is due or shown again and again is the same."""
@@ -94,7 +95,7 @@ async def _aio_stored(
     records = await connection.fetch(_OF_TASKS, list(names), list(tasks))
     stored = {
         record["name"]: _Stored(
-            msgspec.json.decode(record["spec"]),
+            stored_json(record["spec"]),
             record["origin"],
             record["stored_at"],
             record["next_at"],
@@ -146,7 +147,7 @@ def _is_same(former: _Stored | None, schedule: Schedule) -> bool:
 @lru_cache(KNOWN)
 def read_spec(name: str, spec: str) -> Schedule:
     """The schedule that stands in a row. Raises `BadRequest` for what this program can't read."""
-    return Schedule.of_spec(name, msgspec.json.decode(spec))
+    return Schedule.of_spec(name, stored_json(spec))
 
 
 def spec_text(schedule: Schedule) -> str:

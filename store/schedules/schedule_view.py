@@ -11,9 +11,10 @@ import msgspec
 
 from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleNotFound, ScheduleRecord
+from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.depths import readable
-from dataloader.store.schedules.database_schedules import COLUMNS, record_of
+from dataloader.store.schedules.database_schedules import COLUMNS, payload_of, record_of
 from dataloader.store.schedules.planned_jobs import PlannedJob
 
 _LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
@@ -52,9 +53,12 @@ async def read_schedule_view(database: Database, name: str, *, events: int, jobs
     row = await database.run(_aio_view, name, events, jobs)
     if row is None:
         raise ScheduleNotFound(f"no schedule has the name {name!r}")
-    told = msgspec.json.decode(row["events"], type=list[_Event])
-    planned = msgspec.json.decode(row["jobs"], type=list[PlannedJob])
-    return ScheduleView(record_of(row), [ScheduleEvent(**msgspec.structs.asdict(one)) for one in told], planned)
+    told = listed_json(row["events"], _Event)
+    planned = listed_json(row["jobs"], PlannedJob)
+    shown = [
+        ScheduleEvent(event_id=one.event_id, at=one.at, kind=one.kind, payload=payload_of(one.payload)) for one in told
+    ]
+    return ScheduleView(record_of(row), shown, planned)
 
 
 async def _aio_view(connection: Any, *values: object) -> Any:

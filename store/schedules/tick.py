@@ -7,22 +7,23 @@ same transaction; the others pass it over. A planned time can't have two jobs, b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
-import asyncpg
 import attrs
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import NewJob
+from dataloader.jobs.model import FIRST_INSTANT, NewJob
 from dataloader.jobs.schedules import Overlap, Plan, Schedule, plan
 from dataloader.store.connection.bridge import Database
-from dataloader.store.connection.driver_errors import said
+from dataloader.store.connection.driver_errors import aio_is_unserved, is_bug, is_temporary, said
+from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.queue.enqueue import row_of
 from dataloader.store.queue.job_inserts import AVAILABLE_AT, Row, by_column
 from dataloader.store.queue.unique_inserts import aio_add_planned
@@ -37,21 +38,26 @@ IN_A_TURN: Final = 200
 """Those among them that are looked at before the loop has its turn."""
 _ALIKE: Final = {"queue", "priority", "lock_key", "partition_key", "max_attempts", "lease_ttl_sec", "consumer_group"}
 """The options of jobs that are the same for all of a schedule."""
+NAMED: Final = 10
+"""Schedules that can't be read and that a tick names, for the log; a metric counts all."""
 JOBS: Final = 5_000
 """With so many jobs a tick is full: the schedules that are left over come next."""
-CANCEL_WAIT_MS: Final = 200
-"""How long a tick waits for a job that is to be canceled: a heartbeat has it for a moment, a psql for long."""
+LOCK_WAIT_MS: Final = 200
+"""How long a tick waits for a locked row, such as the row of a job to be canceled. A heartbeat locks it briefly; a
+psql session may lock it for hours."""
 LOCKED_S: Final = 0.5
 """A schedule that is due and that another process has locked is looked at again after so long."""
 
 _DUE: Final = """
 SELECT name, spec::text AS spec, stored_at, next_at, last_job_id
-FROM dl_schedules WHERE NOT paused AND retired_at IS NULL AND next_at <= $2
+FROM dl_schedules WHERE NOT paused AND retired_at IS NULL AND next_at <= $2 AND name <> ALL ($3::text[])
 ORDER BY next_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
 """
+# PostgreSQL before version 17 cannot subtract from an infinite time.
 _NEXT: Final = """
-SELECT extract(epoch FROM min(next_at) - clock_timestamp())::float8, statement_timestamp() FROM dl_schedules
-WHERE NOT paused AND retired_at IS NULL AND name <> ALL ($1::text[])
+SELECT CASE WHEN min(next_at) > '1900-01-01+00' THEN extract(epoch FROM min(next_at) - clock_timestamp())::float8
+            WHEN min(next_at) IS NOT NULL THEN 0 END, statement_timestamp()
+FROM dl_schedules WHERE NOT paused AND retired_at IS NULL AND next_at < 'infinity' AND name <> ALL ($1::text[])
 """
 _FAILED: Final = """
 SELECT schedule, job_id, status::text AS status FROM dl_jobs
@@ -91,12 +97,21 @@ SELECT u.name, 'paused', jsonb_build_object('why', u.why) FROM unnest($1::text[]
 """
 
 
+_NOTHING: Final = Plan((), 0, None, None, None)
+
+
 @attrs.frozen
 class Ticked:
-    """How many jobs were added, and in how many seconds the next schedule is due; None: none is."""
+    """The number of jobs that were enqueued, and the seconds until the next schedule is due; None if there is none.
+
+    `set_aside` is the number of schedules that were due and whose row is at fault. `left` are those among them that
+    this program can neither read nor pause, and why, up to `NAMED`.
+    """
 
     added: int
     next_in_s: float | None
+    set_aside: int = 0
+    left: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.define(eq=False)
@@ -114,13 +129,19 @@ class _Due:
     overlapping: Sequence[datetime] = ()
     stood_for: Sequence[datetime] = ()
     paused_why: str | None = None
-    is_left: bool = False
+    is_at_fault: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.schedule.name
 
 
 async def tick(database: Database, *, default_lease_s: int = 60) -> Ticked:
     """Add the jobs of schedules that are due, at most a batch (R7).
 
-    Leases last `default_lease_s` where neither the schedule nor its task says how long.
+    Leases last `default_lease_s` where neither the schedule nor its task says how long. A schedule whose job can't be
+    added is paused with the reason, and one that this program can't read is left to others: both are `set_aside`, and
+    the others continue. Raises `StoreError` for a bug that no schedule's job can be added with: the times wait.
     """
     return await database.write(_aio_tick, default_lease_s)
 
@@ -130,52 +151,125 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
     next_in_s, now = await connection.fetchrow(_NEXT, [])
     if next_in_s is None or next_in_s > 0:
         return Ticked(0, next_in_s)
-    unread: list[str] = []
+    left: dict[str, str] = {}
+    bugs: list[tuple[_Due, Exception]] = []
     async with connection.transaction():
-        records = await connection.fetch(_DUE, SCHEDULES, now)
-        due = await _aio_plan(records, now, unread)
-        is_full = len(due) + len(unread) < len(records) or len(records) == SCHEDULES
-        if due:
-            await _aio_pause_after_failures(connection, due)
-            await _aio_choose(connection, [one for one in due if one.paused_why is None])
-            due = [one for one in due if not one.is_left]
-            await _aio_add(connection, [one for one in due if one.times], default_lease_s)
-            for one in due:
-                if one.paused_why is not None:
-                    log.warning("a schedule was paused", schedule=one.schedule.name, why=one.paused_why)
-            if due:
-                await _aio_write(connection, due)
-    next_in_s, _ = await connection.fetchrow(_NEXT, unread)
+        await connection.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
+        while True:
+            records = await connection.fetch(_DUE, SCHEDULES, now, list(left))
+            unread = len(left)
+            due = await _aio_plan(records, now, left)
+            if len(left) == unread or len(records) < SCHEDULES:
+                break  # otherwise those that can't be read may have kept others out
+        is_full = len(due) + len(left) - unread < len(records) or len(records) == SCHEDULES
+        done = await _aio_do(connection, due, default_lease_s, left, bugs)
+        if any(one.added for one in done):  # so the cause of each error is the schedule
+            for one, error in bugs:
+                done += await _aio_pause(connection, one, error, left)
+            bugs.clear()
+    for one in done:
+        if one.paused_why is not None:
+            log.warning("a schedule was paused", schedule=one.name, why=one.paused_why)
+    if bugs:
+        raise bugs[0][1]
+    next_in_s, _ = await connection.fetchrow(_NEXT, list(left))
     if next_in_s is not None and next_in_s <= 0:
-        next_in_s = 0.0 if is_full and due else LOCKED_S
-    return Ticked(sum(len(one.added) for one in due), next_in_s)
+        next_in_s = 0.0 if is_full and done else LOCKED_S
+    set_aside = len(left) + sum(one.is_at_fault for one in done)
+    return Ticked(sum(len(one.added) for one in done), next_in_s, set_aside, dict(islice(left.items(), NAMED)))
 
 
-async def _aio_plan(records: Iterable[Any], now: datetime, unread: list[str]) -> list[_Due]:
-    """What is planned for schedules that are due, up to `JOBS` jobs; `unread` gets the names of unreadable ones."""
+async def _aio_do(
+    connection: Any, due: Sequence[_Due], default_lease_s: int, left: dict[str, str], bugs: list[tuple[_Due, Exception]]
+) -> list[_Due]:
+    """Add their jobs and write when they are due next. Returns those that were written.
+
+    If the statements for all of them fail, each half is tried, down to the one whose error it is. That one is paused
+    with the error; if even that can't be written, `left` gets its name. A schedule that waits for a row which another
+    session has locked is not written: the next tick takes it. An outage of the database is the error of none of them.
+    `bugs` gets each schedule whose statements fail by a bug: whether the schedule is its cause depends on the others.
+    """
+    if not due:
+        return []
+    try:
+        async with connection.transaction():
+            return await _aio_try(connection, [attrs.evolve(one) for one in due], default_lease_s)
+    except Exception as error:
+        is_locked = isinstance(error, LOCKED)
+        if is_temporary(error) and not is_locked:
+            raise
+        if await aio_is_unserved(error, connection):  # noqa: ASYNC120 - asyncio's, within one crossing
+            raise
+        fault = error
+    if len(due) > 1:
+        middle = len(due) // 2
+        done = await _aio_do(connection, due[:middle], default_lease_s, left, bugs)
+        return done + await _aio_do(connection, due[middle:], default_lease_s, left, bugs)
+    if is_locked:
+        return []
+    if is_bug(fault):
+        bugs.append((due[0], fault))
+        return []
+    return await _aio_pause(connection, due[0], fault, left)
+
+
+async def _aio_pause(connection: Any, due: _Due, error: Exception, left: dict[str, str]) -> list[_Due]:
+    """Pause a schedule whose job can't be added; if that can't be written, `left` gets its name."""
+    why = due.paused_why or f"its job can't be added: {_reason(error)}"
+    paused = attrs.evolve(due, paused_why=why, is_at_fault=True)
+    try:
+        async with connection.transaction():
+            await _aio_write(connection, [paused])
+    except Exception as other:
+        if is_temporary(other):
+            raise
+        left[paused.name] = f"it can't be paused: {_reason(other)}"
+        return []
+    return [paused]
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, BadRequest) else said(error)
+
+
+async def _aio_try(connection: Any, due: list[_Due], default_lease_s: int) -> list[_Due]:
+    await _aio_pause_after_failures(connection, [one for one in due if one.paused_why is None])
+    await _aio_choose(connection, [one for one in due if one.paused_why is None])
+    await _aio_insert(connection, [one for one in due if one.times], default_lease_s)
+    await _aio_write(connection, due)
+    return due
+
+
+async def _aio_plan(records: Iterable[Any], now: datetime, left: dict[str, str]) -> list[_Due]:
+    """Plan due schedules, up to `JOBS` jobs. The names of unreadable ones are added to `left`."""
     due: list[_Due] = []
     planned = 0
     plans: dict[tuple[object, ...], Plan] = {}
     for number, (name, spec, stored_at, next_at, last_job_id) in enumerate(records):
         if planned >= JOBS:
             break
+        if number % IN_A_TURN == 0:
+            await asyncio.sleep(0)
         try:
             schedule = read_spec(name, spec)
         except BadRequest as error:
             # A newer program's, which has other fields; or its zone is not known here.
-            log.warning("a schedule is left to other processes", schedule=name, error=str(error))
-            unread.append(name)
+            left[name] = str(error)
             continue
+        was_due_at = max(next_at, FIRST_INSTANT)  # SQL may have set any time
         # Many are planned alike.
-        alike = (*schedule.planning, None if schedule.start_at else stored_at, next_at)
+        alike = (*schedule.planning, None if schedule.start_at else stored_at, was_due_at)
         found = plans.get(alike)
         if found is None:
-            found = plans[alike] = plan(schedule, schedule.times(stored_at), next_at, now)
+            try:
+                found = plans[alike] = plan(schedule, schedule.times(stored_at), was_due_at, now)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one of them, the others are planned
+                why = f"its times can't be computed: {_reason(error)}"
+                due.append(_Due(schedule, spec, _NOTHING, was_due_at, last_job_id, paused_why=why, is_at_fault=True))
+                continue
             # Missed times are looked at one by one.
             await asyncio.sleep(0)
-        elif number % IN_A_TURN == 0:
-            await asyncio.sleep(0)
-        due.append(_Due(schedule, spec, found, next_at, last_job_id))
+        due.append(_Due(schedule, spec, found, was_due_at, last_job_id))
         planned += len(found.due)
     return due
 
@@ -207,45 +301,32 @@ async def _aio_choose(connection: Any, due: list[_Due]) -> None:
         if len(times) < len(one.plan.due):
             one.overlapping = [at for at in one.plan.due if at not in times]
         one.times, one.task_has_key = times, one.schedule.task in keyed
-    await _aio_cancel(connection, [one for one in due if one.times and one.schedule.name in unended])
-
-
-async def _aio_cancel(connection: Any, due: list[_Due]) -> None:
-    """Cancel what has not ended of schedules that say so; one whose job somebody has locked is left for later."""
-    cancel = [one for one in due if one.schedule.overlap is Overlap.CANCEL]
-    if not cancel:
-        return
-    try:
-        async with connection.transaction():
-            await connection.execute(f"SET LOCAL lock_timeout = {CANCEL_WAIT_MS}")
-            await connection.execute(_CANCEL, [one.schedule.name for one in cancel])
-            await connection.execute("SET LOCAL lock_timeout = DEFAULT")
-    except asyncpg.LockNotAvailableError:
-        if len(cancel) == 1:
-            cancel[0].is_left = True
-            return
-        for one in cancel:
-            await _aio_cancel(connection, [one])
+    cancel = [one.name for one in due if one.schedule.overlap is Overlap.CANCEL and one.times and one.name in unended]
+    if cancel:
+        await connection.execute(_CANCEL, cancel)
 
 
 def new_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> NewJob:
-    """The job of a planned time. Those of one schedule exclude each other, unless they may run side by side."""
-    job = {"available_at": schedule.available_at(planned_at), **_job(schedule, task_has_key=task_has_key)}
-    return NewJob(**job)
+    """The job of a planned time. Those of one schedule exclude each other, unless they may run side by side.
+
+    Raises `BadRequest`.
+    """
+    options = _options(schedule, task_has_key=task_has_key)
+    return schedule.new_job(available_at=schedule.available_at(planned_at), **options)
 
 
-def _job(schedule: Schedule, *, task_has_key: bool) -> dict[str, Any]:
+def _options(schedule: Schedule, *, task_has_key: bool) -> dict[str, Any]:
     options: dict[str, Any] = {"producer": f"schedule:{schedule.name}"}
     if schedule.overlap is not Overlap.PARALLEL and not task_has_key:
         options["lock_key"] = f"schedule:{schedule.name}"
-    return {"task": schedule.task, "args": dict(schedule.args), **options, **schedule.job}
+    return options
 
 
 @lru_cache(KNOWN)
 def _row_alike(name: str, spec: str, default_lease_s: int, *, task_has_key: bool) -> Row:
     """The row of a schedule's jobs, which differ by their ids and times. Raises `BadRequest`."""
     schedule = read_spec(name, spec)
-    job = NewJob(**_job(schedule, task_has_key=task_has_key))
+    job = schedule.new_job(**_options(schedule, task_has_key=task_has_key))
     return row_of(job, default_lease_s)
 
 
@@ -258,23 +339,10 @@ def _row(one: _Due, at: datetime, default_lease_s: int) -> Row:
     return uuid7(), *row[1:AVAILABLE_AT], schedule.available_at(at), *row[AVAILABLE_AT + 1 :]
 
 
-async def _aio_add(connection: Any, due: list[_Due], default_lease_s: int) -> None:
-    """Add their jobs; if one can't be added, its schedule is paused, and the others' are."""
+async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) -> None:
+    """Add their jobs. Raises `BadRequest` for one that cannot be added."""
     if not due:
         return
-    try:
-        async with connection.transaction():
-            await _aio_insert(connection, due, default_lease_s)
-    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, BadRequest) as error:
-        if len(due) == 1:
-            text = str(error) if isinstance(error, BadRequest) else said(error)
-            due[0].paused_why = f"its job can't be added: {text}"
-            return
-        for one in due:
-            await _aio_add(connection, [one], default_lease_s)
-
-
-async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) -> None:
     rows: list[Row] = []
     planned: list[tuple[str, datetime | None, UUID | None]] = []
     ids: list[list[tuple[UUID, datetime]]] = []

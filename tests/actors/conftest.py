@@ -9,26 +9,30 @@ import functools
 import json
 from contextlib import asynccontextmanager
 
+import httpx2
 import pytest
 import trio
-from conditions import until, when_ended
+import trio.testing
+from conditions import patience_s, until, when_ended
 from proxy import open_proxy
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
+from dataloader.store.connection import bridge
+from dataloader.testing import Signals
 
 NEVER_S = 3_600
 
 
 @pytest.fixture
 def open_worker(database):
-    """Opens a supervisor for `queues` (queue: slots) that knows `tasks`; keywords are settings."""
+    """Opens a supervisor with signals for `queues` (queue: slots) that knows `tasks`; keywords are settings."""
 
     @asynccontextmanager
     async def open_worker(tasks, queues=None, *, dsn=None, with_web=False, **settings):
         quiet = {"poll_s": NEVER_S, "reaper_period_s": NEVER_S, "claim_backoff_s": NEVER_S, "drain_timeout_s": 10}
         workers = tuple(Worker(queue, slots) for queue, slots in (queues or {"q": 4}).items())
         ready = Settings(db_dsn=dsn or database.dsn, workers=workers, port=0, **(quiet | settings))
-        async with open_supervisor(ready, tasks, with_web=with_web) as supervisor:
+        async with open_supervisor(ready, tasks, with_web=with_web, signals=Signals()) as supervisor:
             yield supervisor
 
     return open_worker
@@ -69,7 +73,7 @@ def stopped_without(open_worker, database, raw):
             [answer] = await until(answered)
             yield supervisor, answer
             proxy.thaw()
-            assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
 
     return stopped_without
 
@@ -79,13 +83,11 @@ def settled():
     """Waits until a supervisor has everything up, and the look around that follows the listener's start is over."""
 
     async def settled(supervisor):
-        parts = supervisor._parts
-
-        async def is_settled():
-            return parts.listener.connected and not parts.heartbeat.wake._event.is_set()
-
-        await until(is_settled)
-        await until(is_settled)
+        signals = supervisor.signals
+        await signals.listening.wait(timeout_s=patience_s())
+        # The heartbeat is woken with all others. It is the last of them whose next turn may be far away.
+        listening = signals.listening.last
+        await signals.heartbeat.wait_until(lambda began: began >= listening, timeout_s=patience_s())
 
     return settled
 
@@ -96,18 +98,44 @@ def resting(settled):
 
     async def resting(supervisor, *, running=0):
         await settled(supervisor)
-        parts = supervisor._parts
 
         async def all_rest():
-            return (
-                parts.locks.settled
-                and all(one._resting and not one.wake.is_set for one in parts.dispatchers)
-                and sum(one.running for one in parts.dispatchers) == running
-            )
+            # A queue that was notified a moment ago has noticed it when all wait.
+            await trio.testing.wait_all_tasks_blocked()
+            queues = supervisor.state.queues
+            used = sum(queue.running for queue in queues.values())
+            return sorted(supervisor.signals.resting.last or ()) == sorted(queues) and used == running
 
         await until(all_rest)
 
     return resting
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The statements that this process sends, on all its connections."""
+    statements, connect = [], bridge.connect
+
+    async def logged(*args, **options):
+        connection = await connect(*args, **options)
+        connection.add_query_logger(lambda query: statements.append(query.query))
+        return connection
+
+    monkeypatch.setattr(bridge, "connect", logged)
+    return statements
+
+
+@pytest.fixture
+def metric():
+    """The value of a metric of a supervisor with a web server."""
+
+    async def metric(supervisor, name):
+        async with httpx2.AsyncClient(timeout=30) as client:
+            lines = (await client.get(f"{supervisor.url}/metrics")).text.splitlines()
+        [value] = [line.split()[1] for line in lines if line.split()[0] == name]
+        return float(value)
+
+    return metric
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import trio
-from conditions import until
+from conditions import patience_s, until
 from logged import capture_logs
 
 from dataloader import AioJob, Job, Snooze, Tasks, ThreadJob
@@ -62,7 +62,7 @@ async def test_it_does_all_that_a_trio_handler_does():
 
 
 @pytest.mark.parametrize("raised", [ValueError("no such day"), SystemExit(3), asyncio.CancelledError("mine")])
-async def test_whatever_it_raises_is_the_jobs_error(raised):
+async def test_any_exception_of_the_handler_is_the_jobs_error(raised):
     tasks = Tasks()
 
     @tasks.task("it", asyncio=True)
@@ -85,9 +85,10 @@ async def test_its_timeout_stops_it_by_a_cancellation():
     assert run.error.startswith("timeout")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("ends", ["returns", "raises"])
-async def test_a_stop_while_it_waits_for_a_thread_is_told_when_that_has_ended(ends):
+async def test_a_stop_during_a_wait_for_a_thread_is_raised_after_the_thread_has_ended(ends):
     tasks, done = Tasks(), []
 
     def work() -> None:
@@ -102,7 +103,7 @@ async def test_a_stop_while_it_waits_for_a_thread_is_told_when_that_has_ended(en
             with contextlib.suppress(ValueError):
                 await asyncio.to_thread(work)
 
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         assert (await run_task(tasks, "it")).status == "queued"
     assert done == [True]
 
@@ -118,7 +119,7 @@ async def test_a_handler_that_would_stop_or_close_the_loop_of_all_gets_an_error(
                 end()
         return await asyncio.sleep(0.001, "goes on")
 
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         assert (await run_task(tasks, "it")).result == "goes on"
 
 
@@ -133,10 +134,7 @@ async def test_a_cancel_a_lost_lease_and_a_drain_stop_it_and_leave_no_asyncio_ta
         assert len(asyncio.all_tasks(told["loop"])) > 1
         return job.job_id
 
-    async def is_over():
-        return len(supervisor._parts.runs) == 0
-
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with open_worker(tasks, heartbeat_s=0.2, drain_timeout_s=0.1) as supervisor:
             job_id = await begin()
             await supervisor.jobs.cancel(job_id)
@@ -149,7 +147,7 @@ async def test_a_cancel_a_lost_lease_and_a_drain_stop_it_and_leave_no_asyncio_ta
             await raw.execute(
                 "UPDATE dl_jobs SET token = token + 1, attempt = 2, claimed_by = 'w' WHERE job_id = $1", job_id
             )
-            await until(is_over)
+            await supervisor.signals.recorded.wait(2)
             assert told["ended"].is_set()
             assert told["stopped_by"] == "lease_lost"
             assert asyncio.all_tasks(told["loop"]) == set()
@@ -199,7 +197,7 @@ async def test_a_transaction_commits_rows_and_success_together_or_nothing(flavou
                 transaction.execute("SET LOCAL statement_timeout = 100")
                 transaction.execute("SELECT pg_sleep(60)")
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         failed = await run_task(tasks, flavour, {"fail": True}, dsn=database.dsn)
         assert (failed.status, failed.error.partition("\n")[0]) == ("queued", "RuntimeError: after the rows")
         assert (await run_task(tasks, flavour, {"hang": True}, dsn=database.dsn)).status == "queued"
@@ -231,7 +229,7 @@ async def test_a_stop_inside_of_a_transaction_leaves_no_rows(flavour, open_worke
             while True:
                 job.checkpoint()
 
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with open_worker(tasks) as supervisor:
             job = await supervisor.jobs.enqueue(flavour, queue="q")
             await inside.wait()
@@ -241,8 +239,8 @@ async def test_a_stop_inside_of_a_transaction_leaves_no_rows(flavour, open_worke
 
 
 @pytest.mark.slow
-async def test_tasks_that_it_leaves_behind_are_cancelled_and_waited_for_before_its_run_is_over(open_worker):
-    tasks, ended, release = Tasks(), [], asyncio.Event()
+async def test_asyncio_tasks_left_by_a_handler_are_cancelled_before_its_run_ends(open_worker):
+    tasks, ended, kept, release = Tasks(), [], [], asyncio.Event()
 
     async def stubborn():
         try:
@@ -260,7 +258,7 @@ async def test_tasks_that_it_leaves_behind_are_cancelled_and_waited_for_before_i
 
     @tasks.task("it", asyncio=True)
     async def it(job: AioJob) -> str:
-        job.resource(dict)["task"] = asyncio.create_task(stubborn())
+        kept.append(asyncio.create_task(stubborn()))
         await asyncio.sleep(0)
         return "returned"
 
@@ -268,9 +266,8 @@ async def test_tasks_that_it_leaves_behind_are_cancelled_and_waited_for_before_i
     async def other(job: AioJob) -> None:
         """One that shares the key."""
 
-    with trio.fail_after(20), capture_logs() as lines:
+    with trio.fail_after(patience_s()), capture_logs() as lines:
         async with open_worker(tasks, cancel_grace_s=0.1, heartbeat_s=0.2) as supervisor:
-            supervisor._parts.services.resources[dict] = {}
             job = await supervisor.jobs.enqueue("it", queue="q", lock_key="k")
             second = await supervisor.jobs.enqueue("other", queue="q", lock_key="k")
 
@@ -310,7 +307,7 @@ async def test_an_error_or_an_exit_in_one_of_its_tasks_ends_nothing_else(open_wo
         del forgotten
         gc.collect()
 
-    with trio.fail_after(20), capture_logs() as lines:
+    with trio.fail_after(patience_s()), capture_logs() as lines:
         async with open_worker(tasks) as supervisor:
             for _ in range(2):
                 job = await supervisor.jobs.enqueue("it", queue="q")
@@ -319,7 +316,7 @@ async def test_an_error_or_an_exit_in_one_of_its_tasks_ends_nothing_else(open_wo
     assert len(told) == 4
 
 
-async def test_a_handler_that_swallows_its_cancellation_hears_of_it_at_each_checkpoint():
+async def test_a_handler_that_swallows_its_cancellation_gets_it_at_each_checkpoint():
     tasks, heard = Tasks(), []
 
     @tasks.task("it", asyncio=True, timeout_s=0.05)
@@ -335,7 +332,7 @@ async def test_a_handler_that_swallows_its_cancellation_hears_of_it_at_each_chec
     assert heard == ["timeout"] * 3
 
 
-async def test_who_is_cancelled_while_trio_works_for_it_waits_for_the_end_of_that():
+async def test_a_cancelled_task_waits_for_the_trio_call_it_has_started():
     started, release, told = trio.Event(), trio.Event(), []
 
     async def commit():
@@ -355,14 +352,14 @@ async def test_who_is_cancelled_while_trio_works_for_it_waits_for_the_end_of_tha
         with pytest.raises(asyncio.CancelledError):
             await asking
 
-    with trio.fail_after(10):
+    with trio.fail_after(patience_s()):
         async with open_aio_loop() as loop, trio.open_nursery() as nursery:
             await loop.run(asks, AioRunPort(None, nursery))
     assert told == [False, "committed"]
 
 
 @pytest.mark.parametrize("wait_s", [0, 1])
-async def test_a_trio_handler_that_calls_asyncio_is_told_how_it_could(wait_s):
+async def test_a_trio_handler_that_calls_asyncio_gets_an_error_with_the_right_way(wait_s):
     tasks = Tasks()
 
     @tasks.task("it")

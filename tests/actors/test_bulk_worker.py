@@ -9,7 +9,7 @@ from dataloader import Tasks
 from dataloader.jobs.contract import Change
 from dataloader.jobs.listings import JobFilter
 
-pytestmark = pytest.mark.requirement("E11")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E11")]
 
 MANY = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, waits_for, available_at)
@@ -18,7 +18,6 @@ FROM generate_series(1, 1600) AS i
 """
 
 
-@pytest.mark.slow
 async def test_u16_an_act_is_done_at_once_by_processes_that_may_be_cut_off_anywhere(open_worker, settled, raw):
     await raw.execute(MANY)
     async with open_worker(Tasks()) as first, open_worker(Tasks()) as second:

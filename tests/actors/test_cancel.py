@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import trio
-from conditions import until, when_ended
+from conditions import patience_s, until, when_ended
 from databases import raw_connection
 from logged import capture_logs
 from roles import a_role
@@ -30,20 +30,19 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
         await trio.sleep_forever()
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             await settled(supervisor)
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
-            ended = await when_ended(supervisor, job.job_id, within_s=10)
+            ended = await when_ended(supervisor, job.job_id)
         assert ended.status == "canceled"
         # The next heartbeat is an hour away, and so is the next poll: the notification has asked for one.
         assert await journal_of(job.job_id) == ["queued", "picked", "canceled: cancel"]
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q4")
-async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_operators_retry(open_worker, row_of):
+async def test_a_late_cancel_notification_does_not_cancel_a_run_after_a_retry(open_worker, settled, raw, row_of):
     tasks, started, end = Tasks(), trio.Event(), trio.Event()
 
     @tasks.task("wait")
@@ -52,21 +51,20 @@ async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_ope
         await end.wait()
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
+            await settled(supervisor)
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             before = (await row_of(job.job_id))["heartbeat_at"]
-            supervisor._parts.runs.cancel((await row_of(job.job_id))["token"])
+            await raw.execute("SELECT pg_notify('dl_stop', $1::text)", str((await row_of(job.job_id))["token"]))
             await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > before)
             end.set()
-            ended = await when_ended(supervisor, job.job_id, within_s=10)
+            ended = await when_ended(supervisor, job.job_id)
     assert ended.status == "succeeded"
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too_and_costs_no_other_run(
-    open_worker, settled, raw, row_of
-):
+async def test_a_cancel_request_by_plain_sql_stops_only_its_own_run(open_worker, settled, raw, row_of):
     tasks, started, beside_started = Tasks(), trio.Event(), trio.Event()
 
     @tasks.task("beside")
@@ -80,7 +78,7 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too_and_costs_n
         await trio.sleep_forever()
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             await settled(supervisor)
             other = await supervisor.jobs.enqueue("beside", queue="q")
             job = await supervisor.jobs.enqueue("wait", queue="q")
@@ -88,7 +86,7 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too_and_costs_n
             await beside_started.wait()
             before = await row_of(other.job_id)
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
-            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id)).status == "canceled"
             # Its row alone was looked at: no lease of another run was renewed for that.
             assert await row_of(other.job_id) == before
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true")
@@ -96,7 +94,7 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too_and_costs_n
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_without_its_notification_comes_with_the_next_heartbeat(open_worker, raw):
+async def test_a_cancel_without_a_notification_is_found_by_the_next_heartbeat(open_worker, raw):
     tasks, started = Tasks(), trio.Event()
 
     @tasks.task("wait")
@@ -105,12 +103,12 @@ async def test_a_cancel_without_its_notification_comes_with_the_next_heartbeat(o
         await trio.sleep_forever()
 
     async with open_worker(tasks, heartbeat_s=0.3) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             await raw.execute("SET session_replication_role = replica")  # no trigger, so no notification
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
-            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id)).status == "canceled"
 
 
 @pytest.mark.requirement("Q4")
@@ -125,16 +123,15 @@ async def test_a_thread_stops_at_its_next_checkpoint(open_worker):
             threading.Event().wait(0.01)
 
     async with open_worker(tasks) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("loop", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
-            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id)).status == "canceled"
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q4")
-async def test_a_queued_job_is_canceled_at_once_and_never_runs(open_worker, journal_of):
+async def test_a_queued_job_is_canceled_immediately_and_never_runs(open_worker, journal_of):
     tasks, release, ran = Tasks(), trio.Event(), []
 
     @tasks.task("wait")
@@ -143,15 +140,15 @@ async def test_a_queued_job_is_canceled_at_once_and_never_runs(open_worker, jour
         await release.wait()
 
     async with open_worker(tasks, {"q": 1}) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             first = await supervisor.jobs.enqueue("wait", queue="q")
             await until(lambda: _now(ran))
             second = await supervisor.jobs.enqueue("wait", queue="q")
             assert (await cancel(supervisor.database, second.job_id, OPERATOR)).status == "canceled"
             release.set()
-            await when_ended(supervisor, first.job_id, within_s=10)
+            await when_ended(supervisor, first.job_id)
             third = await supervisor.jobs.enqueue("wait", queue="q")
-            await when_ended(supervisor, third.job_id, within_s=10)
+            await when_ended(supervisor, third.job_id)
         assert ran == [first.job_id, third.job_id]
         assert await journal_of(second.job_id) == ["queued", "canceled: operator"]
 
@@ -170,13 +167,12 @@ async def test_a_cancel_of_a_finished_job_says_so_and_changes_nothing(open_worke
 
     async with open_worker(tasks) as supervisor:
         job = await supervisor.jobs.enqueue("quick", queue="q")
-        await when_ended(supervisor, job.job_id, within_s=10)
+        await when_ended(supervisor, job.job_id)
         answer = await cancel(supervisor.database, job.job_id, OPERATOR)
         assert (answer.status, answer.cancel_requested) == ("succeeded", False)
         assert await journal_of(job.job_id) == ["queued", "picked", "done"]
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open_worker, raw, row_of):
     tasks, started, cleaning, cleaned = Tasks(), trio.Event(), trio.Event(), trio.Event()
@@ -192,7 +188,7 @@ async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open
                 await cleaned.wait()
 
     async with open_worker(tasks) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("tidy", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
@@ -200,10 +196,9 @@ async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open
             # Not confirmed before the body has left.
             assert (await row_of(job.job_id))["status"] == "running"
             cleaned.set()
-            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id)).status == "canceled"
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -216,20 +211,18 @@ async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker)
         return "done all the same"
 
     async with open_worker(tasks) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("deaf", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             release.set()
-            ended = await when_ended(supervisor, job.job_id, within_s=10)
+            ended = await when_ended(supervisor, job.job_id)
         assert (ended.status, ended.result, ended.cancel_requested) == ("succeeded", "done all the same", True)
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q4")
-async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps_lease_and_key(
-    open_worker, raw, row_of
-):
+async def test_a_handler_that_ignores_its_cancel_is_reported_and_keeps_lease_and_key(open_worker, raw, row_of):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
 
     @tasks.task("deaf")
@@ -244,7 +237,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps
 
     with capture_logs() as lines:
         async with open_worker(tasks, heartbeat_s=0.2, default_lease_s=3, cancel_grace_s=0.1) as supervisor:
-            with trio.fail_after(30):
+            with trio.fail_after(patience_s()):
                 job = await supervisor.jobs.enqueue("deaf", queue="q", lock_key="k")
                 await started.wait()
                 following_job = await supervisor.jobs.enqueue("next", queue="q", lock_key="k")
@@ -255,12 +248,11 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps
                 waiting = await row_of(following_job.job_id)
                 assert (waiting["status"], waiting["waits_for"]) == ("queued", "lock")
                 release.set()
-                assert (await when_ended(supervisor, following_job.job_id, within_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, following_job.job_id)).status == "succeeded"
     [stuck] = [line for line in lines if "does not stop" in line["event"]]
     assert (stuck["job_id"], stuck["task"], stuck["why"]) == (str(job.job_id), "deaf", "cancel_requested")
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a_retry(open_worker, raw):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -273,17 +265,16 @@ async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a
         raise ValueError("too late")
 
     async with open_worker(tasks) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("fail", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             release.set()
-            ended = await when_ended(supervisor, job.job_id, within_s=10)
+            ended = await when_ended(supervisor, job.job_id)
         assert ended.status == "canceled"
         assert ended.error.startswith("ValueError: too late")
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listener(open_worker, database, row_of):
     """Channels have no rights: anybody may notify. What is heard is looked up in the tables before it counts."""
@@ -300,7 +291,7 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
 
     with a_role(database) as role:
         async with open_worker(tasks) as supervisor, raw_connection(role.dsn) as outsider:
-            with trio.fail_after(20):
+            with trio.fail_after(patience_s()):
                 job = await supervisor.jobs.enqueue("long", queue="q")
                 await started.wait()
                 token = (await row_of(job.job_id))["token"]
@@ -309,9 +300,9 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
                         await outsider.execute("SELECT pg_notify($1, $2)", channel, payload)
                 # Polls are an hour apart: it is by the listener that this one runs.
                 other = await supervisor.jobs.enqueue("quick", queue="q")
-                assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, other.job_id)).status == "succeeded"
                 release.set()
-                assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
 
 
 @pytest.mark.slow
@@ -335,7 +326,7 @@ async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_wo
             open_worker(tasks, heartbeat_s=0.2, default_lease_s=3) as supervisor,
             raw_connection(role.dsn) as outsider,
         ):
-            with trio.fail_after(30):
+            with trio.fail_after(patience_s()):
                 job = await supervisor.jobs.enqueue("long", queue="q")
                 await started.wait()
                 await outsider.execute(flood)
@@ -343,9 +334,9 @@ async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_wo
                 # Notifications work again: polls are an hour apart, and it is by the listener that this one runs.
                 await until(lambda: _now(line for line in lines if "does its work again" in line["event"]))
                 other = await supervisor.jobs.enqueue("quick", queue="q")
-                assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, other.job_id)).status == "succeeded"
                 release.set()
-                ended = await when_ended(supervisor, job.job_id, within_s=10)
+                ended = await when_ended(supervisor, job.job_id)
     assert (ended.status, ended.attempt) == ("succeeded", 1)
     [told] = [line for line in lines if "can't do its work" in line["event"]]
     assert told["part"] == "listener"

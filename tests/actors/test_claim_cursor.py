@@ -33,9 +33,9 @@ POLL_S = 2.0
 JITTER = 1.2
 
 
-def brought(jobs=0, *, more=False, passed_over=False, last=None):
-    """What a claim brought. Nobody looks at the jobs themselves."""
-    return Claim([None] * jobs, [0.0] * jobs, more, passed_over, last, [], 0.0)
+def brought(jobs=0, *, more=False, passed_over=False, blocked=False, last=None):
+    """The result of a claim. Nobody looks at the jobs themselves."""
+    return Claim([None] * jobs, [0.0] * jobs, more, passed_over, last, [], 0.0, blocked=blocked)
 
 
 def after(cursor, now, *, woken=False):
@@ -49,7 +49,7 @@ def claim(cursor, now, *, behind=None, takes_s=0.0, jobs=8, **brings):
     return now + takes_s
 
 
-def test_in_a_backlog_what_became_ready_is_looked_for_at_once():
+def test_in_a_backlog_newly_ready_jobs_are_searched_immediately():
     cursor = ClaimCursor()
     assert after(cursor, 100.0) is None
     now = claim(cursor, 100.0, takes_s=LOOK_BACK_S - 0.1)  # held up, once
@@ -60,7 +60,7 @@ def test_in_a_backlog_what_became_ready_is_looked_for_at_once():
     assert after(cursor, now + LOOK_BACK_S) is None
 
 
-def test_dear_looks_at_the_front_are_made_for_a_tenth_of_the_time_however_often_jobs_become_ready():
+def test_slow_checks_of_the_front_take_at_most_a_tenth_of_the_time():
     cursor, now, fronts, behind = ClaimCursor(), 0.0, [], 0
     while now < 20:
         woken = cursor.wait_s(POLL_S, now) > 0
@@ -79,7 +79,7 @@ def test_dear_looks_at_the_front_are_made_for_a_tenth_of_the_time_however_often_
     assert max(pauses) <= LOOK_BACK * 0.1 + 0.1 + 0.01
 
 
-def test_a_dear_look_at_the_front_is_made_after_its_pause_also_when_no_more_become_ready():
+def test_a_slow_check_of_the_front_follows_its_pause_without_new_ready_jobs():
     cursor = ClaimCursor()
     now = claim(cursor, claim(cursor, 0.0, takes_s=0.1), takes_s=0.1, more=False)
     assert cursor.wait_s(POLL_S, now) == POLL_S
@@ -96,26 +96,40 @@ def test_a_dear_look_at_the_front_is_made_after_its_pause_also_when_no_more_beco
     assert cursor.found_all
 
 
-def test_a_backlog_ends_with_a_look_at_the_front():
+def test_a_backlog_ends_with_a_check_of_the_front():
     cursor = ClaimCursor()
-    now = claim(cursor, claim(cursor, 0.0, takes_s=0.1), takes_s=0.1)
+    now = claim(cursor, 0.0, takes_s=CHEAP_LOOK_S)
     assert after(cursor, now) == JOB
     now = claim(cursor, now, behind=JOB, jobs=1, more=False)
     assert cursor.more
-    # It finds also what became ready meanwhile: no other look is due for that, however dear this one was.
+    # It also finds jobs that became ready meanwhile: no other check is due for them.
     assert after(cursor, now, woken=True) is None
-    claim(cursor, now, takes_s=0.1, jobs=1, more=False)
+    claim(cursor, now, takes_s=CHEAP_LOOK_S, jobs=1, more=False)
     assert cursor.found_all
 
 
-def test_where_all_claims_take_long_looks_at_the_front_are_not_dear():
+def test_a_slow_check_of_the_front_at_the_end_of_a_backlog_waits_for_its_pause():
+    """A job that becomes ready meanwhile is claimed immediately, instead of after the check."""
+    cursor = ClaimCursor()
+    checked_at = claim(cursor, 0.0, takes_s=0.1)
+    now = claim(cursor, claim(cursor, checked_at, takes_s=0.1), behind=JOB, jobs=1, more=False)
+    assert not cursor.more
+    assert after(cursor, now, woken=True) == JOB
+    cursor = ClaimCursor()
+    checked_at = claim(cursor, 0.0, takes_s=0.1)
+    now = claim(cursor, claim(cursor, checked_at, takes_s=0.1), behind=JOB, jobs=1, more=False)
+    assert now + cursor.wait_s(POLL_S, now) == pytest.approx(checked_at + LOOK_BACK * (0.1 - CHEAP_LOOK_S))
+    assert after(cursor, now + cursor.wait_s(POLL_S, now)) is None
+
+
+def test_checks_of_the_front_are_not_delayed_if_all_claims_are_slow():
     cursor = ClaimCursor()
     now = claim(cursor, claim(cursor, 0.0, behind=JOB, takes_s=0.1), behind=JOB, takes_s=0.1)
     now = claim(cursor, claim(cursor, now, takes_s=0.12), takes_s=0.12)
     assert after(cursor, now, woken=True) is None
 
 
-def test_behind_a_crowd_that_can_not_run_each_claim_looks_further_until_the_slots_are_taken():
+def test_claims_scan_further_past_blocked_jobs_until_the_slots_are_filled():
     cursor, looks = ClaimCursor(), []
     for _ in range(5):
         ask = cursor.next(4, 0.0, woken=False)
@@ -126,7 +140,7 @@ def test_behind_a_crowd_that_can_not_run_each_claim_looks_further_until_the_slot
     assert cursor.next(4, 0.0, woken=False).look == 0
 
 
-def test_a_claim_that_fails_is_made_again_after_ever_longer_pauses_for_ever_fewer_jobs():
+def test_a_failed_claim_is_retried_with_growing_pauses_and_fewer_slots():
     cursor = ClaimCursor()
     cursor.answered(cursor.next(100, 0.0, woken=False), brought(), 0.0)
     pauses, slots = [], []
@@ -155,6 +169,15 @@ def test_rows_that_were_locked_are_looked_for_soon_and_then_more_and_more_rarely
     assert cursor.wait_s(POLL_S, 0.0) == POLL_S
 
 
+def test_behind_a_block_rows_that_may_be_locked_are_looked_for_soon():
+    """Such a claim does not search for locked rows, and nobody notifies when a lock goes."""
+    cursor = ClaimCursor()
+    for _ in range(20):
+        now = claim(cursor, 0.0, jobs=0, more=False, blocked=True)
+        assert not cursor.found_all
+        assert cursor.wait_s(POLL_S, now) <= MAX_LOCKED_PAUSE_S * JITTER
+
+
 def test_a_queue_claims_a_quarter_of_its_slots_in_one_statement_within_bounds():
     sizes = [largest_claim(concurrency) for concurrency in (1, 200, 400, 1_000)]
     assert sizes == [MIN_CLAIM, MIN_CLAIM, 100, MAX_CLAIM]
@@ -173,8 +196,9 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(STEPS, st.integers(MIN_CLAIM, MAX_CLAIM))
-def test_whatever_claims_bring_the_next_one_is_within_its_bounds_and_the_front_is_never_forgotten(steps, most):
+def test_each_claim_stays_within_bounds_and_the_front_is_checked_regularly(steps, most):
     cursor, now, front_at = ClaimCursor(most), 0.0, 0.0
     for free, takes_s, woken, outcome, more, passed_over in steps:
         ask = cursor.next(free, now, woken=woken)

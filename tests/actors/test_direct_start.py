@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trio
 import trio.testing
-from conditions import until, when_ended
+from conditions import patience_s, until, when_ended
+from logged import capture_logs
 from proxy import open_proxy
 
 from dataloader import NewJob, StoreUnavailable, Tasks
@@ -69,8 +70,24 @@ async def heard(raw):
     return heard
 
 
+@pytest.fixture
+def renewed(raw):
+    """Ends a supervisor's lock session, and waits until a new one has made the rows and its memory agree."""
+
+    async def renewed(supervisor):
+        answers = supervisor.signals.keys_safe.count
+        former = await raw.fetchval(LOCKS)
+        assert await raw.fetchval(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM ({LOCKS}) AS locks") == 1
+        await supervisor.signals.keys_safe.wait(answers + 1)
+        await until(lambda: raw.fetchval(LOCKS), lambda pid: pid not in {None, former})
+
+    return renewed
+
+
 @pytest.mark.requirement("Q6")
-async def test_a_job_starts_at_once_where_a_slot_is_free(open_worker, desk, resting, heard, raw, row_of, journal_of):
+async def test_a_job_starts_immediately_if_a_slot_is_free(
+    open_worker, desk, resting, heard, renewed, raw, row_of, journal_of
+):
     async with open_worker(desk.tasks) as supervisor:
         await resting(supervisor)
         added = await supervisor.jobs.enqueue("note", {"n": 1.5, "wait": True}, queue="q", lease_ttl_sec=77)
@@ -79,15 +96,18 @@ async def test_a_job_starts_at_once_where_a_slot_is_free(open_worker, desk, rest
         row = await row_of(added.job_id)
         assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 1, supervisor.worker)
         assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=77)
-        assert row["token"] == await raw.fetchval("SELECT last_value FROM dl_token_seq")
+        assert 0 < row["token"] < 2**53
         # By the token that its notification has.
         await supervisor.jobs.cancel(added.job_id)
-        assert (await when_ended(supervisor, added.job_id, within_s=10)).status == "canceled"
+        assert (await when_ended(supervisor, added.job_id)).status == "canceled"
         other = await supervisor.jobs.enqueue("note", queue="q")
-        assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
+        assert (await when_ended(supervisor, other.job_id)).status == "succeeded"
         assert await heard() == []
         await resting(supervisor)
-        assert not supervisor._parts.locks.tokens
+        # A new lock session takes the keys again of all runs that are remembered: there are none.
+        with capture_logs() as lines:
+            await renewed(supervisor)
+        assert [line["event"] for line in lines if "its locks are taken again" in line["event"]] == []
     assert await journal_of(added.job_id) == ["queued", "picked", "canceled: cancel"]
     assert await journal_of(other.job_id) == AT_ONCE
     picked = "SELECT payload::text FROM dl_job_events WHERE job_id = $1 AND kind = 'picked'"
@@ -114,7 +134,7 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
         await until(heard, lambda queues: queues == ["q"])
         assert (await row_of(paused.job_id))["status"] == "queued"
         await resume(supervisor.database, "q", OPERATOR)
-        assert (await when_ended(supervisor, paused.job_id, within_s=10)).status == "succeeded"
+        assert (await when_ended(supervisor, paused.job_id)).status == "succeeded"
 
         async def is_claimed(queues, task="note", **options):
             """A job with these options is told of, and ends well if this process may run it."""
@@ -134,7 +154,7 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
         jobs.append(await is_claimed(["q"], queue="q"))
         assert (await row_of(jobs[-1]))["lock_key"] == "fixed"
         for job_id in jobs:
-            assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
+            assert (await when_ended(supervisor, job_id)).status == "succeeded"
             assert await journal_of(job_id) == AT_ONCE
         # A queue, and a task, that are another process's.
         others = [
@@ -142,13 +162,13 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
             await is_claimed(["q"], "elsewhere", queue="q"),
         ]
         async with open_worker(later, {"q": 1}, claim_backoff_s=0.2):
-            assert (await when_ended(supervisor, others[1], within_s=10)).status == "succeeded"
+            assert (await when_ended(supervisor, others[1])).status == "succeeded"
         assert (await row_of(others[0]))["status"] == "queued"
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q6")
-async def test_however_many_add_jobs_at_once_no_more_run_than_there_are_slots(open_worker, desk, resting, raw):
+async def test_concurrent_additions_start_no_more_jobs_than_there_are_slots(open_worker, desk, resting, raw):
     jobs = [NewJob(queue="q", task="note", args={"n": n}) for n in range(300)]
 
     async def add(some):
@@ -161,7 +181,7 @@ async def test_however_many_add_jobs_at_once_no_more_run_than_there_are_slots(op
             for n in range(64):
                 nursery.start_soon(add, jobs[n::64])
         for job in jobs:
-            assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
         await resting(supervisor)
     assert desk.most == 4
     assert sorted(desk.noted) == list(range(300))
@@ -181,7 +201,7 @@ def held_back(open_worker, desk, resting, database):
             await resting(supervisor)
             # The connection knows the statement then, and the next trigger need not ask for queues.
             first = await supervisor.jobs.enqueue("note", {"n": "first"}, queue="q")
-            await when_ended(supervisor, first.job_id, within_s=10)
+            await when_ended(supervisor, first.job_id)
             await resting(supervisor)
             desk.noted.clear()
             yield proxy, supervisor
@@ -217,10 +237,9 @@ async def _add(supervisor, job, answers):
 @pytest.mark.requirement("Q6")
 async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_back, desk, raw):
     async with held_back(queues={"q": 1}) as (proxy, supervisor):
-        [dispatcher] = supervisor._parts.dispatchers
 
         async def is_free():
-            return not dispatcher.running
+            return supervisor.state.queues["q"].running == 0
 
         jobs = []
 
@@ -239,7 +258,7 @@ async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_bac
         proxy.thaw()
         await until(desk.has_noted, lambda noted: len(noted) == 4)
         for job in jobs:
-            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
     assert desk.noted == [0, 3, 1, 2]
 
 
@@ -269,7 +288,7 @@ async def test_jobs_that_are_added_together_keep_what_is_their_own(held_back, de
         await trio.testing.wait_all_tasks_blocked(0.01)
         proxy.thaw()
         for job_id in (whole.job_id, first.job_id, other.job_id, twin.job_id):
-            assert (await when_ended(supervisor, job_id, within_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, job_id)).status == "succeeded"
         await until(desk.has_noted, lambda noted: len(noted) >= 4)
     assert sorted(desk.noted) == [0, 1, 2, 3]
     assert sorted(answer.created for answer in twins) == [False, True]
@@ -295,19 +314,12 @@ async def test_a_job_whose_addition_had_no_answer_goes_back_and_runs_once(unansw
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair(unanswered, desk, raw, journal_of):
+async def test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair(unanswered, desk, renewed, journal_of):
     answers = []
     async with unanswered(answers) as (proxy, supervisor, job_id):
-        locks = supervisor._parts.locks
-        former = locks._ghost
-        assert await raw.fetchval(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM ({LOCKS}) AS locks") == 1
-
-        async def is_repaired():
-            return locks._ghost != former and locks.connected and not locks._needs_repair
-
-        await until(is_repaired)
+        await renewed(supervisor)
         proxy.thaw()
-        assert (await when_ended(supervisor, job_id, within_s=20)).status == "succeeded"
+        assert (await when_ended(supervisor, job_id)).status == "succeeded"
     assert [answer.created for answer in answers] == [True]
     assert len(desk.noted) == 1
     assert await journal_of(job_id) == AT_ONCE
@@ -324,7 +336,7 @@ async def test_a_drain_waits_for_the_answer_to_an_addition(unanswered, desk, row
         if not answered:
             proxy.cut("pool")
         proxy.thaw()
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             report = await supervisor.wait_drained()
         assert report.is_clean
         assert report.finished == answered

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 import trio
 import trio.testing
-from conditions import until
+from conditions import patience_s, until
 from proxy import open_proxy
 
 from dataloader import Draining, Tasks
@@ -22,10 +22,10 @@ async def test_running_jobs_finish_and_waiting_ones_are_left_alone(open_worker, 
         await release.wait()
 
     async with open_worker(tasks, {"q": 1}) as supervisor, trio.open_nursery() as nursery:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             running, waiting = [await supervisor.jobs.enqueue("wait", queue="q") for _ in range(2)]
             await started.wait()
-            nursery.start_soon(_release_when, supervisor._parts.drain.requested, release)
+            nursery.start_soon(_release_in_drain, supervisor, release)
             report = await supervisor.drain()
     assert (report.finished, report.returned, report.is_clean) == (1, 0, True)
     assert (await row_of(running.job_id))["status"] == "succeeded"
@@ -33,13 +33,13 @@ async def test_running_jobs_finish_and_waiting_ones_are_left_alone(open_worker, 
     assert (row["status"], row["attempt"]) == ("queued", 0)
 
 
-async def _release_when(event, release):
-    await event.wait()
+async def _release_in_drain(supervisor, release):
+    await supervisor.wait_draining()
     release.set()
 
 
 @pytest.mark.requirement("Q15")
-async def test_what_the_deadline_stops_goes_back_with_its_attempt_refunded(open_worker, row_of, journal_of):
+async def test_a_job_stopped_by_the_deadline_is_released_with_its_attempt_refunded(open_worker, row_of, journal_of):
     tasks, started = Tasks(), trio.Event()
 
     @tasks.task("wait")
@@ -48,7 +48,7 @@ async def test_what_the_deadline_stops_goes_back_with_its_attempt_refunded(open_
         await trio.sleep_forever()
 
     async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")
             await started.wait()
             report = await supervisor.drain()
@@ -58,6 +58,38 @@ async def test_what_the_deadline_stops_goes_back_with_its_attempt_refunded(open_
     assert await journal_of(job.job_id) == ["queued", "picked", "requeue: return"]
 
 
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+async def test_a_drain_ends_claims_of_a_backlog_while_slots_are_free(open_worker, raw):
+    tasks, began, ran = Tasks(), trio.Event(), 0
+
+    @tasks.task("note")
+    async def note(_job):
+        nonlocal ran
+        ran += 1
+        if ran == 200:
+            began.set()
+
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed)"
+        " SELECT gen_random_uuid(), 'q', 'note', n::text, false FROM generate_series(1, 3000) AS n"
+    )
+    # Claims take longer than handlers and their records, so that slots stay free.
+    await raw.execute(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.003); RETURN NEW; END';"
+        " CREATE TRIGGER wait BEFORE UPDATE ON dl_jobs FOR EACH ROW"
+        " WHEN (NEW.status = 'running' AND OLD.status = 'queued') EXECUTE FUNCTION wait()"
+    )
+    async with open_worker(tasks, {"q": 1_000}) as supervisor:
+        with trio.fail_after(60):
+            await began.wait()
+            report = await supervisor.drain()
+    assert report.is_clean
+    # The jobs of the claim that was under way also ran.
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued'") > 1_500
+
+
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(open_worker, raw, row_of):
     tasks, ran = Tasks(), []
@@ -68,13 +100,13 @@ async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(op
         await trio.sleep_forever()
 
     async with open_worker(tasks, drain_timeout_s=1) as supervisor, trio.open_nursery() as nursery:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             await raw.execute("BEGIN")
             await raw.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")  # holds up every claim
             job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")  # it has to be claimed
             await until(lambda: _has_blocked_claim(raw))
             nursery.start_soon(supervisor.drain)
-            await supervisor._parts.drain.requested.wait()
+            await supervisor.wait_draining()
             await trio.testing.wait_all_tasks_blocked()
             await raw.execute("COMMIT")
             report = await supervisor.wait_drained()
@@ -106,7 +138,7 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
         open_worker(tasks, with_web=True) as supervisor,
         httpx2.AsyncClient(base_url=supervisor.url, timeout=10, verify=False) as client,
     ):
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             assert (await client.get("/ready")).status_code == 200
@@ -126,6 +158,7 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
     assert (await row_of(job.job_id))["status"] == "canceled"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_a_handler_that_swallows_its_cancel_is_reported_by_the_drain(open_worker, row_of, monkeypatch):
     monkeypatch.setattr("dataloader.supervisor.drain.BOUND_S", 0.3)
@@ -138,7 +171,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_by_the_drain(open_
             await release.wait()
 
     async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("deaf", queue="q")
             await started.wait()
             report = await supervisor.drain()
@@ -149,6 +182,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_by_the_drain(open_
     assert (await row_of(job.job_id))["status"] == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("broken", ["cut", "freeze"])
 async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
@@ -180,6 +214,7 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
     assert took_s < 20
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_database(
     open_worker, resting, database, monkeypatch
@@ -212,7 +247,7 @@ async def test_a_host_that_is_cancelled_gives_its_jobs_back(open_worker, row_of)
             jobs.append(await supervisor.jobs.enqueue("wait", queue="q"))
             await trio.sleep_forever()
 
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(host)
             await started.wait()
@@ -230,7 +265,7 @@ async def test_a_host_that_fails_gets_its_own_error_and_its_jobs_back(open_worke
         started.set()
         await trio.sleep_forever()
 
-    with trio.fail_after(20), pytest.raises(ZeroDivisionError):  # noqa: PT012
+    with trio.fail_after(patience_s()), pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with open_worker(tasks) as supervisor:
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
@@ -239,6 +274,7 @@ async def test_a_host_that_fails_gets_its_own_error_and_its_jobs_back(open_worke
     assert (row["status"], row["attempt"]) == ("queued", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_progress_and_lines_of_a_stopped_job_are_kept(open_worker, raw, row_of):
     tasks, started = Tasks(), trio.Event()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.requirement("Q16")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q16")]
 
 PROGRAM = """
 import logging, sys, urllib.request
@@ -63,12 +63,10 @@ def run_program(database):
     return run_program
 
 
-@pytest.mark.slow
-def test_a_program_that_asks_for_no_log_hears_nothing_and_keeps_its_structlog(run_program):
+def test_a_program_without_a_log_gets_no_lines_and_keeps_its_structlog(run_program):
     assert run_program() == ("the host's own line False\n", "")
 
 
-@pytest.mark.slow
 def test_a_program_sees_our_lines_by_its_own_logging_with_fields_and_without_secrets(run_program):
     line = "logging.basicConfig(level='INFO', format='%(levelname)s %(name)s %(filename)s %(message)s')"
     said, log = run_program(line)
@@ -80,7 +78,6 @@ def test_a_program_sees_our_lines_by_its_own_logging_with_fields_and_without_sec
     assert "s3cr3t" not in log
 
 
-@pytest.mark.slow
 def test_the_log_of_serve_is_there_for_the_asking(run_program):
     said, log = run_program("configure_logging('json')")
     assert said == "the host's own line True\n"

@@ -7,6 +7,8 @@ from conditions import patience_s, until, when_ended
 
 from dataloader import JobFilter, NewJob, Tasks
 
+pytestmark = pytest.mark.slow
+
 tasks = Tasks()
 
 
@@ -30,9 +32,8 @@ def in_thread(job):
     return sum(one.result for one in job.after().values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("notified", [True, False], ids=["notified", "polling"])
-async def test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before(open_worker, monkeypatch, notified):
+async def test_a_graph_runs_to_its_end_and_its_handlers_get_earlier_results(open_worker, monkeypatch, notified):
     if not notified:
         monkeypatch.setattr("dataloader.actors.listener.Listener._deliver", lambda *_: None)
     polls = {} if notified else {"poll_s": 0.1}
@@ -45,7 +46,6 @@ async def test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before(ope
     assert (job.status, job.result) == ("succeeded", 3 * 36)
 
 
-@pytest.mark.slow
 async def test_all_that_came_of_a_job_is_found_by_it(open_worker):
     started = Tasks()
     started.include(tasks)

@@ -12,13 +12,15 @@ from logged import capture_logs
 
 from dataloader.actors.heartbeat import RETRY_S, Heartbeat
 from dataloader.actors.job_runs import Run, Runs
-from dataloader.actors.lease import Lease, margin_s
+from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.lease_margin import margin_s
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.store.queue.leases import Beat, Pulse
+from dataloader.store.queue.worker_rows import SignOfLife
 
 pytestmark = pytest.mark.requirement("Q8")
 
@@ -40,8 +42,9 @@ class Database:
     async def open(self) -> None:
         """The heartbeat's connection."""
 
-    async def write(self, _show, _worker) -> None:
-        """The worker's own row."""
+    async def write(self, _show, _worker, _last_seen_at) -> SignOfLife:
+        """Write the row of the worker."""
+        return SignOfLife(None, "", is_kept=True)
 
     async def write_within(self, _timeout_s, _beat, beats):
         self.beats.append((trio.current_time(), {token: journal for _, token, journal in beats}))
@@ -111,7 +114,7 @@ async def test_each_run_is_journalled_once_a_minute(autojump_clock):
         assert len(told) == 3
 
 
-async def test_while_the_database_is_away_it_tries_twice_a_second_and_a_body_ends_before_its_lease(autojump_clock):
+async def test_in_an_outage_the_heartbeat_retries_and_runs_stop_before_their_lease_ends(autojump_clock):
     database, runs = Database(), Runs()
     with capture_logs():
         async with beating(database, runs):
@@ -152,7 +155,7 @@ async def test_a_lease_shorter_than_the_period_is_renewed_in_time_from_its_claim
 
 
 @pytest.mark.requirement("Q4", "Q9")
-async def test_the_answer_stops_the_runs_it_means_and_one_that_is_unknown_is_asked_for_again(autojump_clock):
+async def test_the_heartbeat_stops_lost_and_cancelled_runs_and_repeats_unknown_ones(autojump_clock):
     database, runs = Database(), Runs()
     with capture_logs():
         async with beating(database, runs):
@@ -172,7 +175,7 @@ async def test_the_answer_stops_the_runs_it_means_and_one_that_is_unknown_is_ask
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_that_is_told_of_looks_at_its_run_alone_and_at_once(autojump_clock):
+async def test_a_notified_cancel_checks_only_its_own_run_and_immediately(autojump_clock):
     database, runs = Database(), Runs()
     async with beating(database, runs):
         first, second = begin(runs, 1), begin(runs, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 import trio
@@ -65,7 +66,7 @@ RETURNED = {
 @pytest.mark.slow
 @pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_whatever_is_raised_fails_the_job(open_worker, kind):
+async def test_any_raised_exception_fails_the_job(open_worker, kind):
     tasks = Tasks()
     now = RetryPolicy(base_s=0)
 
@@ -82,7 +83,7 @@ async def test_whatever_is_raised_fails_the_job(open_worker, kind):
     async with open_worker(tasks) as supervisor:
         for what in RAISED:
             job = await supervisor.jobs.enqueue(kind, {"what": what}, queue="q")
-            ended = await when_ended(supervisor, job.job_id, within_s=10)
+            ended = await when_ended(supervisor, job.job_id)
             assert (what, ended.status) == (what, "failed")
             assert ended.error
             assert len(ended.error) <= 16_400
@@ -94,17 +95,17 @@ async def test_whatever_is_raised_fails_the_job(open_worker, kind):
 @pytest.mark.requirement("Q9")
 async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_called_it(open_worker):
     tasks = Tasks()
-    tasks.task("no arguments", max_attempts=1)(lambda: None)
+    tasks.task("no function", max_attempts=1)(dict)  # whose arguments nobody can see before the call
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.jobs.enqueue("no arguments", queue="q")
-        ended = await when_ended(supervisor, job.job_id, within_s=10)
-    assert "takes 0 positional arguments" in ended.error
+        job = await supervisor.jobs.enqueue("no function", queue="q")
+        ended = await when_ended(supervisor, job.job_id)
+    assert "object is not iterable" in ended.error
     assert "in _called\n" in ended.error
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q9")
-async def test_whatever_is_returned_ends_the_job(open_worker):
+async def test_any_returned_value_ends_the_job(open_worker):
     tasks = Tasks()
 
     @tasks.task("return")
@@ -114,13 +115,46 @@ async def test_whatever_is_returned_ends_the_job(open_worker):
     async with open_worker(tasks) as supervisor:
         for what in RETURNED:
             job = await supervisor.jobs.enqueue("return", {"what": what}, queue="q")
-            ended = await when_ended(supervisor, job.job_id, within_s=10)
+            ended = await when_ended(supervisor, job.job_id)
             assert (what, ended.status) == (what, "succeeded"), ended.error
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q9", "Q11")
-async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
+async def test_a_refused_line_or_progress_does_not_affect_other_jobs(open_worker, raw):
+    # The constraint stands for one that an operator has added.
+    await raw.execute("ALTER TABLE dl_job_events ADD CONSTRAINT n CHECK (payload ->> 'message' IS DISTINCT FROM 'bad')")
+    await raw.execute("ALTER TABLE dl_jobs ADD CONSTRAINT p CHECK (progress -> 'bad' IS NULL)")
+    tasks, go_on = Tasks(), trio.Event()
+
+    @tasks.task("show")
+    async def show(job):
+        bad = job.args["n"] == 2
+        job.log.info("before", n=job.args["n"])
+        job.log.info("bad" if bad else "good")
+        job.log.info("after", n=job.args["n"])
+        await job.progress({"bad" if bad else "good": True})
+        await go_on.wait()
+
+    async def messages():
+        found = await raw.fetch("SELECT payload ->> 'message' FROM dl_job_events WHERE kind = 'log'")
+        return Counter(row[0] for row in found)
+
+    async def shown():
+        return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE progress -> 'good' IS NOT NULL")
+
+    async with open_worker(tasks) as supervisor:
+        jobs = [await supervisor.jobs.enqueue("show", {"n": n}, queue="q") for n in range(4)]
+        await until(messages, lambda found: found == {"before": 4, "good": 3, "after": 4})
+        await until(shown, lambda number: number == 3)
+        go_on.set()
+        for job in jobs:
+            assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q9", "Q11")
+async def test_any_progress_or_log_line_leaves_other_jobs_unharmed(open_worker, raw):
     tasks = Tasks()
 
     @tasks.task("show")
@@ -134,7 +168,7 @@ async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
 
     async with open_worker(tasks, log_lines_per_job=30) as supervisor:
         job = await supervisor.jobs.enqueue("show", queue="q")
-        ended = await when_ended(supervisor, job.job_id, within_s=20)
+        ended = await when_ended(supervisor, job.job_id)
         assert (ended.status, ended.result) == ("succeeded", "done"), ended.error
         lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log'"
         assert await raw.fetchval(lines) == 31  # and one that says so
@@ -142,7 +176,6 @@ async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
         assert await raw.fetchval(last) == "more than 30 lines; the rest is not kept"
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("E11")
 async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_worker, raw):
     tasks = Tasks()
@@ -153,7 +186,7 @@ async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_work
 
     async with open_worker(tasks) as supervisor:
         job = await supervisor.jobs.enqueue("tell", queue="q")
-        await when_ended(supervisor, job.job_id, within_s=20)
+        await when_ended(supervisor, job.job_id)
         [line] = (await supervisor.jobs.logs(job.job_id, load="rates", level="warning")).lines
         assert (line.level, line.message) == ("warning", "m" * 500)
         assert line.fields["bytes"] > 100_000
@@ -161,7 +194,6 @@ async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_work
         assert await raw.fetchval("SELECT count(*) FROM dl_etl_logs") == 0
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others(open_worker, raw):
     tasks, gate = Tasks(), trio.Event()
@@ -179,7 +211,7 @@ async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others
         ]
         await until(lambda: raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'"), lambda n: n == 3)
         gate.set()
-        ended = [await when_ended(supervisor, job.job_id, within_s=10) for job in jobs]
+        ended = [await when_ended(supervisor, job.job_id) for job in jobs]
     assert [(job.status, job.result) for job in ended] == [
         ("succeeded", "good"),
         ("succeeded", None),
@@ -187,7 +219,6 @@ async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_arguments_of_another_service_that_are_no_object_reach_the_handler(open_worker, raw):
     tasks, seen = Tasks(), []
@@ -203,13 +234,13 @@ async def test_arguments_of_another_service_that_are_no_object_reach_the_handler
                 " VALUES (gen_random_uuid(), 'q', 'any', 'k', $1) RETURNING job_id",
                 args,
             )
-            assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
+            assert (await when_ended(supervisor, job_id)).status == "succeeded"
     assert seen[:3] == [[1, 2], "text", None]
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q9", "Q16")
-async def test_a_line_or_an_error_of_megabytes_holds_the_others_up_for_no_longer_than_a_shorter_one(open_worker):
+async def test_a_log_line_or_error_of_megabytes_does_not_delay_other_jobs(open_worker):
     tasks, took_s = Tasks(), {}
 
     @tasks.task("say")
@@ -223,6 +254,6 @@ async def test_a_line_or_an_error_of_megabytes_holds_the_others_up_for_no_longer
     async with open_worker(tasks, job_log_level="warning") as supervisor:
         for times in (20_000, 2_000_000):
             job = await supervisor.jobs.enqueue("say", {"times": times}, queue="q")
-            assert (await when_ended(supervisor, job.job_id, within_s=60)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
     # Making 18 MB of text takes its time, too; to mask them takes ten seconds.
     assert took_s[2_000_000] < 10 * took_s[20_000]

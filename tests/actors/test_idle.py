@@ -7,6 +7,8 @@ import trio
 
 from dataloader import Tasks
 
+pytestmark = pytest.mark.slow
+
 WATCHED_S = 2
 MOST = 6
 """Turns that a ping and its answer take."""
@@ -22,8 +24,7 @@ class Turns(trio.abc.Instrument):
         self.count += 1
 
 
-@pytest.mark.slow
-async def test_an_idle_process_is_woken_by_its_listeners_ping_at_the_most(open_worker, settled):
+async def test_an_idle_process_is_woken_only_by_its_listeners_ping(open_worker, settled):
     tasks, turns = Tasks(), Turns()
 
     @tasks.task("none")

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloader.actors.job_runs import REMEMBERED_CANCELS, Run, Runs
-from dataloader.actors.lease import Lease, margin_s
+from dataloader.actors.lease import Lease
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.lease_margin import margin_s
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 
@@ -32,10 +33,9 @@ def new_run(token=1, *, key="k", lease_until=math.inf):
 MOMENTS = st.floats(0, 1_000) | st.just(math.inf)
 
 
+@pytest.mark.slow
 @given(lease=MOMENTS, key=MOMENTS, timeout=MOMENTS, period=MOMENTS, committed=st.booleans())
-def test_a_body_ends_by_whatever_comes_first_and_before_anybody_may_have_its_job_or_its_key(
-    lease, key, timeout, period, committed
-):
+def test_a_run_ends_at_its_earliest_bound_before_its_job_or_key_is_given_away(lease, key, timeout, period, committed):
     ends, reason = Lease(LEASE_S, lease, key, timeout, period).body_ends(committed=committed)
     bounds = {StopReason.TIMEOUT: timeout, StopReason.KEY_LOST: key, StopReason.PERIOD_END: period}
     if not committed:
@@ -53,7 +53,7 @@ def test_a_renewal_that_was_sent_before_another_one_takes_nothing_from_it():
 
 
 @pytest.mark.requirement("Q7")
-async def test_where_keys_may_be_given_away_those_who_have_none_go_on(autojump_clock):
+async def test_runs_without_a_key_continue_when_keys_may_be_lost(autojump_clock):
     runs, ended = Runs(), {}
     with_key, without = new_run(1), new_run(2, key=None)
 
@@ -74,7 +74,7 @@ async def test_where_keys_may_be_given_away_those_who_have_none_go_on(autojump_c
 
 
 @pytest.mark.requirement("Q12")
-async def test_a_commit_is_given_as_long_as_lease_and_key_and_afterwards_the_key_alone_counts(autojump_clock):
+async def test_a_commit_may_take_as_long_as_lease_and_key_then_only_the_key_counts(autojump_clock):
     runs, run, now = Runs(), new_run(lease_until=trio.current_time() + LEASE_S), trio.current_time()
     runs.add(run)
     runs.key_is_safe_until(now + 1_000)

@@ -6,12 +6,14 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import until, when_ended
+from conditions import patience_s, until, when_ended
 from logged import capture_logs
 from proxy import open_proxy
 
 from dataloader import Tasks
 from dataloader.actors import reaper
+from dataloader.store.queue.lease_clock import lease_time
+from dataloader.store.queue.lock_session import LockSession
 
 
 @pytest.mark.slow
@@ -35,17 +37,17 @@ async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
         CREATE TRIGGER beat AFTER UPDATE ON dl_jobs REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
           FOR EACH STATEMENT EXECUTE FUNCTION beat()""")
     async with open_worker(tasks, {"q": 20, "r": 10}, heartbeat_s=0.3) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             jobs = [await supervisor.jobs.enqueue("wait", queue=queue) for queue in ["q"] * 20 + ["r"] * 10]
             await until(lambda: raw.fetch("SELECT changed FROM beats WHERE changed = 30"), lambda rows: len(rows) >= 2)
             release.set()
             for job in jobs:
-                assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q8")
-async def test_the_heartbeat_is_connected_before_there_is_a_job_and_again_when_it_was_cut_off(open_worker, database):
+async def test_the_heartbeat_connects_before_the_first_job_and_after_a_disconnect(open_worker, database):
     async with open_proxy(database.dsn) as proxy:
 
         async def links():
@@ -57,7 +59,7 @@ async def test_the_heartbeat_is_connected_before_there_is_a_job_and_again_when_i
             await until(links, lambda links: links and first not in links)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q7")
 async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its_turn(open_worker, row_of, monkeypatch):
     tasks = Tasks()
@@ -66,27 +68,23 @@ async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its
     async def wait(job):
         await trio.sleep(job.args["s"])
 
-    async def wait_for_its_turn(_lease_s):
+    async def wait_for_its_turn(_session, _lease_s):
         await trio.sleep_forever()
 
     async with open_worker(tasks, heartbeat_s=0.5, default_lease_s=5) as supervisor:
-        keeper = supervisor._parts.keeper
-        await until(partial(_known, keeper))
-        monkeypatch.setattr(supervisor._parts.locks, "ping", wait_for_its_turn)
+        await supervisor.signals.keys_safe.wait()
+        monkeypatch.setattr(LockSession, "ping", wait_for_its_turn)
         long_job = await supervisor.jobs.enqueue(
             "wait", {"s": 5.5}, queue="q"
         )  # longer than the keys are safe by a ping
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             while (await row_of(long_job.job_id))["status"] != "succeeded":
                 job = await supervisor.jobs.enqueue("wait", {"s": 0.1}, queue="q")
                 await when_ended(supervisor, job.job_id, within_s=5)
     assert (await row_of(long_job.job_id))["refunds"] == 0
 
 
-async def _known(keeper):
-    return keeper._margin_s > 0
-
-
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q17")
 async def test_a_job_is_claimed_kept_alive_by_heartbeats_and_done(open_worker, row_of, journal_of):
     tasks, release = Tasks(), trio.Event()
@@ -97,19 +95,19 @@ async def test_a_job_is_claimed_kept_alive_by_heartbeats_and_done(open_worker, r
         return {"rows": 3}
 
     async with open_worker(tasks, heartbeat_s=0.2) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("wait", queue="q")
             claimed = await until(lambda: row_of(job.job_id), lambda row: row["status"] == "running")
             assert claimed["claimed_by"] == supervisor.worker
             alive = await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > claimed["heartbeat_at"])
             assert alive["lease_expires_at"] > claimed["lease_expires_at"]
             release.set()
-            done = await when_ended(supervisor, job.job_id, within_s=10)
+            done = await when_ended(supervisor, job.job_id)
         assert (done.status, done.result, done.claimed_by, done.attempt) == ("succeeded", {"rows": 3}, None, 1)
         assert await journal_of(job.job_id) == ["queued", "picked", "done"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q8")
 async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_worker, settled):
     tasks = Tasks()
@@ -122,11 +120,11 @@ async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_wo
         # Beats have been, and the next one is ten seconds away.
         await settled(supervisor)
         job = await supervisor.jobs.enqueue("work", queue="q", lease_ttl_sec=3)
-        done = await when_ended(supervisor, job.job_id, within_s=15)
+        done = await when_ended(supervisor, job.job_id)
         assert (done.status, done.attempt) == ("succeeded", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q8", "Q10")
 async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_it(open_worker, database, raw, row_of):
     tasks, bodies = Tasks(), []
@@ -141,7 +139,7 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
         finally:
             mine[2] = trio.current_time()
 
-    with trio.fail_after(40):
+    with trio.fail_after(patience_s()):
         async with open_proxy(database.dsn) as proxy:
             cut_off = {"dsn": proxy.dsn, "heartbeat_s": 0.5, "default_lease_s": 4, "statement_timeout_s": 2}
             async with open_worker(tasks, connect_timeout_s=2, drain_timeout_s=0, **cut_off) as supervisor:
@@ -156,7 +154,7 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
                 )
                 assert left > 0, "the body was stopped after its lease had ended"
                 async with open_worker(tasks, reaper_period_s=0.2, heartbeat_s=1, default_lease_s=4) as other:
-                    done = await when_ended(other, job.job_id, within_s=15)
+                    done = await when_ended(other, job.job_id)
                     assert (done.status, done.attempt) == ("succeeded", 2)
                 proxy.thaw()
     assert len(bodies) == 2
@@ -168,7 +166,7 @@ async def test_a_body_ends_before_its_lease_though_its_key_is_safe(stopped_witho
     left = "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs"
     async with stopped_without("heartbeat", left) as (supervisor, [left_s]):
         assert left_s > 0, "the body was stopped after its lease had ended"
-        assert supervisor._parts.locks.safe_until > trio.current_time()
+        assert supervisor.signals.keys_safe.last > lease_time()
 
 
 async def _length(items):
@@ -181,7 +179,7 @@ async def _now(value):
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q8")
-async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_worker, raw, database, row_of):
+async def test_a_row_locked_by_another_session_costs_no_job_its_lease(open_worker, raw, database, row_of):
     tasks, release = Tasks(), trio.Event()
 
     @tasks.task("wait")
@@ -189,7 +187,7 @@ async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_w
         await release.wait()
 
     async with open_worker(tasks, heartbeat_s=0.3) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             locked, free = [(await supervisor.jobs.enqueue("wait", queue="q")).job_id for _ in range(2)]
             for job_id in (locked, free):
                 await until(lambda job_id=job_id: row_of(job_id), lambda row: row["status"] == "running")
@@ -202,7 +200,7 @@ async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_w
             await until(lambda: row_of(locked), lambda row: row["heartbeat_at"] > before["heartbeat_at"])
             release.set()
             for job_id in (locked, free):
-                assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, job_id)).status == "succeeded"
 
 
 @pytest.mark.slow
@@ -219,7 +217,7 @@ async def test_a_job_that_another_has_taken_is_stopped_and_its_end_is_void(open_
             stopped.set()
 
     async with open_worker(tasks, heartbeat_s=0.2) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             # A foreign worker that runs the document's SQL.
@@ -228,7 +226,7 @@ async def test_a_job_that_another_has_taken_is_stopped_and_its_end_is_void(open_
             )
             await stopped.wait()
             await raw.execute("UPDATE dl_jobs SET status = 'running', attempt = attempt + 1 WHERE true")
-            await until(lambda: _now(supervisor._parts.runs), lambda runs: not runs)
+            await supervisor.signals.recorded.wait()
         row = await row_of(job.job_id)
         assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 2, None)
         assert await journal_of(job.job_id) == ["queued", "picked"]
@@ -246,13 +244,13 @@ async def test_a_late_success_changes_nothing(open_worker, raw, row_of, journal_
         return "late"
 
     async with open_worker(tasks, heartbeat_s=50) as supervisor:
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("deaf", queue="q")
             await started.wait()
             await raw.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE true")
             before = dict(await row_of(job.job_id))
             release.set()
-            await until(lambda: _now(supervisor._parts.runs), lambda runs: not runs)
+            await supervisor.signals.recorded.wait()
         assert dict(await row_of(job.job_id)) == before
         assert await journal_of(job.job_id) == ["queued", "picked"]
 
@@ -274,7 +272,7 @@ async def test_a_job_whose_lease_has_ended_is_queued_again_and_runs(open_worker,
     async with open_worker(tasks, {"elsewhere": 1}):
         await until(partial(row_of, job_id), lambda row: row["status"] == "queued")
     async with open_worker(tasks) as supervisor:
-        done = await when_ended(supervisor, job_id, within_s=10)
+        done = await when_ended(supervisor, job_id)
         assert (done.status, done.result, done.crashes, done.error) == ("succeeded", 2, 1, None)
         assert await journal_of(job_id) == ["requeue: lease expired", "picked", "done"]
 
@@ -288,7 +286,7 @@ async def test_a_job_whose_workers_died_as_often_as_it_may_run_is_lost(open_work
         VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', 1, 3, 3, now() - interval '1 second', 'gone:1:a')""")
     job_id = await raw.fetchval("SELECT job_id FROM dl_jobs")
     async with open_worker(tasks) as supervisor:
-        lost = await when_ended(supervisor, job_id, within_s=10)
+        lost = await when_ended(supervisor, job_id)
         assert lost.status == "lost"
         assert lost.error == "worker lost: the lease of gone:1:a ended in attempt 3"
         assert await journal_of(job_id) == ["lost: lease expired"]
@@ -296,7 +294,7 @@ async def test_a_job_whose_workers_died_as_often_as_it_may_run_is_lost(open_work
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q10")
-async def test_running_jobs_with_endless_leases_are_told_of_once(open_worker, raw, monkeypatch):
+async def test_running_jobs_with_endless_leases_are_reported_once(open_worker, raw, monkeypatch):
     monkeypatch.setattr(reaper, "SAY_ENDLESS_EVERY_S", 0)
 
     async def add_running(lease):

@@ -14,6 +14,8 @@ from conditions import until, when_ended
 from dataloader import Budget, NewJob, Next, RetryPolicy, Supplier, Tasks
 from dataloader.actors.dispatcher import Dispatcher
 
+pytestmark = pytest.mark.slow
+
 
 def most_within(instants, span_s):
     """The most of `instants` that lie within any span."""
@@ -34,9 +36,8 @@ class Crowd:
         self.now -= 1
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1")
-async def test_no_more_jobs_of_a_task_run_at_once_than_it_allows_over_all_processes(open_worker, raw):
+async def test_a_task_keeps_its_concurrency_limit_over_all_processes(open_worker, raw):
     tasks, crowd = Tasks(), Crowd()
 
     @tasks.task("narrow", queue="q", max_running=3)
@@ -58,7 +59,6 @@ async def test_no_more_jobs_of_a_task_run_at_once_than_it_allows_over_all_proces
     assert crowd.most == 3
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_the_next_batch_begins_when_the_last_one_has_ended_and_its_pause_is_over(open_worker, raw):
     tasks = Tasks()
@@ -86,9 +86,8 @@ async def test_the_next_batch_begins_when_the_last_one_has_ended_and_its_pause_i
         assert pause.total_seconds() >= 0.3
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_starts_of_all_tasks_of_a_supplier_keep_its_budgets_at_the_first_line_of_the_handler(open_worker, raw):
+async def test_starts_of_all_tasks_of_a_supplier_keep_its_rate_limits(open_worker, raw):
     tasks, began = Tasks(), []
     hr = Supplier("hr", budgets=(Budget(5, per_s=0.5), Budget(12, per_s=2)), margin_s=0.05)
 
@@ -114,7 +113,7 @@ async def test_starts_of_all_tasks_of_a_supplier_keep_its_budgets_at_the_first_l
 
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
-async def test_a_handler_takes_what_its_requests_cost_and_is_snoozed_if_that_takes_too_long(open_worker, raw, flavour):
+async def test_a_handler_waits_for_units_of_a_supplier_and_is_snoozed_if_too_long(open_worker, raw, flavour):
     tasks, sent = Tasks(), []
     hr = tasks.supplier(Supplier("hr", budgets=(Budget(2, per_s=0.4),), margin_s=0.1))
     if flavour == "thread":
@@ -147,9 +146,8 @@ async def test_a_handler_takes_what_its_requests_cost_and_is_snoozed_if_that_tak
     assert most_within(sent[:3], 0.4) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_what_a_handler_can_never_take_is_an_error(open_worker):
+async def test_a_take_that_can_never_succeed_is_an_error(open_worker):
     tasks = Tasks()
     tasks.supplier(Supplier("hr", budgets=(Budget(2, per_s=1),)))
 
@@ -186,7 +184,6 @@ async def test_a_job_whose_run_failed_or_lost_its_worker_gets_the_priority_of_a_
         await until(priority, lambda found: found == 1_000)
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4")
 async def test_outside_its_period_a_task_starts_nothing_and_when_it_opens_all_of_it(open_worker, raw):
     tasks, ran = Tasks(), []
@@ -214,9 +211,8 @@ async def test_outside_its_period_a_task_starts_nothing_and_when_it_opens_all_of
     assert len(ran) == 5
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1")
-async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(open_worker, raw):
+async def test_jobs_that_were_ready_before_their_task_had_limits_move_to_its_lane(open_worker, raw):
     tasks, crowd = Tasks(), Crowd()
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 'narrow', 'k' || i"
@@ -236,7 +232,6 @@ async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(op
     assert crowd.most == 1
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4")
 async def test_a_body_that_would_begin_later_than_it_was_counted_goes_back(open_worker, raw, monkeypatch):
     """The event loop is held up once, between a claim and the bodies of its jobs."""
@@ -286,7 +281,6 @@ async def test_a_running_job_that_is_deleted_makes_room_in_its_lane(open_worker,
         await until(begun, lambda number: number == 2)
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1", "R6")
 async def test_the_jobs_of_a_flow_of_stages_wait_in_the_lane_of_its_first_stage(open_worker, raw):
     tasks, crowd = Tasks(), Crowd()
@@ -312,7 +306,6 @@ async def test_the_jobs_of_a_flow_of_stages_wait_in_the_lane_of_its_first_stage(
     assert await raw.fetch("SELECT lane FROM dl_lanes") == [("doc.fetch",)]
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_an_override_that_no_longer_fits_keeps_no_program_from_starting(open_worker, raw):
     former, tasks = Tasks(), Tasks()
@@ -329,10 +322,9 @@ async def test_an_override_that_no_longer_fits_keeps_no_program_from_starting(op
         assert await raw.fetchval("SELECT batch_size FROM dl_tasks WHERE task = 't'") == 3
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
-async def test_what_runs_when_its_period_closes_goes_on_or_is_stopped_and_goes_back_to_its_lane(
+async def test_at_the_period_end_a_run_continues_or_is_stopped_and_requeued(
     open_worker, raw, row_of, journal_of, flavour
 ):
     tasks, told, is_back = Tasks(), [], trio.Event()
@@ -388,14 +380,13 @@ async def test_what_runs_when_its_period_closes_goes_on_or_is_stopped_and_goes_b
         assert (row["status"], row["attempt"], row["lane"], row["error"]) == ("queued", 0, "nightly", None)
         assert told == ["period_end"]
         assert await journal_of(job.job_id) == ["queued", "picked", "requeue: period_end"]
-        assert (await when_ended(service, other.job_id, within_s=30)).status == "succeeded"
+        assert (await when_ended(service, other.job_id)).status == "succeeded"
         await service.limits.set_supplier("hr", {"work_periods": None})
-        assert (await when_ended(service, job.job_id, within_s=30)).status == "succeeded"
+        assert (await when_ended(service, job.job_id)).status == "succeeded"
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_starts_keep_a_budget_by_day_at_the_first_line_of_the_handler_around_midnight(open_worker, raw):
+async def test_starts_around_midnight_keep_a_daily_rate_limit(open_worker, raw):
     tasks, began = Tasks(), []
 
     @tasks.task("daily", queue="q", supplier=Supplier("hr", budgets=(Budget(7, per="day"),), margin_s=0.4))
@@ -420,11 +411,8 @@ async def test_starts_keep_a_budget_by_day_at_the_first_line_of_the_handler_arou
     assert await of_the_new_day() == 7
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1")
-async def test_no_more_jobs_of_a_partition_run_at_once_than_may_over_all_processes_and_its_end_lets_the_next_start(
-    open_worker, raw
-):
+async def test_a_partition_keeps_its_concurrency_limit_over_all_processes(open_worker, raw):
     tasks, crowds = Tasks(), {key: Crowd() for key in "abc"}
 
     @tasks.task("shop", queue="q", max_running_per_partition=2)

@@ -12,13 +12,14 @@ from conditions import until
 
 from dataloader import GiveUp, Tasks
 from dataloader.actors.notifier import Notifier
+from dataloader.store.queue import notices
 from dataloader.supervisor import make_parts
 
 pytestmark = pytest.mark.requirement("S6")
 
 
 @pytest.mark.slow
-async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw, tmp_path, monkeypatch):
+async def test_failures_are_notified_except_those_of_notification_jobs(open_worker, raw, tmp_path, monkeypatch):
     monkeypatch.setattr(make_parts, "Notifier", partial(Notifier, gather_s=0.2))
     out = tmp_path / "out"
     code = f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"
@@ -71,8 +72,7 @@ async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw
     assert {row["name"] for row in names} == {"old", "fails"}
 
 
-@pytest.mark.slow
-async def test_without_targets_nothing_is_written_asked_or_served(open_worker, raw):
+async def test_without_targets_nothing_is_written_asked_or_served(open_worker, raw, sent):
     tasks, ended = Tasks(), trio.Event()
 
     @tasks.task("fails")
@@ -83,8 +83,12 @@ async def test_without_targets_nothing_is_written_asked_or_served(open_worker, r
     async with open_worker(tasks) as supervisor:
         await supervisor.jobs.enqueue("fails", queue="q")
         await ended.wait()
-        assert "notifier" not in supervisor._parts.helpers
-        assert list(supervisor._parts.worker.queues) == ["q"]
-        assert not {"notify.webhook", "notify.command"} & supervisor._parts.tasks.keys()
+        await supervisor.signals.listening.wait()  # it would wake the notifier
+        await supervisor.signals.recorded.wait()
+        assert list(supervisor.state.queues) == ["q"]
+        [worker] = await supervisor.jobs.workers()
+        assert (worker.queues, list(worker.tasks)) == ({"q": 4}, ["fails"])
+    assert sent
+    assert notices._WATCH not in sent
     rows = "SELECT (SELECT count(*) FROM dl_notices) + (SELECT count(*) FROM dl_notice_watch)"
     assert await raw.fetchval(rows) == 0

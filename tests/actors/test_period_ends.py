@@ -59,7 +59,7 @@ def begin_at_five():
     return ends
 
 
-async def test_a_run_is_stopped_its_margin_before_the_close_and_one_of_the_next_night_by_the_next_close(autojump_clock):
+async def test_a_run_stops_before_the_period_end_and_a_later_run_before_the_next_one(autojump_clock):
     ends = begin_at_five()
     began = trio.current_time()
     first = begin(ends.runs)
@@ -94,7 +94,7 @@ async def test_after_a_jump_of_the_databases_clock_runs_have_another_close(autoj
     assert run.stopped_by() is StopReason.PERIOD_END
 
 
-async def test_other_periods_hold_for_what_runs_and_a_run_that_was_stopped_keeps_its_reason(autojump_clock):
+async def test_changed_periods_apply_to_running_jobs_and_a_stop_keeps_its_reason(autojump_clock):
     ends = begin_at_five()
     run = begin(ends.runs)
     ends.learned(shows(AT_FIVE), {"t": [(ALWAYS, MARGIN_S)]})

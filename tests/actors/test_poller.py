@@ -7,16 +7,17 @@ from collections import Counter
 import pytest
 import trio
 from conditions import patience_s, until, when_ended
+from proxy import open_proxy
 
 from dataloader import Tasks
-from dataloader.actors import dispatcher, poller
+from dataloader.actors import dispatcher
 from dataloader.actors.dispatcher import UNPOLLED
 from dataloader.jobs.contract import Change
-from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.schedules import Schedule
-from dataloader.store.connection import bridge
 from dataloader.store.queue import lock_session
 from dataloader.store.queue import poll as polls
+
+pytestmark = pytest.mark.slow
 
 POLL_S = 0.25
 QUICK_POLL_S = 0.05
@@ -26,20 +27,6 @@ QUICK_POLL_S = 0.05
 def deaf(monkeypatch):
     """A process that hears no notification."""
     monkeypatch.setattr("dataloader.actors.listener.Listener._deliver", lambda *_: None)
-
-
-@pytest.fixture
-def sent(monkeypatch):
-    """The statements that the process sends, on all its connections."""
-    statements, connect = [], bridge.connect
-
-    async def logged(*args, **options):
-        connection = await connect(*args, **options)
-        connection.add_query_logger(lambda query: statements.append(query.query))
-        return connection
-
-    monkeypatch.setattr(bridge, "connect", logged)
-    return statements
 
 
 def limited_tasks():
@@ -60,7 +47,6 @@ def limited_tasks():
     return tasks
 
 
-@pytest.mark.slow
 async def test_an_idle_process_sends_one_statement_a_poll_for_all_its_queues_and_lanes(
     open_worker, resting, sent, monkeypatch
 ):
@@ -81,11 +67,8 @@ async def test_an_idle_process_sends_one_statement_a_poll_for_all_its_queues_and
     assert times.most_common(1)[0][0] == polls._POLL
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q6", "R7", "S1")
-async def test_without_notifications_the_poll_finds_what_is_ready_due_planned_to_be_judged_or_in_a_lane(
-    open_worker, settled, deaf, raw
-):
+async def test_without_notifications_the_poll_finds_all_kinds_of_ready_jobs(open_worker, settled, deaf, raw):
     async with open_worker(limited_tasks(), {"a": 2, "b": 2}, poll_s=POLL_S) as supervisor:
         await settled(supervisor)
         first = await raw.fetchval("SELECT dl_enqueue('plain', queue => 'a')")
@@ -113,7 +96,6 @@ async def test_without_notifications_the_poll_finds_what_is_ready_due_planned_to
         await until(state, lambda state: state == "done")
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_without_notifications_the_poll_finds_that_a_task_has_limits_now(open_worker, settled, deaf, raw):
     async with open_worker(limited_tasks(), {"a": 2}, poll_s=POLL_S) as supervisor:
@@ -124,45 +106,30 @@ async def test_without_notifications_the_poll_finds_that_a_task_has_limits_now(o
 
 
 @pytest.mark.requirement("S1", "S4")
-async def test_without_notifications_the_poll_finds_other_retry_delays_and_periods_and_that_a_task_is_removed(
-    open_worker, settled, deaf
-):
+async def test_without_notifications_the_poll_finds_changed_limits_and_removed_tasks(open_worker, settled, deaf):
     async with open_worker(limited_tasks(), {"a": 2}, poll_s=POLL_S) as supervisor:
         await settled(supervisor)
-        parts, limits = supervisor._parts, supervisor.limits
-
-        async def delays():
-            return dict(parts.services.retry_delays)
-
+        signals, limits = supervisor.signals, supervisor.limits
         # One change after the other: the first poll of a process tells anyway.
         for delay_s in (5.0, 7.0):
             await limits.set_tasks({"plain": {"retry_delay_s": delay_s}})
-            await until(delays, lambda found, delay_s=delay_s: found == {"plain": delay_s})
-        assert parts.runs.period_end is None
+            await signals.retry_delays.wait_until(lambda found, delay_s=delay_s: found == {"plain": delay_s})
+        assert signals.period_ends.last == ()
         await limits.set_tasks({"plain": {"work_periods": "DAILY 00:00-24:00", "at_period_end": "stop"}})
-
-        async def has_end():
-            return parts.runs.period_end
-
-        await until(has_end)
-        [queue] = parts.dispatchers
-        assert queue.knows("other")
+        await signals.period_ends.wait_until(lambda tasks: tasks == ("plain",))
+        assert "other" in signals.known_tasks.last.tasks
         await limits.remove_task("other", jobs="keep")
-
-        async def knows():
-            return queue.knows("other")
-
-        await until(knows, lambda known: not known)
+        await signals.known_tasks.wait_until(lambda known: "other" not in known.tasks)
 
 
-@pytest.mark.slow
-async def test_a_queue_whose_poller_has_no_answer_claims_by_itself(open_worker, settled, deaf, raw, monkeypatch):
-    async def silent(*_):
-        raise StoreUnavailable("no answer")
-
-    monkeypatch.setattr(poller, "poll", silent)
-    async with open_worker(limited_tasks(), {"a": 2}, poll_s=POLL_S / UNPOLLED) as supervisor:
-        await settled(supervisor)
-        for task in ("plain", "limited"):
+async def test_a_queue_whose_poller_has_no_answer_claims_by_itself(open_worker, resting, deaf, raw, database):
+    async with (
+        open_proxy(database.dsn) as proxy,
+        open_worker(limited_tasks(), {"a": 2}, dsn=proxy.dsn, poll_s=POLL_S / UNPOLLED) as supervisor,
+    ):
+        await resting(supervisor)
+        proxy.freeze("pool")
+        for number, task in enumerate(("plain", "limited"), 1):
             job_id = await raw.fetchval("SELECT dl_enqueue($1, queue => 'a')", task)
-            assert (await when_ended(supervisor, job_id, within_s=patience_s())).status == "succeeded"
+            assert (await supervisor.signals.recorded.wait(number)).job_id == job_id
+            assert await raw.fetchval("SELECT status::text FROM dl_jobs WHERE job_id = $1", job_id) == "succeeded"

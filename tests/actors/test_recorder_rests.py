@@ -12,6 +12,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from conditions import patience_s
 from logged import capture_logs
 
 from dataloader.actors.job_runs import Run, Runs
@@ -73,7 +74,6 @@ def a_recorder(session: object, runs: Runs) -> Recorder:
         runs=runs,
         outage=Outage(),
         telemetry=Telemetry(),
-        freed=lambda _ended: None,
         released=Wake(),
         sums=RunSums(Statistics(), Outage()),
     )
@@ -116,7 +116,7 @@ class LockedRow:
         return {token for _, token, _ in shown}
 
 
-async def test_progress_that_waits_for_a_locked_row_has_its_place_and_is_not_told_of_again(mock_clock):
+async def test_progress_that_waits_for_a_locked_row_is_not_sent_again(mock_clock):
     runs, run = Runs(), a_run()
     runs.add(run)
     send, receive = open_channel()
@@ -139,7 +139,7 @@ def ended(runs: Runs, token: int, *, result: str | None = None) -> Ended:
     return Ended(run, Outcome(run.job.job_id, token, Step.SUCCEED, result=result))
 
 
-async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_longer_and_longer_pauses(
+async def test_a_locked_outcome_is_retried_with_the_next_batch_or_after_growing_pauses(
     autojump_clock,
 ):
     runs, session = Runs(), Session(tries=20)
@@ -163,17 +163,17 @@ async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_lo
         nursery.cancel_scope.cancel()
 
 
-async def test_it_does_not_end_before_what_was_locked_is_written(autojump_clock):
+async def test_the_recorder_does_not_end_before_locked_outcomes_are_written(autojump_clock):
     runs, session = Runs(), Session(tries=3)
     send, receive = open_channel()
     send.send_nowait(ended(runs, 1))
     send.close()
-    with trio.fail_after(10):
+    with trio.fail_after(patience_s()):
         await a_recorder(session, runs).run(receive)
     assert (len(runs), session.batches) == (0, [[1]] * 4)
 
 
-async def test_at_the_bound_of_a_drain_what_is_locked_is_left_to_its_lease(autojump_clock):
+async def test_at_the_end_of_a_drain_a_locked_outcome_is_left_to_its_lease(autojump_clock):
     runs, session = Runs(), Session(tries=math.inf)
     recorder = a_recorder(session, runs)
     send, receive = open_channel()
@@ -201,7 +201,7 @@ class Away:
         return set()
 
 
-async def test_progress_and_lines_that_could_not_be_written_are_told_and_leave_no_trouble_behind(autojump_clock):
+async def test_unwritten_progress_and_log_lines_are_reported_and_leave_no_outage(autojump_clock):
     runs, run, session = Runs(), a_run(), Away()
     runs.add(run)
     recorder = a_recorder(session, runs)
@@ -246,7 +246,7 @@ class Gone:
         return Finished({outcome.token: Status.SUCCEEDED for outcome in outcomes}, [])
 
 
-async def test_outcomes_wait_for_a_database_in_longer_and_longer_pauses_and_go_together_when_it_is_back(autojump_clock):
+async def test_outcomes_wait_for_the_database_with_growing_pauses_and_are_sent_together(autojump_clock):
     runs, session = Runs(), Gone(trio.current_time() + 60)
     recorder = a_recorder(session, runs)
     send, receive = open_channel()
@@ -271,7 +271,7 @@ async def test_outcomes_wait_for_a_database_in_longer_and_longer_pauses_and_go_t
     assert told == ["the database can't be used", "the database can be used again"]
 
 
-async def test_at_the_bound_of_a_drain_what_a_database_that_is_away_could_not_take_is_left_to_its_lease(autojump_clock):
+async def test_at_the_end_of_a_drain_unwritten_outcomes_are_left_to_their_leases(autojump_clock):
     runs, session = Runs(), Gone(math.inf)
     recorder = a_recorder(session, runs)
     send, receive = open_channel()
@@ -306,7 +306,7 @@ class Particular:
 
 
 @pytest.mark.parametrize("error", [Unstorable("what it says"), TypeError("of the driver")])
-async def test_what_can_t_be_stored_ends_its_own_job_without_its_text_and_no_other_waits(autojump_clock, error):
+async def test_an_unstorable_outcome_ends_its_job_without_its_text_and_delays_no_other(autojump_clock, error):
     runs, session = Runs(), Particular(error)
     recorder = a_recorder(session, runs)
     send, receive = open_channel()
@@ -315,7 +315,7 @@ async def test_what_can_t_be_stored_ends_its_own_job_without_its_text_and_no_oth
         send.send_nowait(message)
     send.close()
     began = trio.current_time()
-    with capture_logs() as lines, trio.fail_after(10):
+    with capture_logs() as lines, trio.fail_after(patience_s()):
         await recorder.run(receive)
     assert (len(runs), trio.current_time()) == (0, began)
     assert (session.taken[1], session.taken[3]) == (messages[0].outcome, messages[2].outcome)

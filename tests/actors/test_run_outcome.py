@@ -80,7 +80,7 @@ def test_a_reason_that_is_no_text_is_an_outcome_all_the_same(said, step):
         (StopReason.LEASE_ENDED, 5, Step.FAIL, "no heartbeat got through: the lease could not be held\nValueError"),
     ],
 )
-def test_what_stopped_a_run_decides_and_its_own_error_is_told_beside(stopped, attempt, step, said):
+def test_the_stop_reason_decides_the_outcome_and_the_handlers_error_is_added(stopped, attempt, step, said):
     outcome = outcome_of(a_run(attempt), a_task(timeout_s=2), None, ValueError("at the end"), stopped)
     assert outcome.step is step
     assert outcome.error.startswith(said)

@@ -9,7 +9,7 @@ from conditions import until, when_ended
 from dataloader import GiveUp, Retry, Snooze, Tasks
 from dataloader.jobs.outcomes import Canceled
 
-pytestmark = pytest.mark.requirement("R3")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("R3")]
 
 COUNTED = """
 SELECT task, outcome, sum(runs)::int AS runs, sum(total_s) AS total_s, max(max_s) AS max_s
@@ -17,7 +17,6 @@ FROM dl_run_stats_new GROUP BY 1, 2
 """
 
 
-@pytest.mark.slow
 async def test_every_run_is_counted_by_its_outcome_and_its_own_duration(open_worker, raw):
     tasks, turns = Tasks(), {}
 
@@ -49,14 +48,14 @@ async def test_every_run_is_counted_by_its_outcome_and_its_own_duration(open_wor
             await supervisor.jobs.enqueue("in a transaction", queue="q"),
         ]
         for job in jobs:
-            await when_ended(supervisor, job.job_id, within_s=30)
+            await when_ended(supervisor, job.job_id)
 
         async def all_are_there():
             return sum(runs for runs, *_ in (await counted()).values()) == 7
 
         await until(all_are_there)  # while it goes on
         last = await supervisor.jobs.enqueue("ends", {"how": "fail"}, queue="q")
-        await when_ended(supervisor, last.job_id, within_s=30)
+        await when_ended(supervisor, last.job_id)
     found = await counted()  # and at its end what is left
     assert {key: runs for key, (runs, *_) in found.items()} == {
         ("by turns", "retried"): 1,

@@ -50,7 +50,7 @@ class Holds:
         await until(began, lambda began: len(began) == count)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q7", "Q8")
 async def test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds(open_worker, raw, database, row_of):
     holds = Holds()
@@ -70,16 +70,14 @@ async def test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds
             assert "long" not in holds.ended
             await other.execute("ROLLBACK")
             holds.release.set()
-            assert (await when_ended(supervisor, long_job.job_id, within_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, long_job.job_id)).status == "succeeded"
     row = await row_of(long_job.job_id)
     assert (row["attempt"], row["refunds"]) == (1, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bodies_before_their_keys_are_free(
-    open_worker, raw, database
-):
+async def test_a_network_loss_during_a_waiting_claim_stops_runs_before_keys_are_free(open_worker, raw, database):
     holds = Holds()
     holds.ask = partial(raw.fetchval, HELD, "long")
     async with (
@@ -102,8 +100,9 @@ async def test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bod
             await other.execute(LOCK)
             await until(lambda: raw.fetchval(WAITING, "locks"))
             # As long as it takes for the other connection to have seen that.
-            before = supervisor._parts.runs.key_safe_until
-            await until(lambda: _later(supervisor, before))
+            keys_safe = supervisor.signals.keys_safe
+            before = keys_safe.last
+            await keys_safe.wait_until(lambda until: until > before)
             proxy.freeze()
             await other.execute("ROLLBACK")  # the claim comes to its end, and the server waits for the next word
             await until(lambda: _ended(holds, "long"))
@@ -144,19 +143,13 @@ async def test_no_other_connection_asks_after_a_ping_that_has_been_answered(auto
     assert all(locks.watched)
 
 
-async def _later(supervisor, moment):
-    return supervisor._parts.runs.key_safe_until > moment
-
-
 async def _ended(holds, key):
     return key in holds.ended
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q7", "Q12")
-async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop(
-    open_worker, database, row_of
-):
+async def test_a_claim_lost_in_the_network_is_abandoned_before_runs_must_stop(open_worker, database, row_of):
     holds = Holds()
     async with (
         open_proxy(database.dsn) as proxy,
@@ -169,7 +162,7 @@ async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bod
             # The next claim is on its way long before the next ping.
             proxy.forget()
             await until(lambda: _links(proxy), lambda links: links - {former})
-            await until(lambda: _later(supervisor, trio.current_time() + 5))
+            await supervisor.signals.keys_safe.wait_until(lambda until: until > trio.current_time() + 5)
             holds.release.set()
             # Not through the supervisor: its pool has connections that were forgotten, too.
             row = await until(lambda: row_of(job.job_id), lambda row: row["status"] != "running")
@@ -183,9 +176,7 @@ async def _links(proxy):
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q12")
-async def test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting(
-    open_worker, raw, database, row_of
-):
+async def test_a_waiting_commit_is_abandoned_before_the_lease_ends(open_worker, raw, database, row_of):
     tasks, entered, commit, left = Tasks(), trio.Event(), trio.Event(), []
     await raw.execute("CREATE TABLE target (attempt int)")
     async with raw_connection(database.dsn) as other:
@@ -214,7 +205,7 @@ async def test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_
                 # Its rows are locked by nobody any more, though the table still is.
                 await until(lambda: raw.fetchval(WAITING, "transaction"), lambda count: count == 0)
                 await other.execute("ROLLBACK")
-                assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
+                assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
     assert left[0] > 0, "the body went on after its lease had ended"
     assert [row["attempt"] for row in await raw.fetch("SELECT attempt FROM target")] == [2]
     assert "no heartbeat got through" in (

@@ -9,7 +9,7 @@ from conditions import when_ended
 from dataloader import Finish, Next, Retry, Tasks, ThreadJob
 from dataloader.jobs.text import MAX_JSON
 
-pytestmark = pytest.mark.requirement("R6")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("R6")]
 
 MOVES = "SELECT payload ->> 'from', payload ->> 'to' FROM dl_job_events WHERE kind = 'moved' ORDER BY event_id"
 
@@ -41,9 +41,8 @@ def document():
     return tasks, runs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("enqueue", ["by the worker", "by SQL", "by a foreign service"])
-async def test_a_job_goes_from_stage_to_stage_with_what_each_has_returned(open_worker, raw, document, enqueue):
+async def test_a_job_moves_from_stage_to_stage_with_the_result_of_each(open_worker, raw, document, enqueue):
     tasks, runs = document
     async with open_worker(tasks, {"net": 2, "cpu": 1}) as supervisor:
         if enqueue == "by the worker":
@@ -55,7 +54,7 @@ async def test_a_job_goes_from_stage_to_stage_with_what_each_has_returned(open_w
                 "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, priority) VALUES"
                 """ (gen_random_uuid(), 'net', 'document', '{"page": 1}', 'k', 7) RETURNING job_id"""
             )
-        job = await when_ended(supervisor, job_id, within_s=30)
+        job = await when_ended(supervisor, job_id)
     first = "document" if enqueue == "by a foreign service" else "document.fetch"
     most = 5 if enqueue == "by a foreign service" else 3
     assert runs == [
@@ -92,12 +91,11 @@ def run_stages(open_worker):
         tasks.stages("s", stage("a", a), stage("b", b), stage("c", c), queue="q")
         async with open_worker(tasks) as supervisor:
             enqueued = await tasks["s"].enqueue(supervisor.jobs)
-            return await when_ended(supervisor, enqueued.job_id, within_s=30), ran
+            return await when_ended(supervisor, enqueued.job_id), ran
 
     return run_stages
 
 
-@pytest.mark.slow
 async def test_a_stage_chooses_the_next_one_or_finishes(run_stages):
     job, ran = await run_stages(Next("c", 1), c=Finish({"n": 2}))
     assert (job.status, job.result, job.moves) == ("succeeded", {"n": 2}, 1)
@@ -113,7 +111,6 @@ async def _moves_in_a_transaction(value, job):
     return "what is returned after the commit changes nothing"
 
 
-@pytest.mark.slow
 async def test_a_transaction_of_a_stage_moves_the_job_with_its_rows(run_stages, raw):
     def moves(value):
         return lambda job: _moves_in_a_transaction(value, job)
@@ -141,7 +138,7 @@ async def test_a_transaction_of_a_stage_moves_the_job_with_its_rows(run_stages, 
         ("x" * MAX_JSON, "the value for the next stage, s.b: must have at most 1,048,576 bytes"),
     ],
 )
-async def test_a_move_that_is_not_possible_fails_the_job_and_says_what_is(run_stages, value, error):
+async def test_an_impossible_move_fails_the_job_and_names_the_possible_ones(run_stages, value, error):
     job, ran = await run_stages(value)
     assert (job.status, job.attempt, job.error[: len(error)]) == ("failed", 1, error)
     assert [name for name, _ in ran] == ["a"]
@@ -155,7 +152,7 @@ async def test_a_task_that_is_no_stage_can_not_move_its_job(open_worker):
         return Next("b")
 
     async with open_worker(tasks) as supervisor:
-        job = await when_ended(supervisor, (await supervisor.jobs.enqueue("alone")).job_id, within_s=30)
+        job = await when_ended(supervisor, (await supervisor.jobs.enqueue("alone")).job_id)
     assert (job.status, job.attempt) == ("failed", 1)
     assert job.error == "Next: must be returned by a stage; the task alone is none (tasks.stages)"
 
@@ -189,11 +186,11 @@ async def test_a_cancel_while_a_stage_runs_wins_over_its_move(open_worker, raw):
         await started.wait()
         await supervisor.jobs.cancel(enqueued.job_id)
         go_on.set()
-        job = await when_ended(supervisor, enqueued.job_id, within_s=30)
+        job = await when_ended(supervisor, enqueued.job_id)
     assert (job.status, job.task, job.moves) == ("canceled", "s.a", None)
 
 
-async def test_a_failed_stage_that_is_retried_has_what_the_stage_before_returned(open_worker, raw):
+async def test_a_retried_stage_has_the_result_of_the_stage_before(open_worker, raw):
     tasks, ran = Tasks(), []
 
     async def a(_job):
@@ -208,10 +205,10 @@ async def test_a_failed_stage_that_is_retried_has_what_the_stage_before_returned
     b_task = tasks.task("s.b", queue="q", max_attempts=1)(b)
     tasks.stages("s", a, b_task, queue="q")
     async with open_worker(tasks) as supervisor:
-        job = await when_ended(supervisor, (await supervisor.jobs.enqueue("s")).job_id, within_s=30)
+        job = await when_ended(supervisor, (await supervisor.jobs.enqueue("s")).job_id)
         assert (job.status, job.task) == ("failed", "s.b")
         await supervisor.jobs.retry(job.job_id)
-        job = await when_ended(supervisor, job.job_id, within_s=30)
+        job = await when_ended(supervisor, job.job_id)
     assert (job.status, ran) == ("succeeded", ["a", {"n": 1}, {"n": 1}])
 
 

@@ -9,10 +9,11 @@ from conditions import when_ended
 
 from dataloader import Tasks
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.requirement("R5")
-async def test_a_handler_reads_the_version_of_the_request_that_its_job_was_made_or_updated_by(open_worker):
+async def test_a_handler_reads_the_version_of_the_last_request_for_its_job(open_worker):
     tasks, seen = Tasks(), []
 
     @tasks.task("employee", queue="q", unique=("id",), duplicates="update")
@@ -23,7 +24,7 @@ async def test_a_handler_reads_the_version_of_the_request_that_its_job_was_made_
         async with open_worker(tasks, {"other": 1}) as supervisor:
             added = [await supervisor.jobs.enqueue("employee", {"id": 1}, **request) for request in requests]
         async with open_worker(tasks, {"q": 1}) as supervisor:
-            await when_ended(supervisor, added[-1].job_id, within_s=10)
+            await when_ended(supervisor, added[-1].job_id)
 
     at = datetime(2026, 11, 20, tzinfo=UTC)
     await runs({"version": at})

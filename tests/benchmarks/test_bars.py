@@ -56,7 +56,7 @@ def test_a_share_of_one_is_just_enough_and_more_is_better(bar, value, share):
     assert bar.is_reached(value) == (share >= 1)
 
 
-def test_the_table_has_each_figure_and_each_bar_of_what_was_measured(workloads):
+def test_the_table_has_each_figure_and_each_bar_of_the_measurements(workloads):
     lines = table(race(1, OURS, 2000.0), workloads).splitlines()
     assert lines[0] == "| | | dataloader | pgqueuer |"
     assert lines[2:] == [
@@ -68,7 +68,7 @@ def test_the_table_has_each_figure_and_each_bar_of_what_was_measured(workloads):
     ]
 
 
-def test_the_table_tells_of_a_measurement_that_failed(workloads):
+def test_the_table_shows_a_failed_measurement(workloads):
     assert table([Result("w2", "dataloader", 1, {}, "TimeoutError: no event")], workloads).splitlines()[-1] == (
         "Failed: w2 dataloader run 1: TimeoutError: no event"
     )
@@ -92,7 +92,7 @@ def test_machines_get_the_same_with_nothing_that_json_cannot_say(workloads):
     assert data["failed"] == [{"workload": "w2", "contender": "dataloader", "run": 1, "error": "OSError: no"}]
 
 
-def test_what_was_measured_again_counts_in_place_of_what_failed(tmp_path):
+def test_a_repeated_measurement_replaces_a_failed_one(tmp_path):
     kept = tmp_path / "results.jsonl"
     failed, good = Result("w2", "dataloader", 1, {}, "OSError: no"), Result("w2", "dataloader", 1, {"lost": 0})
     for result in (failed, good):
@@ -100,7 +100,7 @@ def test_what_was_measured_again_counts_in_place_of_what_failed(tmp_path):
     assert read(kept) == [good]
 
 
-def test_a_pickup_that_grows_is_that_of_the_last_eighth_by_the_first_whatever_the_order_of_starts():
+def test_the_pickup_ratio_compares_the_last_eighth_with_the_first():
     pytest.importorskip("psutil")  # it comes with the embedded server
     w15, latency = import_module("benchmarks.peers.workloads.w15_held"), import_module("benchmarks.peers.latency")
     took_ms = {number: 2.0 if number < 70 else 6.0 for number in reversed(range(80))}

@@ -51,7 +51,7 @@ def test_a_plan_for_the_bars_has_no_peer_that_no_bar_compares_with(workloads):
     assert names(steps) == ["w1 dataloader run 1", "w1 pgqueuer run 1", "w2 dataloader run 1"]
 
 
-def test_what_is_kept_is_not_measured_again_unless_it_failed(workloads):
+def test_a_kept_result_is_not_measured_again_unless_it_failed(workloads):
     kept = [
         Result("w1", "dataloader", 1, {"short_rate": 1.0}),
         Result("w1", "pgqueuer", 1, {}, "OSError: no"),

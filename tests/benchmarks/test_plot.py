@@ -48,7 +48,7 @@ def test_a_bar_is_green_to_the_right_when_reached_and_red_to_the_left_when_misse
 
 
 @pytest.mark.parametrize(("late_ms", "colour"), [(0.0, REACHED), (1e6, MISSED), (math.inf, MISSED)])
-def test_what_is_off_the_scale_ends_in_a_point(workloads, late_ms, colour):
+def test_a_bar_beyond_the_scale_ends_in_a_point(workloads, late_ms, colour):
     [mark] = marks(drawn(workloads, late_ms=late_ms), colour)
     assert mark.tag == f"{SVG}path"
 

@@ -13,7 +13,7 @@ FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
 
-def test_units_count_within_any_span_whose_end_is_exclusive_in_whatever_order_they_were_noted():
+def test_units_count_within_any_half_open_span_in_any_order():
     calls = [(3.0, 1), (0.0, 3), (0.5, 1), (0.999, 1), (1.0, 2)]
     assert most_within(calls, 1) == 5
     assert most_within(calls, 1.001) == 7

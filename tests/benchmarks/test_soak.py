@@ -41,7 +41,7 @@ def test_a_soak_in_which_nothing_grows_or_is_lost_is_passed():
 
 
 @pytest.mark.parametrize("flat", FLAT, ids=lambda flat: flat.figure)
-def test_what_rises_through_the_second_half_by_more_than_its_bound_is_bad(flat):
+def test_a_figure_that_rises_beyond_its_bound_in_the_second_half_is_bad(flat):
     assert bad(course(**{flat.figure: lambda at_s: at_s * flat.least})) == [f"flat: {flat.text}"]
     assert bad(course(**{flat.figure: lambda at_s: 10 + at_s * flat.least / 1_000})) == []
     # What fills up at first, or shrinks, is no leak.
@@ -77,7 +77,7 @@ def test_what_was_lost_ran_twice_at_once_or_ended_by_itself_is_bad(change, what)
     assert what in text
 
 
-def test_what_was_never_measured_is_bad():
+def test_a_figure_that_was_never_measured_is_bad():
     assert len(bad([])) == 2 + len(FLAT)
     assert bad([{name: value for name, value in sample.items() if name != "rss_mib"} for sample in course()]) == [
         f"flat: {FLAT[0].text}"
@@ -90,7 +90,7 @@ def test_a_drift_is_how_far_the_line_through_the_points_rises():
     assert drift([(0, 1), (1, 100)]) == 0
 
 
-def test_the_report_says_first_whether_it_was_passed_and_what_was_done():
+def test_the_report_has_the_verdict_and_the_number_of_kills():
     blows = [(20.0, "SIGKILL"), (60.0, "SIGTERM"), (90.0, "SIGKILL")]
     passed = page(judged(course(), GOOD), GOOD, blows, 7)
     assert "**Passed.**" in passed

@@ -20,8 +20,6 @@ from dataloader.jobs.secrets.masking import mask_address
 from dataloader.store.embedded.dump import back_up, check_backup, restore
 from dataloader.store.embedded.postgres import embedded_postgres
 
-pytestmark = [pytest.mark.slow]
-
 LEASE_S = 5
 TASKS = """
 import trio
@@ -80,8 +78,9 @@ def wait_until(condition, timeout_s=90):
         time.sleep(0.05)
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q7")
-def test_a_backup_under_load_is_one_moment_and_its_jobs_go_on_where_it_is_restored(
+def test_a_backup_under_load_is_consistent_and_its_jobs_run_where_it_is_restored(
     dataloader, serving, data_dirs, tmp_path
 ):
     first, second = data_dirs
@@ -131,7 +130,8 @@ def test_a_backup_under_load_is_one_moment_and_its_jobs_go_on_where_it_is_restor
         assert process.wait(timeout=60) == 0
 
 
-def test_a_database_that_holds_something_is_replaced_only_when_told(dataloader, data_dirs, tmp_path):
+@pytest.mark.full
+def test_a_database_with_content_is_replaced_only_on_request(dataloader, data_dirs, tmp_path):
     first, second = data_dirs
     file = tmp_path / "b"
     assert dataloader("migrate", "--data-dir", first).returncode == 0
@@ -155,6 +155,7 @@ def test_a_database_that_holds_something_is_replaced_only_when_told(dataloader, 
     )
 
 
+@pytest.mark.full
 def test_a_database_in_use_is_not_replaced(dataloader, serving, data_dirs, tmp_path):
     first, _ = data_dirs
     service, _ = serving(first)
@@ -166,9 +167,8 @@ def test_a_database_in_use_is_not_replaced(dataloader, serving, data_dirs, tmp_p
     assert service.wait(timeout=60) == 0
 
 
-def test_a_database_that_the_server_itself_cleans_is_replaced_also_by_a_file_that_looks_like_an_option(
-    data_dirs, tmp_path, monkeypatch
-):
+@pytest.mark.full
+def test_restore_works_during_autovacuum_and_from_a_file_named_like_an_option(data_dirs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = Path("-x.dump")
     slow = "autovacuum_vacuum_insert_threshold=0, autovacuum_vacuum_cost_delay=100, autovacuum_vacuum_cost_limit=1"
@@ -194,9 +194,8 @@ def test_a_database_that_the_server_itself_cleans_is_replaced_also_by_a_file_tha
         assert psql("SELECT count(*) FROM dl_jobs") == "9999"
 
 
-def test_a_backup_that_fails_leaves_no_file_nor_one_that_was_killed_once_another_is_made(
-    start, dataloader, data_dirs, tmp_path
-):
+@pytest.mark.full
+def test_a_failed_or_killed_backup_leaves_no_file(start, dataloader, data_dirs, tmp_path):
     first, _ = data_dirs
     sql(first, "CREATE TABLE t AS SELECT 1 AS x")
     with embedded_postgres(first) as server:
@@ -235,6 +234,7 @@ def test_a_backup_that_fails_leaves_no_file_nor_one_that_was_killed_once_another
     assert (tmp_path / "b").read_bytes().startswith(b"PGDMP")
 
 
+@pytest.mark.full
 def test_a_backup_does_not_wait_for_the_stages_of_loads(dataloader, data_dirs, tmp_path):
     first, second = data_dirs
     assert dataloader("migrate", "--data-dir", first).returncode == 0
@@ -248,6 +248,7 @@ def test_a_backup_does_not_wait_for_the_stages_of_loads(dataloader, data_dirs, t
     assert dataloader("restore", tmp_path / "b", "--data-dir", second).returncode == 0
 
 
+@pytest.mark.full
 def test_a_restore_that_fails_leaves_the_database_as_it_was(dataloader, data_dirs, tmp_path):
     first, second = data_dirs
     for data_dir in data_dirs:
@@ -263,7 +264,8 @@ def test_a_restore_that_fails_leaves_the_database_as_it_was(dataloader, data_dir
     assert dataloader("restore", tmp_path / "b", "--replace", "--data-dir", second).returncode == 0
 
 
-def test_of_two_restores_at_once_the_second_is_refused_and_harms_nothing(dataloader, data_dirs, tmp_path):
+@pytest.mark.full
+def test_the_second_of_two_concurrent_restores_is_refused_and_harms_nothing(dataloader, data_dirs, tmp_path):
     first, _ = data_dirs
     sql(first, "CREATE TABLE dl_jobs AS SELECT 1 AS n")
     file = tmp_path / "one.backup"
@@ -279,7 +281,8 @@ def test_of_two_restores_at_once_the_second_is_refused_and_harms_nothing(dataloa
     assert sql(first, "SELECT n FROM dl_jobs") == "1"
 
 
-def test_what_is_no_backup_or_a_part_of_one_is_refused_and_nothing_is_made_for_it(dataloader, data_dirs, tmp_path):
+@pytest.mark.full
+def test_a_file_that_is_no_complete_backup_is_refused_without_a_new_directory(dataloader, data_dirs, tmp_path):
     first, second = data_dirs
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"must be a regular file, not .*pipe"):
@@ -302,7 +305,8 @@ def test_what_is_no_backup_or_a_part_of_one_is_refused_and_nothing_is_made_for_i
     assert not second.exists()
 
 
-def test_a_file_that_is_there_or_can_not_be_made_is_told(dataloader, data_dirs, tmp_path):
+@pytest.mark.slow
+def test_a_backup_to_an_existing_or_unwritable_file_is_an_error(dataloader, data_dirs, tmp_path):
     first, _ = data_dirs
     assert dataloader("backup", tmp_path / "b", "--data-dir", first).returncode == WRONG_USE
     assert not first.exists()
@@ -318,6 +322,7 @@ def test_a_file_that_is_there_or_can_not_be_made_is_told(dataloader, data_dirs, 
     assert (tmp_path / "b").read_text() == "mine"
 
 
+@pytest.mark.full
 def test_a_server_of_another_version_moves_by_backup_and_restore(dataloader, data_dirs, tmp_path):
     first, second = data_dirs
     sql(first, "CREATE TABLE mine AS SELECT 16 AS x", version=16)
@@ -344,6 +349,7 @@ def test_another_database_has_its_own_programs(on_database, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_config_shows_where_the_embedded_database_answers_while_it_runs(dataloader, data_dirs):
     long = data_dirs[0] / ("with spaces " * 10)
 

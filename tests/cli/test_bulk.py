@@ -14,6 +14,7 @@ SELECT gen_random_uuid(), 'q', 't', i::text, 'failed', now() FROM generate_serie
 """
 
 
+@pytest.mark.slow
 def test_an_act_is_begun_followed_and_stopped(on_database, database):
     def bulk(*arguments):
         result = on_database("bulk", *arguments)
@@ -48,7 +49,7 @@ def test_an_act_is_begun_followed_and_stopped(on_database, database):
         (["cancel", "--queue", "q"], "add --yes"),
     ],
 )
-def test_what_means_nothing_or_can_not_be_asked_is_refused(on_database, arguments, says):
+def test_invalid_arguments_of_a_bulk_operation_are_refused(on_database, arguments, says):
     result = on_database("bulk", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert says in result.stderr

@@ -19,6 +19,7 @@ def test_migrate_brings_an_empty_database_up_to_date_and_says_so_the_next_time(d
     assert dataloader("jobs", DL_DB_DSN=empty_database.dsn).stderr == "no jobs\n"
 
 
+@pytest.mark.slow
 def test_migrate_warns_on_stderr_of_a_schema_that_is_open_to_all(dataloader, empty_database):
     empty_database.psql("GRANT CREATE ON SCHEMA public TO PUBLIC")
     result = dataloader("migrate", "--json", DL_DB_DSN=empty_database.dsn)

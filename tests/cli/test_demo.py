@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,9 +100,10 @@ def test_a_load_is_right_only_if_all_jobs_succeeded_and_the_table_equals_the_fil
     assert not attrs.evolve(right, check=None).is_right
 
 
-@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.requirement("Q2", "Q15")
-def test_the_demo_drains_on_interrupt_and_goes_on_where_it_was(start, tmp_path):
+def test_the_demo_drains_on_interrupt_and_resumes_at_the_next_start(start, tmp_path):
     """On a terminal with ^C half way; then to the end; then once more, when nothing is left to do."""
     shown, code = on_terminal([sys.executable, "-m", "dataloader", "demo"], tmp_path, interrupt_at=r"[1-9] / 12")
     assert code == 1
@@ -118,6 +120,17 @@ def test_the_demo_drains_on_interrupt_and_goes_on_where_it_was(start, tmp_path):
     assert result["total"] == {"inserted": 0, "updated": 0, "unchanged": result["file"]["rates"]}
     assert {job["year"] for job in result["jobs"]} == set(range(1999, 1999 + len(result["jobs"])))
     assert re.search(r"^1999  succeeded  \d+\.\d\d s$", lines, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_option", [True, False], ids=["--port", "DL_PORT"])
+def test_the_demo_listens_on_the_given_port(start, by_option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        process = start("demo", "--port", port) if by_option else start("demo", DL_PORT=port)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert f"127.0.0.1:{port}: Address already in use" in err, err
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[dict, str]:

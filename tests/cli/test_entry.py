@@ -42,7 +42,7 @@ def test_the_list_of_commands_has_a_whole_sentence_for_each_at_80_columns(datalo
     assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
 
 
-def test_a_mistyped_command_is_told_which_one_was_meant(dataloader):
+def test_a_mistyped_command_gets_a_suggestion(dataloader):
     for words, meant in (
         (("stauts",), "stats or status"),
         (("trigegr",), "trigger"),
@@ -55,7 +55,7 @@ def test_a_mistyped_command_is_told_which_one_was_meant(dataloader):
 
 
 @pytest.mark.requirement("Q16")
-def test_what_went_wrong_writes_nothing_of_its_own_on_the_terminal(capsys):
+def test_control_characters_in_an_error_are_escaped_on_the_terminal(capsys):
     assert report(StoreError("of a server:\x1b[2J\u202e\nand more")) == 1
     assert capsys.readouterr().err == "of a server:\\x1b[2J\\u202e\nand more\n"
 
@@ -120,9 +120,7 @@ def test_a_data_directory_that_can_not_be_one_is_one_line(dataloader, tmp_path):
         ("/none?user=me&password=sesame&host=/no/socket", "/no/socket"),
     ],
 )
-def test_a_database_that_does_not_answer_is_one_line_with_its_host_and_setting_without_the_password(
-    dataloader, address, host
-):
+def test_an_unreachable_database_is_one_line_with_host_and_setting_and_no_password(dataloader, address, host):
     result = dataloader("queues", DL_DB_DSN=f"postgresql://{address}")
     assert result.returncode == 1
     assert result.stderr.startswith(f"DL_DB_DSN: the database at {host} can't be reached (")
@@ -143,7 +141,7 @@ def test_an_address_that_is_none_is_one_line(dataloader):
     assert result.stderr.startswith("--url: must be an address such as http://127.0.0.1:8080, not 'localhost:8080'")
 
 
-def test_a_database_without_our_tables_is_one_line_that_says_what_to_run(dataloader, empty_database):
+def test_a_database_without_our_tables_is_one_line_with_the_command_to_run(dataloader, empty_database):
     result = dataloader("queues", DL_DB_DSN=empty_database.dsn)
     assert result.returncode == 1
     assert "; run `dataloader migrate`" in result.stderr
@@ -166,7 +164,7 @@ def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, datab
 
 
 @pytest.mark.slow
-def test_a_reader_who_leaves_is_no_error_to_speak_of(start):
+def test_a_closed_pipe_prints_no_error(start):
     listing = start("config")
     listing.stdout.close()
     assert listing.stderr.read() == ""

@@ -26,7 +26,7 @@ def test_several_jobs_are_canceled_though_one_is_missing(on_database, add, datab
 
 
 @pytest.mark.requirement("Q4")
-def test_when_the_database_refuses_one_of_several_jobs_the_fate_of_each_is_told(on_database, add, database):
+def test_if_the_database_refuses_one_of_several_jobs_each_outcome_is_printed(on_database, add, database):
     first, second, third = add("q", "t"), add("q", "t"), add("q", "t")
     database.psql(
         "create function refuse() returns trigger language plpgsql as $$ begin raise 'refused on purpose'; end $$;"
@@ -60,7 +60,7 @@ def test_retry_queues_an_ended_job_again_and_refuses_a_queued_one(on_database, a
 
 
 @pytest.mark.requirement("Q4")
-def test_running_jobs_with_an_endless_lease_are_queued_again_by_force_and_canceled_at_once(on_database, add, database):
+def test_jobs_with_an_endless_lease_can_be_retried_by_force_or_canceled(on_database, add, database):
     retried, canceled = add("q", "t"), add("q", "t")
     database.psql("update dl_jobs set status = 'running', heartbeat_at = now() - interval '1 hour'")
     refused = on_database("retry", retried)
@@ -109,9 +109,10 @@ def test_queued_jobs_are_made_due_and_get_another_priority_by_their_ids_or_a_fil
     assert (refused.returncode, "range" in refused.stderr) == (2, True)
 
 
-def test_a_job_that_is_run_now_says_what_it_still_waits_for(on_database, add, database):
+def test_run_now_prints_why_the_job_still_waits(on_database, add, database):
     locked, limited = add("q", "t"), add("q", "a task")
     database.psql("update dl_jobs set waits_for = 'lock', lock_key = 'k', keyed = true where task = 't'")
+    database.psql("insert into dl_lanes (lane) values ('a task')")
     database.psql("update dl_jobs set waits_for = 'limit', lane = task where task = 'a task'")
     first, second = on_database("run-now", locked, limited).stdout.splitlines()
     assert first == f"{locked}  queued (waits for lock): another job with its lock_key runs"
@@ -122,7 +123,7 @@ def test_a_job_that_is_run_now_says_what_it_still_waits_for(on_database, add, da
 
 @pytest.mark.slow
 @pytest.mark.requirement("R2", "S6")
-def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, add, database):
+def test_failed_jobs_are_listed_by_error_retried_and_in_the_error_log(on_database, add, database):
     ids = [add("q", "t") for _ in range(3)]
     database.psql("update dl_jobs set status = 'running', claimed_by = 'w'")
     database.psql("update dl_jobs set status = 'failed', error = format(E'KeyError: %L\\n\\nTraceback', job_id)")
@@ -150,7 +151,7 @@ def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, 
     assert (unknown.returncode, unknown.stdout, unknown.stderr) == (4, "", none_failed)
 
 
-def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database):
+def test_a_change_without_a_clear_selection_of_jobs_is_refused(on_database, add, database):
     add("q", "t")
     for options in [
         (),
@@ -195,7 +196,7 @@ def test_the_audit_names_who_did_what_to_which_job(on_database, add):
     assert older == [first]
 
 
-def test_a_queue_is_paused_and_resumed_and_one_that_nobody_serves_is_pointed_out(on_database, add, database):
+def test_a_queue_is_paused_and_resumed_with_a_warning_if_it_has_no_worker(on_database, add, database):
     add("q", "t")
 
     def queues():
@@ -211,7 +212,7 @@ def test_a_queue_is_paused_and_resumed_and_one_that_nobody_serves_is_pointed_out
     assert [queue["paused"] for queue in queues()] == [False]
 
 
-def test_workers_that_were_heard_of_lately_are_listed(on_database, database):
+def test_recently_seen_workers_are_listed(on_database, database):
     database.psql(
         "insert into dl_workers (worker, host, pid, version, queues, seen_at) values"
         """ ('w1', 'h', 7, '0', '{"q": 2}', now()), ('w2', 'h', 8, '0', '{}', now() - interval '1 hour')"""

@@ -83,7 +83,7 @@ NOT_ALLOWED = [
 ]
 
 
-def test_a_request_that_is_not_allowed_ends_with_2_and_says_what_is(on_database, database, tmp_path):
+def test_an_invalid_request_exits_with_2_and_names_the_allowed_values(on_database, database, tmp_path):
     (tmp_path / "deep.json").write_text('{"a":' * 3_000 + "1" + "}" * 3_000)
     for options, said in NOT_ALLOWED:
         result = on_database("trigger", "q", "t", *options)
@@ -103,7 +103,7 @@ def test_the_same_idempotency_key_gives_the_first_job_and_another_request_is_ref
 
 
 @pytest.mark.requirement("Q3")
-def test_status_shows_how_a_job_stands_to_people_and_to_machines(on_database, add):
+def test_status_shows_a_job_as_text_and_as_json(on_database, add):
     job_id = add("q", "t", "--available-at", "1h")
     text = dict(line.split(maxsplit=1) for line in on_database("status", job_id).stdout.splitlines())
     assert text["job_id"] == job_id
@@ -128,6 +128,7 @@ def test_an_id_or_a_number_that_is_none_ends_with_2(on_database):
     assert "integer of at least 0" in on_database("events", MISSING, "--after", 2**63).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 3), ("canceled", 3), ("lost", 3)])
 def test_the_exit_code_of_wait_says_how_the_job_ended(on_database, add, database, status, code):
     job_id = add("q", "t")
@@ -177,7 +178,7 @@ def test_a_trigger_and_a_status_say_why_the_queue_does_not_take_the_job(on_datab
     assert "queue_state" not in on_database("status", job_id).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q3")
 def test_wait_says_why_the_job_waits_and_says_it_again_when_that_changes(start, database):
     waiting = start("trigger", "q", "t", "--wait", DL_DB_DSN=database.dsn)
@@ -196,11 +197,9 @@ def test_wait_says_why_the_job_waits_and_says_it_again_when_that_changes(start, 
     assert (waiting.returncode, stderr) == (0, "")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q3")
-def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_key_is_held(
-    start, add, on_database, database
-):
+def test_status_wait_prints_why_a_job_waits(start, add, on_database, database):
     job_id = add("q", "t")
     serve(database, {"q": 1})
     database.psql(
@@ -232,7 +231,7 @@ def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_k
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q10")
-def test_a_running_job_that_nobody_renews_is_told_from_one_that_runs_well(on_database, add, database):
+def test_status_shows_whether_the_lease_of_a_running_job_is_renewed(on_database, add, database):
     job_id = add("q", "t")
     database.psql(
         "update dl_jobs set status = 'running', attempt = 2, claimed_by = 'w', heartbeat_at = now(),"
@@ -260,14 +259,13 @@ def test_a_running_job_that_nobody_renews_is_told_from_one_that_runs_well(on_dat
     assert "no heartbeat" not in shown("status = 'failed', finished_at = now()")[0]
 
 
-def test_a_wait_that_takes_too_long_ends_with_1_and_shows_how_the_job_stands(on_database):
+def test_a_wait_that_times_out_exits_with_1_and_shows_the_jobs_status(on_database):
     result = on_database("trigger", "q", "t", "--wait", "--timeout", "0.1")
     assert result.returncode == 1
     assert result.stderr.endswith("has not ended yet\n")
     assert "queued" in result.stdout
 
 
-@pytest.mark.slow
 def test_jobs_are_found_by_each_filter(on_database, add, database):
     old = add("a", "t1", "--lock-key", "k")
     new = add("b", "t2")
@@ -315,9 +313,8 @@ def test_a_pipe_gets_plain_columns_all_of_them_and_the_first_line_of_an_error(on
     assert len(on_database("jobs").stdout.splitlines()[1]) < 400
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q16")
-def test_what_jobs_carry_neither_shows_secrets_nor_writes_on_the_terminal(on_database, add, database):
+def test_job_data_is_shown_without_secrets_and_control_characters(on_database, add, database):
     unseen = "\x1b\x9b\u202e\u2066\u2028\u200b\ufeff"
     job_id = add("q", "t", "--args", json.dumps({"password": "sesame", "rows": unseen}))
     # As a service of somebody else may name it.
@@ -355,7 +352,7 @@ def say(database, job_id, level, message, **fields):
 
 
 @pytest.mark.requirement("E11")
-def test_what_a_job_has_logged_is_read_line_by_line_masked_and_in_pages(on_database, add, database):
+def test_log_lines_of_a_job_are_read_masked_and_in_pages(on_database, add, database):
     job_id = add("q", "t")
     assert on_database("logs", job_id).stderr == "no lines\n"
     say(database, job_id, "info", "read", rows=3, load="a")

@@ -31,7 +31,6 @@ def ask(on_database, database):
     return ask
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S1", "S5")
 def test_tasks_are_listed_limited_paused_and_removed(ask, on_database):
     assert ask("task", "pause", "plain") == "plain  closed: paused\n"
@@ -98,7 +97,6 @@ def test_a_file_sets_limits_of_many_tasks_by_either_names_all_or_none(ask, on_da
     assert json.loads(ask("task", "show", "plain", "--json"))["override"] == {"max_running": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("S4", "S5")
 def test_suppliers_are_made_shown_shared_paused_and_removed(ask, on_database, database):
     daily = on_database("supplier", "set", "hr", "--budget", "100/60", "--budget", "5/day/Europe/Berlin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from queue import Queue
+from uuid import uuid4
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from payments import Gate, payments
 from dataloader import Settings, Tasks, Worker, open_supervisor
 from dataloader.flows.processes import add_processes
 
-pytestmark = pytest.mark.requirement("P2")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("P2")]
 
 
 @pytest.fixture
@@ -54,7 +55,6 @@ def fields(printed):
     return dict(line.split(None, 1) for line in printed.splitlines())
 
 
-@pytest.mark.slow
 def test_a_process_is_started_called_shown_and_removed(url, ask):
     assert ask("start", "payment", "1", "--args", "5", "--key", "k", "--metadata", '{"a": 1}') == "reserved\n"
     assert ask("call", "payment", "1", "pay", "--args", "4", code=3) == "refused: 5 is due\n"
@@ -75,15 +75,21 @@ def test_a_process_is_started_called_shown_and_removed(url, ask):
     assert [task["kind"] for task in tasks] == ["init", "timeout", "call", "call"]
     assert (ask("call", "payment", "1", "hang", "--timeout", "0")).startswith("task ")
     waiting = (ask("call", "payment", "1", "pay", "--timeout", "0", "--url", url)).split()[1]
+    assert "has another ident" in ask("withdraw", waiting, "--ident", str(uuid4()), code=4)
     assert "cancelled: withdrawn" in ask("withdraw", waiting, code=3)
     assert "cancelled: withdrawn" in ask("wait", waiting, code=3)
     assert fields(ask("remove", "payment", "1"))["status"] == "running"
     assert ask("show", "payment", "1", code=4) == "there is no process payment/1\n"
+    versions = [line.split() for line in ask("versions", "--type", "payment").splitlines()]
+    assert versions == [
+        ["TYPE", "VERSION", "SERVED", "INIT", "RUNNING", "ERROR"],
+        ["payment", "1", "yes", "0", "1", "0"],
+    ]
+    assert json.loads(ask("versions", "--json", "--url", url))["versions"][0]["served"]
     imported = ask("import", "payment", "3", "--state", '{"amount": 1}', "--event", "1")
     assert fields(imported)["events"] == "1"
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("P6")
 def test_processes_in_error_are_counted_repaired_and_resumed_by_group(url, ask):
     for name in "123":

@@ -9,7 +9,7 @@ SCRIPT = "the owner of the tables should run the script for it under Roles in do
 
 
 @pytest.mark.slow
-def test_a_role_that_may_create_nothing_is_told_what_to_grant_it(dataloader, empty_database):
+def test_a_role_without_create_rights_gets_the_grant_that_it_needs(dataloader, empty_database):
     with a_role(empty_database) as role:
         for command in (("migrate",), ("serve", "--port", "0")):
             result = dataloader(*command, DL_DB_DSN=role.dsn)
@@ -21,9 +21,8 @@ def test_a_role_that_may_create_nothing_is_told_what_to_grant_it(dataloader, emp
         assert dataloader("migrate", DL_DB_DSN=role.dsn).returncode == 0
 
 
-def test_a_service_that_owns_nothing_is_told_that_the_owner_upgrades_the_schema_and_not_to_ask_for_rights(
-    dataloader, database
-):
+@pytest.mark.slow
+def test_an_upgrade_without_ownership_names_the_owner_and_suggests_no_grants(dataloader, database):
     database.psql("DELETE FROM dl_function_sets")
     with service_role(database) as role:
         for command in (("migrate",), ("serve", "--port", "0")):
@@ -34,7 +33,7 @@ def test_a_service_that_owns_nothing_is_told_that_the_owner_upgrades_the_schema_
             assert "GRANT" not in result.stderr
 
 
-def test_a_role_that_may_not_use_the_schema_is_told_so(dataloader, database):
+def test_a_role_without_usage_of_the_schema_gets_an_error(dataloader, database):
     with a_role(database, "REVOKE USAGE ON SCHEMA public FROM PUBLIC") as role:
         for command, settings in (("migrate", {}), ("serve", {"DL_MIGRATE": "false", "DL_PORT": "0"})):
             result = dataloader(command, DL_DB_DSN=role.dsn, **settings)
@@ -42,8 +41,9 @@ def test_a_role_that_may_not_use_the_schema_is_told_so(dataloader, database):
             assert "no schema that exists and that it may use; create one, or GRANT USAGE on it" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("trigger", "q", "t"), ("jobs",), ("queues",), ("cancel", "{job}"), ("migrate",)])
-def test_a_role_without_rights_on_the_tables_is_told_who_gives_them(dataloader, database, add, command):
+def test_a_role_without_rights_on_the_tables_is_referred_to_the_grant_script(dataloader, database, add, command):
     job_id = add("q", "t")
     command = [word.format(job=job_id) for word in command]
     with a_role(database) as role:

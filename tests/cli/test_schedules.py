@@ -57,8 +57,21 @@ def test_a_schedule_from_its_set_to_its_removal(on_database, database):
         (["set", "x", "--task", "t", "--every", "5", "--zone", "Mars"], "zone: must be a name of the IANA database"),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(on_database, arguments, says):
+def test_an_invalid_schedule_is_refused_in_one_line(on_database, arguments, says):
     result = on_database("schedule", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     [line] = result.stderr.splitlines()
     assert line.startswith(says)
+
+
+def test_an_unreadable_schedule_is_listed_with_its_error(on_database, database):
+    database.psql(
+        "INSERT INTO dl_schedules (name, spec, task, origin, stored_by, next_at)"
+        """ VALUES ('odd', '{"task": "t", "every_s": "x"}', 't', 'code', 'test', now()),"""
+        """ ('fine', '{"task": "t", "every_s": 60}', 't', 'code', 'test', now())"""
+    )
+    fine, odd = on_database("schedule", "list").stdout.splitlines()[1:]
+    assert "every 60 s" in fine
+    assert "can't be read" in odd
+    shown = on_database("schedule", "show", "odd")
+    assert (shown.returncode, "can't be read: every_s: must be a number" in shown.stdout) == (0, True)

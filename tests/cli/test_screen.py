@@ -123,7 +123,7 @@ def test_a_column_of_noughts_gives_way_to_one_that_says_something(on_terminal, d
     assert "BLOCKED" not in header
 
 
-def test_what_has_no_room_is_named_and_a_wider_terminal_has_it(on_terminal, database):
+def test_columns_without_room_are_named_and_shown_on_a_wider_terminal(on_terminal, database):
     database.psql(ROWS)
     header, *_, last = on_terminal(80, "jobs")
     assert header.split() == ["JOB_ID", "STATUS", "TASK", "QUEUE"]

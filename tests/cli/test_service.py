@@ -63,19 +63,17 @@ def serve(start, tmp_path):
     return serve
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q13")
 @pytest.mark.parametrize(("given", "queues"), [({}, {"default": 10, "own": 10}), ({"WORKERS_JSON": "[]"}, {})])
-def test_without_queues_the_default_and_the_tasks_own_are_served_and_with_an_empty_list_none(
-    serve, database, given, queues
-):
+def test_by_default_the_tasks_queues_are_served_and_with_an_empty_list_none(serve, database, given, queues):
     service = serve(DL_DB_DSN=database.dsn, **given)
     assert service.line("serving")["queues"] == queues
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(timeout=30) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("shell", ['exec "$@" 2>&-', "trap '' HUP; exec \"$@\""], ids=["without stderr", "by nohup"])
 def test_a_service_without_stderr_runs_and_one_that_is_to_ignore_hangups_does(tmp_path, on_database, database, shell):
@@ -103,7 +101,7 @@ def test_a_service_without_stderr_runs_and_one_that_is_to_ignore_hangups_does(tm
         process.wait(timeout=20)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q15")
 def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloader):
     service = serve("--workers", '[{"queue": "q", "concurrency": 1}]')
@@ -123,7 +121,7 @@ def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloade
     assert service.process.wait(timeout=30) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q2", "Q3", "Q4")
 def test_a_service_answers_every_question_as_the_database_does(serve, on_database, dataloader, database):
     service = serve(DL_DB_DSN=database.dsn, DL_TOKENS=TOKENS)
@@ -213,9 +211,9 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
         assert (paused.returncode, paused.stderr.partition(";")[0]) == (0, warning)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q9")
-def test_wait_by_the_service_tells_a_job_that_failed(serve, dataloader, database):
+def test_wait_by_the_service_reports_a_failed_job(serve, dataloader, database):
     service = serve("--workers", '[{"queue": "q", "concurrency": 1}]', DL_DB_DSN=database.dsn)
     url = service.line("serving")["url"]
     result = dataloader("trigger", "q", "fail", "--max-attempts", 1, "--wait", "--url", url)

@@ -38,6 +38,19 @@ def test_a_signal_while_the_tasks_are_imported_ends_the_command_without_a_word(s
     assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+def test_a_sigterm_ends_an_import_with_its_own_code_where_sigint_is_ignored(start, module):
+    """As in a shell's job in the background."""
+    ignore = "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    name = module(f"{ignore}sys.stderr.write('imported\\n')\nsys.stderr.flush()\ntime.sleep(60)\n")
+    process = start("serve", "--tasks", f"{name}:tasks")
+    assert process.stderr.readline() == "imported\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert process.stderr.read() == ""
+
+
 TASKS = "from dataloader.jobs.tasks import Tasks\ntasks = Tasks()\n"
 
 
@@ -132,6 +145,7 @@ def test_modules_are_found_in_each_folder_of_path_and_where_its_pth_files_lead(d
     assert "found" in result.stdout
 
 
+@pytest.mark.slow
 def test_what_the_program_brings_comes_before_what_a_folder_has(start, folder, module):
     library, _ = folder("")
     (library / "msgspec.py").write_text("raise RuntimeError('not the one that the program was built with')")
@@ -148,7 +162,7 @@ def test_a_folder_of_another_python_is_one_line(dataloader, folder):
     assert result.stderr == said
 
 
-def test_a_folder_that_is_not_there_is_told(dataloader):
+def test_a_missing_folder_is_reported(dataloader):
     result = dataloader("tasks", "--path", "/no/such", "--tasks", "json:tasks")
     assert result.returncode == 2
     assert "'--path': Directory '/no/such' does not exist" in result.stderr

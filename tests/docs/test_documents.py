@@ -44,18 +44,18 @@ def test_the_tree_is_drawn_as_in_the_code():
 
 
 @pytest.mark.parametrize("room", ["flows", "store"])
-def test_every_folder_of_a_room_stands_in_the_table_of_rooms(room):
+def test_every_folder_of_a_layer_is_in_the_table_of_layers(room):
     [row] = re.findall(rf"^\| `{room}/` \|.*", read("architecture.md"), re.MULTILINE)
     folders = {path.parent.name for path in (ROOT / room).glob("*/*.py")}
     assert folders
     assert {folder for folder in folders if f"`{folder}/`" not in row} == set()
 
 
-def test_what_a_connection_sends_at_its_start_is_told_to_those_with_a_pooler():
+def test_the_startup_parameters_of_a_connection_are_documented_for_poolers():
     [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("operations.md"))
     source = inspect.getsource(connect.connect)
     sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(connect.PLANNER)
-    known_to_pgbouncer = {"application_name", "timezone"}
+    known_to_pgbouncer = {"application_name", "timezone", "standard_conforming_strings"}
     assert set(told.replace("\n", " ").replace(" ", "").split(",")) == sent - known_to_pgbouncer
 
 
@@ -76,14 +76,14 @@ def test_links_within_the_project_lead_somewhere(path):
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-def test_what_the_page_for_contributors_names_is_there():
+def test_files_and_recipes_named_for_contributors_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     files = set(re.findall(r"`([\w.]+/[\w./]*|[\w/]*\.env\.example)`", text)) | set(
         re.findall(r" (tests/[\w/]+\.py)", text)
     )
     assert len(files) > 30
     assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
-    recipes = set(re.findall(r"`\./run (\w+)", text))
+    recipes = set(re.findall(r"`\./run (\w[\w-]*)", text))
     justfile = (ROOT / "justfile").read_text()
     assert [name for name in sorted(recipes) if not re.search(rf"^{name}\b.*:", justfile, re.MULTILINE)] == []
     [file, part] = re.findall(r"pytest (tests/actors/\S+) -k (\w+)", text)[0]
@@ -116,7 +116,7 @@ def test_the_board_and_the_alerts_ask_for_metrics_that_there_are():
     assert set(in_table) == alerted
 
 
-def test_every_figure_of_the_summary_of_performance_stands_in_the_tables_below_it():
+def test_every_figure_of_the_performance_summary_is_in_the_tables_below_it():
     summary, below = read("performance.md").split("## The benchmark beside other queues")
     rows = [line.strip("|").split("|")[1:] for line in summary.splitlines() if line.startswith("| ")][2:]
     figures = {figure for row in rows for cell in row for figure in re.findall(r"\d[\d,]*\.\d+|\d+,\d{3}|\d{3,}", cell)}

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "embedding.md").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q14")
 def test_the_program_of_the_page_works_and_says_nothing_but_its_own_line(database, tmp_path):
     code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]

@@ -36,7 +36,7 @@ def test_every_link_leads_somewhere():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q2")
 def test_the_first_task_works_when_pasted(tmp_path):
     """Serve, trigger, result: the README's own commands, on a free port."""

@@ -16,6 +16,8 @@ import pytest
 import trio
 from conditions import until
 
+pytestmark = pytest.mark.full
+
 PAGE = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
 [REPAIR] = re.findall(r"^## A repair.*?(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
@@ -42,9 +44,8 @@ async def shell(commands: str, url: str) -> list[str]:
     return done.stdout.replace("}{", "}\n{").splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("P6")
-async def test_a_process_in_error_is_found_looked_at_mended_resumed_or_closed_as_the_page_says(serve, tmp_path):
+async def test_a_process_in_error_is_found_repaired_resumed_or_closed_as_on_the_page(serve, tmp_path):
     program = tmp_path / "payments.py"
 
     async def start():

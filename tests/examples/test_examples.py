@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import trio
 import trio_asyncio
-from conditions import until
+from conditions import patience_s, until
 from psycopg.types.json import Jsonb
 from source_app import Answer, open_source_app
 
@@ -46,22 +46,20 @@ async def test_the_ten_line_task_counts_and_shows_it():
     assert outcome.progress == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-@pytest.mark.slow
 async def test_a_supervisor_is_embedded_in_a_trio_program(database):
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         assert await load("embedding").main(database.dsn) == 6
 
 
-@pytest.mark.slow
-async def test_a_supervisor_is_embedded_in_a_program_with_a_trio_asyncio_loop_of_its_own(database):
-    with trio.fail_after(20):
+async def test_a_supervisor_is_embedded_in_a_program_with_its_own_trio_asyncio_loop(database):
+    with trio.fail_after(patience_s()):
         async with trio_asyncio.open_loop():
             assert await load("embedding").main(database.dsn) == 6
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("P1")
-async def test_a_payment_is_reserved_refused_paid_and_captured_as_the_page_on_processes_says(database, capsys):
+async def test_the_payment_example_runs_as_the_page_on_processes_shows(database, capsys):
     with trio.fail_after(60):
         assert await load("payments").main(database.dsn) == ["reserved", "paid", "captured"]
     assert capsys.readouterr().out == "reserved\nrefused: 5 is due\nthanks\nreserved, paid, captured\n"
@@ -70,8 +68,8 @@ async def test_a_payment_is_reserved_refused_paid_and_captured_as_the_page_on_pr
     assert f"{steps}\n```" in (DOCS / "processes.md").read_text()
 
 
-@pytest.mark.slow
-def test_embedding_runs_as_a_script_on_a_database_of_its_own(tmp_path):
+@pytest.mark.full
+def test_embedding_runs_as_a_script_on_a_separate_database(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "DL_DB_DSN"}
     done = subprocess.run(
         [sys.executable, EXAMPLES / "embedding.py"],
@@ -105,7 +103,7 @@ def site():
         server.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_site_is_loaded_by_handlers_of_every_flavour_enqueued_by_sql_alone(database, serve, raw, site):
     service = await serve({"pages": 8}, tasks="pages:tasks", environment={"PYTHONPATH": str(EXAMPLES)})
     with psycopg.connect(database.dsn) as connection:

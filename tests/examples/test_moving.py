@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from conditions import until
+from conditions import patience_s, until
 from source_app import Answer, open_source_app
 
 from dataloader import JobFilter, Settings, Worker, open_jobs, open_supervisor
@@ -131,7 +131,7 @@ time.sleep(60)"""
 
         await until(has_begun)
         await supervisor.jobs.cancel(added.job_id)
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             assert (await supervisor.jobs.wait(added.job_id)).status == "canceled"
     assert stopped.exists()
 

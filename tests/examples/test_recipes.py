@@ -21,6 +21,7 @@ import httpx2
 import psycopg
 import pytest
 import trio
+from conditions import patience_s
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -70,7 +71,7 @@ def test_a_page_shows_each_recipe_as_it_is(path):
 
 
 @pytest.mark.slow
-async def test_orders_come_page_by_page_and_a_confirmation_is_a_request_of_the_same_supplier(database, raw, supplier):
+async def test_the_rate_limited_api_recipe_loads_pages_and_sends_confirmations(database, raw, supplier):
     create(database, "rate_limited_api")
 
     def orders(seen):
@@ -93,21 +94,27 @@ async def test_orders_come_page_by_page_and_a_confirmation_is_a_request_of_the_s
 
 
 @pytest.mark.slow
-async def test_a_night_loads_its_day_once_and_one_without_sales_fails_for_good(database, raw, supplier):
+async def test_a_night_replaces_its_days_and_one_without_sales_fails(database, raw, supplier):
     create(database, "nightly_load")
-    supplier.put("/sales", Answer(b'[{"shop": "north", "amount": 5}, {"shop": "south", "amount": 7}]'))
+    shops = ["north", "south"]
+
+    def answer(seen):
+        sales = [{"day": seen.query["day"], "shop": shop, "amount": 5} for shop in shops]
+        return Answer(json.dumps(sales if seen.query["day"] != "2026-11-03" else []).encode())
+
+    supplier.put("/sales", answer)
     recipe = load("nightly_load")
+    [schedule] = recipe.tasks.schedules
+    assert (schedule.name, schedule.task, recipe.tasks["sales"].queue) == ("sales", "sales", "nightly")
+    args = {"from": "2026-11-01", "to": "2026-11-03", "pipeline": {"rate_min": 0, "rate_max": 0, "attempts": 1}}
     for _ in range(2):
-        run = await run_task(recipe.tasks, recipe.load_day, dsn=database.dsn)
+        run = await run_task(recipe.tasks, "sales", args, dsn=database.dsn)
         assert (run.status, run.error) == ("succeeded", None)
-    assert await raw.fetchval("SELECT sum(amount) FROM sale") == 12
-    supplier.put("/sales", Answer(b"[]"))
-    run = await run_task(recipe.tasks, recipe.load_day, dsn=database.dsn)
-    assert run.status == "failed"
-    assert run.error.startswith("no sales on ")
-    supplier.put("/sales", Answer(status=503))
-    run = await run_task(recipe.tasks, recipe.load_day, dsn=database.dsn)
-    assert (run.status, "503" in run.error) == ("queued", True)
+        assert await raw.fetchval("SELECT sum(amount) FROM sale") == 20
+    shops.remove("south")
+    run = await run_task(recipe.tasks, "sales", args | {"to": "2026-11-04"}, dsn=database.dsn)
+    assert (run.status, "there are no sales" in run.error) == ("failed", True)
+    assert await raw.fetchval("SELECT sum(amount) FROM sale WHERE gone IS NOT TRUE") == 10
 
 
 def test_the_mail_of_a_night_has_the_notice_of_the_page_on_notifications():
@@ -154,7 +161,7 @@ async def test_a_webhook_is_signed_waits_as_asked_and_gives_up_on_a_refusal(data
 
 
 @pytest.mark.slow
-async def test_totals_of_a_tenant_never_run_at_once_and_exports_two_at_a_time(database, raw):
+async def test_totals_of_a_tenant_run_one_at_a_time_and_exports_two_at_a_time(database, raw):
     create(database, "tenants")
     database.psql("INSERT INTO sale VALUES ('a', 1), ('a', 2), ('b', 5)")
     recipe, tenants = load("tenants"), ["a", "b", "c"]
@@ -173,7 +180,7 @@ async def test_totals_of_a_tenant_never_run_at_once_and_exports_two_at_a_time(da
     async with open_supervisor(settings, recipe.tasks) as supervisor:
         exports = await recipe.export_all(supervisor.jobs, tenants, each=5)
         totals = [await supervisor.jobs.enqueue(recipe.total, recipe.Tenant(name)) for name in tenants * 3]
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             for one in [*exports, *totals]:
                 assert (await supervisor.jobs.wait(one.job_id)).status == "succeeded"
     assert await raw.fetch("SELECT tenant, amount::int FROM total ORDER BY tenant") == [("a", 3), ("b", 5)]
@@ -205,7 +212,7 @@ async def test_a_report_shows_how_far_it_is_in_a_page_of_fastapi(database, monke
     settings = Settings(db_dsn=database.dsn, workers=(Worker("reports", 1),), port=0)
     async with open_supervisor(settings, recipe.tasks, with_web=True) as supervisor:
         monkeypatch.setenv("DATALOADER_URL", supervisor.url)
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             states = await trio.to_thread.run_sync(asyncio.run, _order_a_report(load("reports_web").app))
     assert states[0].keys() == {"status", "ended", "progress", "result", "error"}
     assert states[-1]["status"] == "succeeded"

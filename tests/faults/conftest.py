@@ -15,13 +15,11 @@ import attrs
 import httpx2
 import pytest
 import trio
-from conditions import until
-from databases import SETTINGS, PostgresServer, raw_connection
+from conditions import patience_s, until
+from own_server import server_in
 from services import metrics_in
 
 from dataloader.store.connection.loop import open_loop
-from dataloader.store.embedded.cluster import Cluster
-from dataloader.store.embedded.postgres import embedded_postgres
 
 UNFINISHED = (
     "SELECT job_id, task, status::text, attempt, error FROM dl_jobs WHERE status <> 'succeeded' AND queue = 'q'"
@@ -134,7 +132,7 @@ class Asking:
 
     async def healthy(self):
         """/health answers, and at once."""
-        with trio.fail_after(10):
+        with trio.fail_after(patience_s()):
             assert (await self.client.get("/health")).status_code == 200
 
     async def trigger(self, task, *, queue="q", **fields):
@@ -180,52 +178,6 @@ def calm():
         assert [line for line in wrong if line["event"] != "the event loop is blocked"] == []
 
     return calm
-
-
-@attrs.frozen
-class OwnServer:
-    """A server that nobody else uses, with a migrated database at `dsn`."""
-
-    dsn: str
-    cluster: Cluster
-    settings: dict[str, str]
-
-    async def stop(self, mode):
-        """Stop it as pg_ctl does: `fast` ends the sessions in good order, `immediate` is a crash."""
-        stop = partial(self.cluster.programs.run_as_server, cwd=self.cluster.directory)
-        await trio.to_thread.run_sync(stop, "pg_ctl", "stop", "--pgdata=.", f"--mode={mode}", "--wait")
-
-    async def start(self):
-        """Start it again, at the same address."""
-
-        def start():
-            with self.cluster.serialised():
-                self.cluster.ensure_running(self.settings)
-
-        await trio.to_thread.run_sync(start)
-
-    async def fetch(self, sql, *args):
-        """Run a query on a connection of its own."""
-        async with raw_connection(self.dsn) as raw:
-            return await raw.fetch(sql, *args)
-
-
-@contextlib.contextmanager
-def server_in(data_dir, **settings):
-    """A server in a directory, with more settings than usual."""
-    settings = SETTINGS | settings
-    with embedded_postgres(data_dir, version=18, extra_settings=settings) as embedded:
-        cluster = Cluster.in_directory(data_dir, 18)
-        try:
-            server = PostgresServer(embedded)
-            with server.database("migrated") as database:
-                server.close()  # a test may break the server, or take all its connections
-                yield OwnServer(database.dsn, cluster, settings)
-        finally:
-            if cluster.state() == "busy":  # a test has failed half way
-                cluster.programs.run_as_server(
-                    "pg_ctl", "stop", "--pgdata=.", "--mode=immediate", cwd=cluster.directory
-                )
 
 
 @pytest.fixture

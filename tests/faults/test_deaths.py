@@ -21,8 +21,6 @@ from conditions import until
 from proxy import open_proxy
 from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S, SWEEP_S, all_at_once
 
-pytestmark = pytest.mark.slow
-
 JOBS = int(os.environ.get("MANY_JOBS", "3000"))
 VISITS = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, max_attempts, args)
@@ -70,6 +68,7 @@ def all_succeeded(counts):
     return all_succeeded
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q10")
 async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_and_a_sweep(serve, add, row_when, raw):
     victim = await serve(**FAST)
@@ -87,10 +86,9 @@ async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_an
     assert 0 < (picked[1]["ts"] - lease_until).total_seconds() < SWEEP_S + 8
 
 
+@pytest.mark.full
 @pytest.mark.requirement("S6")
-async def test_a_failure_whose_notifier_is_killed_before_it_has_told_is_told_by_the_next_once(
-    serve, add, row_when, raw, tmp_path
-):
+async def test_a_failure_notice_lost_with_its_process_is_sent_once_by_the_next(serve, add, row_when, raw, tmp_path):
     out = tmp_path / "notices"
     code = f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + chr(10))"
     targets = {"notify": json.dumps([{"name": "page", "argv": [sys.executable, "-c", code]}])}
@@ -120,8 +118,9 @@ WHERE p.finished_at > v.began_at OR p.finished_at IS NULL
 """
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q10")
-async def test_a_graph_whose_worker_is_killed_runs_on_in_its_order_and_one_that_is_lost_cancels_what_runs_after_it(
+async def test_a_graph_survives_a_killed_worker_and_a_lost_job_cancels_its_dependents(
     serve, raw, ledger, kill, row_when
 ):
     async def add(*after, s=0, when_failed="cancel", max_attempts=20):
@@ -158,6 +157,7 @@ async def test_a_graph_whose_worker_is_killed_runs_on_in_its_order_and_one_that_
     assert await survivor.exit_code(within_s=20) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_of_a_process_killed_at_any_moment_rows_and_success_are_there_or_neither(serve, add, raw):
     await raw.execute("CREATE TABLE target (job_id uuid, n int)")
@@ -181,6 +181,7 @@ async def test_of_a_process_killed_at_any_moment_rows_and_success_are_there_or_n
     assert await raw.fetchval("SELECT count(*) FROM target") == 1_600
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q7", "Q10", "Q14")
 async def test_thousands_of_jobs_of_two_processes_one_of_them_killed_half_way(unmeasured, serve, raw):
     await raw.execute("""
@@ -207,8 +208,8 @@ async def test_thousands_of_jobs_of_two_processes_one_of_them_killed_half_way(un
     assert survivor.process.poll() is None
 
 
-@pytest.mark.requirement("Q7", "Q8", "Q10", "Q12", "Q14")
 @pytest.mark.full
+@pytest.mark.requirement("Q7", "Q8", "Q10", "Q12", "Q14")
 async def test_f02_replicas_that_are_killed_one_after_the_other_lose_no_job(
     unmeasured, serve, raw, ledger, kill, all_succeeded
 ):
@@ -239,8 +240,9 @@ async def test_f02_replicas_that_are_killed_one_after_the_other_lose_no_job(
     assert await raw.fetch(NEVER_DONE) == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q10")
-async def test_f03_a_job_whose_claimer_was_killed_before_it_read_the_reply_runs_after_one_lease_and_a_sweep(
+async def test_f03_a_job_of_a_claimer_killed_before_the_reply_runs_after_its_lease(
     serve, add, raw, ledger, kill, row_when, database
 ):
     async with open_proxy(database.dsn) as proxy:
@@ -259,10 +261,9 @@ async def test_f03_a_job_whose_claimer_was_killed_before_it_read_the_reply_runs_
     assert (visit["began_at"] - max(claimed["lease_expires_at"], ready_at)).total_seconds() < SWEEP_S + 8
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7", "Q8")
-async def test_f03_a_claim_whose_reply_was_lost_with_its_connection_is_given_back_and_made_again(
-    serve, add, raw, ledger, row_when, database
-):
+async def test_f03_a_claim_whose_reply_was_lost_is_released_and_repeated(serve, add, raw, ledger, row_when, database):
     async with open_proxy(database.dsn) as proxy:
         await serve(dsn=proxy.dsn, poll_sec=3_600)
         proxy.freeze_at("locks", b"its claim")
@@ -279,9 +280,9 @@ async def test_f03_a_claim_whose_reply_was_lost_with_its_connection_is_given_bac
     assert [record[0] for record in await raw.fetch(reasons, job_id)] == ["the claim's reply was lost"]
 
 
-@pytest.mark.requirement("Q8", "Q10", "Q12")
 @pytest.mark.full
-async def test_f04_a_process_that_is_killed_before_it_has_recorded_what_was_done_has_it_done_again(
+@pytest.mark.requirement("Q8", "Q10", "Q12")
+async def test_f04_a_job_runs_again_if_its_process_dies_before_recording_the_outcome(
     serve, add, raw, ledger, kill, row_when, database
 ):
     async with open_proxy(database.dsn) as proxy:
@@ -299,6 +300,7 @@ async def test_f04_a_process_that_is_killed_before_it_has_recorded_what_was_done
     assert second["began_at"] > left["lease_expires_at"] > first["ended_at"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_an_error_that_breaks_the_event_loop_is_the_last_line_of_the_log(serve, add):
     await add("internal error")
@@ -311,8 +313,9 @@ async def test_an_error_that_breaks_the_event_loop_is_the_last_line_of_the_log(s
     assert "no JSON" not in {line["level"] for line in service.lines}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q10")
-async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end_and_the_others_of_its_queue_succeed(
+async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_and_others_succeed(
     serve, add, raw, ledger, row_when, counts, metric
 ):
     poison = await add("segmentation fault", lease_ttl_sec=3, max_attempts=2)
@@ -346,8 +349,8 @@ async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end
     assert await ledger.overlaps() == []
 
 
-@pytest.mark.requirement("Q15")
 @pytest.mark.full
+@pytest.mark.requirement("Q15")
 async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_running(
     unmeasured, serve, raw, ledger, counts, database, all_succeeded
 ):
@@ -375,7 +378,8 @@ async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_runni
     assert await raw.fetch("SELECT * FROM dl_jobs WHERE attempt <> 1") == []
 
 
-async def test_f46_tables_that_are_emptied_and_restored_under_live_workers_stop_what_is_gone_and_nothing_else(
+@pytest.mark.slow
+async def test_f46_tables_restored_under_live_workers_stop_only_the_removed_jobs(
     serve, add, raw, ledger, row_when, counts, metric
 ):
     gone = [await add("visit", {"s": 3_600}, lock_key=f"gone {n}", lease_ttl_sec=LEASE_S) for n in range(2)]

@@ -14,11 +14,14 @@ from conditions import until
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("unshare") is None
-    or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode,
-    reason="a namespace of processes needs root",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("unshare") is None
+        or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode,
+        reason="a namespace of processes needs root",
+    ),
+]
 
 
 def children_of(parent):

@@ -17,7 +17,7 @@ from conditions import until
 from roles import service_role
 from services import FOLDER
 
-pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.requirement("Q15")]
+pytestmark = [pytest.mark.full, pytest.mark.requirement("Q15")]
 
 ADD = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 'quick', 'k')"
 A_TRIGGER_THAT_RAISES = """
@@ -27,54 +27,63 @@ CREATE TRIGGER refuse BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN (NEW.status = '
 
 
 @attrs.frozen
-class Fault:
-    """What somebody does to the database, and the words by which the last line names it."""
+class Refusal:
+    """A change of the database that makes it refuse claims, how it is undone, and the words of the log line."""
 
     sql: str
-    cause: tuple[str, ...]
+    undo: str
+    cause: str
 
 
-FAULTS = {
-    "a function is gone": Fault(
-        "DROP FUNCTION dl_claim_runs", ("SchemaError", "function dl_claim_runs", "does not exist")
+REFUSALS = {
+    "a trigger raises": Refusal(A_TRIGGER_THAT_RAISES, "DROP TRIGGER refuse ON dl_jobs", "RaiseError: no more claims"),
+    "a right was taken": Refusal(
+        "REVOKE ALL ON dl_jobs FROM {role}", "GRANT ALL ON dl_jobs TO {role}", "permission denied for table dl_jobs"
     ),
-    "a trigger raises": Fault(A_TRIGGER_THAT_RAISES, ("RaiseError", "no more claims")),
-    "a right was taken": Fault("REVOKE ALL ON dl_jobs FROM {role}", ("permission denied for table dl_jobs",)),
 }
 
 
-async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_do(serve, postgres):
-    """All faults at once: what takes the time is the pauses between the restarts."""
-    last_lines = {}
-
-    async def fail(name, fault):
-        with postgres.database("migrated") as database, service_role(database) as role:
-            service = await serve(dsn=role.dsn, drain_timeout_sec=0.5, poll_sec=0.2)
-            await trio.to_thread.run_sync(database.psql, fault.sql.format(role=role.name))
-            await trio.to_thread.run_sync(database.psql, ADD)
-            assert await service.exit_code(within_s=90) == 1
-            assert await trio.to_thread.run_sync(database.psql, "SELECT status, attempt FROM dl_jobs") == "queued|0"
-        failures = [line for line in service.lines if line["event"] == "a part failed and is started again"]
-        assert {line["part"] for line in failures} == {"the claims of q"}
-        assert len(failures) == 21
-        last_lines[name] = service.lines[-1]
-
-    async with trio.open_nursery() as nursery:
-        for name, fault in FAULTS.items():
-            nursery.start_soon(fail, name, fault)
-    for name, fault in FAULTS.items():
-        line = last_lines[name]
-        assert (line["level"], line["event"]) == ("critical", "ended because a part gave up")
-        assert "the claims of q gave up after 20 restarts in 60 s; the last cause was " in line["cause"]
-        for words in fault.cause:
-            assert words in line["cause"]
+async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_do(serve, database):
+    """What takes the time is the pauses between the restarts."""
+    service = await serve(drain_timeout_sec=0.5, poll_sec=0.2)
+    await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_known")
+    await trio.to_thread.run_sync(database.psql, ADD)
+    assert await service.exit_code(within_s=240) == 1
+    assert await trio.to_thread.run_sync(database.psql, "SELECT status, attempt FROM dl_jobs") == "queued|0"
+    failures = [line for line in service.lines if line["event"] == "a part failed and is started again"]
+    assert {line["part"] for line in failures} == {"the claims of q"}
+    assert len(failures) == 21
+    line = service.lines[-1]
+    assert (line["level"], line["event"]) == ("critical", "ended because a part gave up")
+    assert "the claims of q gave up after 20 restarts in 60 s; the last cause was " in line["cause"]
+    for words in ("SchemaError", "function dl_claim_known", "does not exist"):
+        assert words in line["cause"]
     # Whoever reads only this line knows what became of the jobs, and that somebody has to start the process again.
-    assert [name for name, line in last_lines.items() if "start" not in line.get("what_to_do", "")] == []
+    assert "start" in line.get("what_to_do", "")
 
 
-async def test_what_the_cause_of_a_missing_function_advises_mends_it(serve, add, row_when, database):
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+async def test_refused_claims_are_retried_and_logged(serve, database, refusal):
+    """The process continues to serve until somebody corrects the database (docs/operations.md has the table)."""
+    psql = partial(trio.to_thread.run_sync, database.psql)
+    with service_role(database) as role:
+        service = await serve(dsn=role.dsn, poll_sec=0.2)
+        await psql(refusal.sql.format(role=role.name))
+        await psql(ADD)
+        claims = partial(told_of_claims, service)
+        [said] = await until(partial(claims, "a part can't do its work"))
+        assert said["level"] == "warning"
+        assert refusal.cause in said["error"]
+        assert await psql("SELECT status, attempt FROM dl_jobs") == "queued|0"
+        await psql(refusal.undo.format(role=role.name))
+        await until(partial(psql, "SELECT status FROM dl_jobs"), lambda status: status == "succeeded")
+        await until(partial(claims, "a part does its work again"))
+        assert service.process.poll() is None
+
+
+async def test_the_advice_about_a_missing_function_repairs_it(serve, add, row_when, database):
     """The advice is the schema's own script: as far as the migrations know they were all applied."""
-    await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_runs")
+    await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_known")
     service = await serve(poll_sec=0.2)
     job_id = await add("quick")
     failed = await service.logged("a part failed and is started again")
@@ -89,7 +98,10 @@ def script(database):
     return subprocess.run(command, env=environment, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
 
 
-async def test_a_part_that_can_not_work_goes_on_trying_and_says_so(serve, add, raw, row_when):
+BROKEN = {"stager", "sign of life"}
+
+
+async def test_a_part_that_cannot_work_keeps_trying_and_logs_it(serve, add, raw, row_when):
     """What the database refuses to the parts besides the claims costs their duty, and is said."""
     service = await serve(poll_sec=0.2, reaper_period_sec=0.2, claim_backoff_sec=0.2, heartbeat_sec=0.2)
     # A job that waits for its key, without which nobody looks at keys.
@@ -97,17 +109,25 @@ async def test_a_part_that_can_not_work_goes_on_trying_and_says_so(serve, add, r
     held = await add("quick", lock_key="held")
     await until(partial(raw.fetchval, "SELECT waits_for = 'lock' FROM dl_jobs WHERE job_id = $1", held))
     await raw.execute("ALTER FUNCTION dl_parked_keys RENAME TO gone; ALTER TABLE dl_workers RENAME TO gone_too")
-    said = await until(partial(told, service, "a part can't do its work"), lambda lines: len(lines) == 2)
-    assert {line["part"] for line in said} == {"stager", "sign of life"}
+    said = await until(partial(told, service, "a part can't do its work"), lambda lines: parts_of(lines) >= BROKEN)
+    assert parts_of(said) <= BROKEN | {"pruner"}  # the pruner works once a minute
     for line in said:
         assert line["level"] == "warning"
         assert "does not exist" in line["error"]
     await row_when(await add("quick"), "succeeded")
     await raw.execute("ALTER FUNCTION gone RENAME TO dl_parked_keys; ALTER TABLE gone_too RENAME TO dl_workers")
     await until(lambda: raw.fetchval("SELECT seen_at > now() - interval '1 second' FROM dl_workers"))
-    await until(partial(told, service, "a part does its work again"), lambda lines: len(lines) == 2)
+    await until(partial(told, service, "a part does its work again"), lambda lines: parts_of(lines) >= BROKEN)
     assert service.process.poll() is None
+
+
+def parts_of(lines):
+    return {line["part"] for line in lines}
 
 
 async def told(service, event):
     return [line for line in [*service.lines] if line["event"] == event]
+
+
+async def told_of_claims(service, event):
+    return [line for line in await told(service, event) if line["part"] == "claims of q"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from bouncer import find_bouncer, open_bouncer
+from bouncer import open_bouncer
 from conditions import until
 from pooler import open_pooler
 from proxy import open_proxy
@@ -21,7 +21,7 @@ from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.connection.connect import PLANNER, PLANNER_OF_USERS
 from dataloader.store.queue.transaction import Transactions
 
-pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.requirement("Q7", "Q8", "Q14")]
+pytestmark = [pytest.mark.full, pytest.mark.requirement("Q7", "Q8", "Q14")]
 
 CONNECTIONS = 3
 OF_THE_ROLE = {
@@ -40,26 +40,23 @@ def documented():
     return frozenset(name.strip() for name in listed.split(","))
 
 
-BOUNCER, WHY_NOT = find_bouncer()
-
-
-@pytest.fixture(
-    params=["the tests' own", pytest.param("PgBouncer", marks=pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT))]
-)
+@pytest.fixture(params=["the tests' own", "PgBouncer"])
 def pooled(request, raw, database, documented):
     """A pooler with few connections to the test's database, whose role has what the pooler ignores."""
+
+    program = request.getfixturevalue("new_bouncer") if request.param == "PgBouncer" else None
 
     async def pooled():
         for name, value in OF_THE_ROLE.items():
             await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {name} = '{value}'")
-        if request.param == "PgBouncer":
-            return open_bouncer(database.dsn, size=CONNECTIONS, ignored=documented, program=BOUNCER)
+        if program is not None:
+            return open_bouncer(database.dsn, size=CONNECTIONS, ignored=documented, program=program)
         return open_pooler(database.dsn, size=CONNECTIONS, ignored=documented)
 
     return pooled
 
 
-def test_f24_what_the_docs_tell_a_pooler_to_ignore_is_what_is_sent(documented):
+def test_f24_the_documented_startup_parameters_are_those_that_are_sent(documented):
     assert documented == OF_THE_ROLE.keys()
 
 

@@ -17,11 +17,13 @@ import trio
 from databases import raw_connection
 from services import FAST, LEASE_S
 
+from dataloader import Settings, StoreUnavailable, Tasks, Worker, open_supervisor
+from dataloader.flows.processes import Done, Process, Processes, add_processes
+from dataloader.jobs.processes import CallTimeout
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.processes.asker import Asker
 from dataloader.store.processes.requests import Request, aio_act, aio_ask
 
-pytestmark = pytest.mark.slow
 SUMS = """
 SELECT p.aux_state::int, sum(e.payload::int) FROM dl_processes p LEFT JOIN dl_process_events e USING (key)
 GROUP BY p.key
@@ -126,6 +128,7 @@ class Client:
         return row
 
 
+@pytest.mark.full
 @pytest.mark.requirement("P3", "P4", "P7")
 async def test_counters_whose_workers_are_killed_answer_as_if_there_was_one_counter(serve, database, raw):
     dice = random.Random(7)
@@ -191,3 +194,66 @@ def test_the_search_finds_an_order_and_knows_when_there_is_none():
     assert not is_linear([add(0, 1, 2), add(2, 3, 1)])
     assert not is_linear([add(0, 3, 1), add(1, 2, 1)])
     assert not is_linear([add(0, 1, 1), Call("read", None, 2, 3, 0)])
+
+
+def booking(tasks):
+    """A type whose step writes a row and its outcome in one transaction, which takes a while."""
+    processes = Processes()
+    kind = processes.define("account", state=int)
+
+    @kind.init
+    async def begin(_p: Process[int]) -> Done:
+        return Done(state=0)
+
+    @kind.call
+    async def book(p: Process[int]) -> Done:
+        async with p.transaction() as t:
+            await t.execute("INSERT INTO ledger VALUES ($1, $2)", p.process_id, p.step_key)
+            await trio.sleep(0.1)
+            t.done = Done(p.state + 1, state=p.state + 1, events=["booked"])
+        return t.done
+
+    add_processes(tasks, processes)
+    return tasks
+
+
+@pytest.mark.full
+@pytest.mark.requirement("P7", "P13")
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_f14_restarts_of_the_server_put_no_process_in_error_and_book_nothing_twice(own_server, mode):
+    accounts, calls, restarts = 6, 12, 3
+    await own_server.fetch("CREATE TABLE ledger (account text, step text)")
+    settings = Settings(db_dsn=own_server.dsn, workers=(Worker("process.account", accounts),), connect_timeout_s=2)
+
+    async def ask(supervisor, account):
+        for number in range(calls):
+            await insisted(supervisor, account, number)
+
+    async def insisted(supervisor, account, number):
+        while True:
+            try:
+                key = f"{account} {number}"
+                answer = await supervisor.processes.call("account", account, "book", key=key, start=None, timeout_s=30)
+            except (StoreUnavailable, CallTimeout):
+                await trio.sleep(0.1)
+            else:
+                assert answer == number + 1
+                return
+
+    async def restart():
+        for _ in range(restarts):
+            await trio.sleep(1)
+            await own_server.stop(mode)
+            await trio.sleep(0.5)
+            await own_server.start()
+
+    async with open_supervisor(settings, booking(Tasks())) as supervisor:
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(restart)
+                for number in range(accounts):
+                    nursery.start_soon(ask, supervisor, f"a{number}")
+        states = await own_server.fetch("SELECT status, aux_state::int AS state FROM dl_processes")
+        assert [tuple(row) for row in states] == [("running", calls)] * accounts
+        booked = "SELECT count(*) AS rows, count(DISTINCT (account, step)) AS steps FROM ledger"
+        assert [tuple(row) for row in await own_server.fetch(booked)] == [(accounts * calls, accounts * calls)]

@@ -9,11 +9,12 @@ from functools import partial
 
 import pytest
 import trio
+from conditions import patience_s
 from services import FAST, LEASE_S
 
 from dataloader.store.processes.requests import Request, aio_ask
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("P9", "P10")]
+pytestmark = [pytest.mark.full, pytest.mark.requirement("P9", "P10")]
 CALLS, KILLS = 25, 4
 EVENTS = "SELECT process_id, payload::int FROM dl_process_events JOIN dl_processes USING (key) ORDER BY key, event_id"
 
@@ -49,7 +50,9 @@ async def test_services_are_killed_that_deliver_and_nothing_is_lost_or_passed_on
     async with trio.open_nursery() as nursery:
         [listener] = await nursery.start(partial(trio.serve_tcp, hook.serve, 0, host="127.0.0.1"))
         url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
-        sinks = json.dumps([{"name": "books", "url": url, "secret": "s" * 16, "kinds": ["event"], "max_tries": 1000}])
+        sinks = json.dumps(
+            [{"name": "books", "url": url, "secret": "books-0123456789", "kinds": ["event"], "max_tries": 1000}]
+        )
         start = partial(serve, {"process.again": 4}, tasks="service_processes:tasks", sinks=sinks, **FAST)
         services = [await start() for _ in range(2)]
         for counter in ("c0", "c1"):
@@ -63,7 +66,7 @@ async def test_services_are_killed_that_deliver_and_nothing_is_lost_or_passed_on
             await raw.run(aio_ask, request, LEASE_S)
             if number % 10 == 5 and number < 10 * KILLS:
                 # Something was stored and not delivered, or was delivered and not noted.
-                with trio.fail_after(20):
+                with trio.fail_after(patience_s()):
                     while not await raw.fetchval("SELECT count(*) FROM dl_process_outbox"):  # noqa: ASYNC110
                         await trio.sleep(0.001)
                 services.pop(0).process.kill()

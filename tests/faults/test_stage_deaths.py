@@ -12,6 +12,8 @@ from dataloader import NewJob
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.enqueue import enqueue
 
+pytestmark = pytest.mark.full
+
 # The point at which a process ends is its argument: in a handler, before the move is sent, after it is committed.
 PROGRAM = """
 import os, signal, sys
@@ -58,7 +60,6 @@ trio.run(main)
 POINTS = ["handler", "before the move", "after the move", "after the move", "before the move", "after the move"]
 
 
-@pytest.mark.full
 @pytest.mark.requirement("R6", "Q8")
 async def test_stages_whose_processes_are_killed_at_each_point_are_all_gone_through(database, raw):
     async with open_database(DatabaseOptions(dsn=database.dsn)) as store:

@@ -24,8 +24,6 @@ from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S, SWEEP_S, all_at_on
 
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 
-pytestmark = pytest.mark.slow
-
 TAKEN_OVER_S = PATIENT_LEASE_S + SWEEP_S + 30
 BRIEF = "UPDATE dl_jobs SET args = '{\"s\": 0}' WHERE job_id = $1"
 END_SESSIONS = """
@@ -68,8 +66,9 @@ def goes_on(add, row_when):
     return goes_on
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q9")
-async def test_f06_what_a_process_writes_that_was_stopped_for_longer_than_its_leases_changes_nothing(
+async def test_f06_writes_of_a_process_suspended_beyond_its_leases_change_nothing(
     serve, add, raw, ledger, row_when, metric, story_of, goes_on
 ):
     stopped = await serve({"q": 2, "own": 1}, cancel_grace_sec=60, **FAST)
@@ -97,9 +96,9 @@ async def test_f06_what_a_process_writes_that_was_stopped_for_longer_than_its_le
     assert (await story_of(still_running), await story_of(ended)) == before
 
 
-@pytest.mark.requirement("Q8")
 @pytest.mark.full
-async def test_f06_a_process_that_was_stopped_for_long_goes_on_if_its_handlers_stop_at_their_first_tick(
+@pytest.mark.requirement("Q8")
+async def test_f06_a_suspended_process_continues_if_its_handlers_stop_promptly(
     serve, add, raw, ledger, row_when, goes_on
 ):
     service = await serve({"q": 8, "own": 1}, cancel_grace_sec=5, **FAST)
@@ -119,9 +118,9 @@ async def test_f06_a_process_that_was_stopped_for_long_goes_on_if_its_handlers_s
     await goes_on(service)
 
 
-@pytest.mark.requirement("Q8", "Q9")
 @pytest.mark.full
-async def test_f07_a_handler_that_blocks_the_event_loop_for_longer_than_its_lease_is_named_and_its_write_is_void(
+@pytest.mark.requirement("Q8", "Q9")
+async def test_f07_a_handler_that_blocks_the_loop_beyond_its_lease_is_named_and_fenced(
     serve, add, raw, ledger, row_when, metric, story_of, goes_on, tmp_path
 ):
     blocked = await serve({"q": 1, "own": 1}, cancel_grace_sec=120, **FAST)
@@ -149,6 +148,7 @@ async def test_f07_a_handler_that_blocks_the_event_loop_for_longer_than_its_leas
     assert await story_of(job_id) == before
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q8")
 async def test_f13_a_heartbeat_whose_connection_was_ended_costs_no_job_its_run(
     serve, add, raw, ledger, row_when, tmp_path
@@ -170,8 +170,9 @@ async def test_f13_a_heartbeat_whose_connection_was_ended_costs_no_job_its_run(
     assert await raw.fetchval(sessions) not in (None, former)
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q7", "Q8", "Q9")
-async def test_f17_f29_a_healthy_worker_that_is_cut_off_stops_its_bodies_before_others_run_its_jobs(
+async def test_f17_f29_a_worker_cut_off_stops_its_handlers_before_others_run_its_jobs(
     serve, add, raw, ledger, row_when, metric, story_of, goes_on, database
 ):
     async with open_proxy(database.dsn) as proxy:
@@ -200,8 +201,9 @@ async def test_f17_f29_a_healthy_worker_that_is_cut_off_stops_its_bodies_before_
     assert await ledger.overlaps() == []
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q8")
-async def test_a_process_whose_backends_are_stopped_stops_its_job_in_time_and_runs_it_again(serve, add, raw, row_when):
+async def test_a_process_with_stopped_backends_stops_its_job_in_time_and_runs_it_again(serve, add, raw, row_when):
     frozen = await serve(**PATIENT)
     job_id = await add("sleep", {"s": 3_600}, lock_key="k", lease_ttl_sec=PATIENT_LEASE_S)
     await row_when(job_id, "running")
@@ -227,6 +229,7 @@ async def test_a_process_whose_backends_are_stopped_stops_its_job_in_time_and_ru
     assert picked[1]["ts"] > stopped_at
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q7", "Q8")
 async def test_a_job_with_a_short_lease_stops_none_that_have_long_ones(serve, add, ledger, row_when):
     await serve()
@@ -239,10 +242,9 @@ async def test_a_job_with_a_short_lease_stops_none_that_have_long_ones(serve, ad
         assert [visit["how"] for visit in await ledger.visits(job_id)] == ["returned"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_a_lock_session_that_is_ended_gives_no_key_away_to_who_waits_for_it(
-    serve, add, raw, ledger, row_when, tmp_path
-):
+async def test_a_terminated_lock_session_loses_no_key_to_a_waiting_worker(serve, add, raw, ledger, row_when, tmp_path):
     keys, lease_s = [f"key {n}" for n in range(4)], PATIENT_LEASE_S
     await all_at_once(partial(serve, {"q": 4}, **PATIENT), partial(serve, {"others": 4}, **PATIENT))
     end = {"until": str(tmp_path / "end")}
@@ -266,11 +268,9 @@ async def test_a_lock_session_that_is_ended_gives_no_key_away_to_who_waits_for_i
         assert visits[then]["began_at"] > visits[first]["ended_at"]
 
 
-@pytest.mark.requirement("Q7")
 @pytest.mark.full
-async def test_f15_lock_sessions_that_are_ended_again_and_again_never_let_two_jobs_of_a_key_run(
-    unmeasured, serve, raw, ledger, counts
-):
+@pytest.mark.requirement("Q7")
+async def test_f15_terminated_lock_sessions_never_let_two_jobs_of_a_key_run(unmeasured, serve, raw, ledger, counts):
     await all_at_once(*[partial(serve, {"q": 4}, **PATIENT)] * 2)
     await raw.execute("""
         INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lease_ttl_sec, args)
@@ -287,8 +287,9 @@ async def test_f15_lock_sessions_that_are_ended_again_and_again_never_let_two_jo
     assert await raw.fetch("SELECT * FROM dl_jobs WHERE attempt <> 1 OR crashes > 0") == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1", "Q7")
-async def test_a_foreign_service_beside_us_and_we_never_run_two_jobs_of_a_key_at_once(
+async def test_a_foreign_service_and_ours_never_run_two_jobs_of_a_key_concurrently(
     unmeasured, serve, raw, ledger, counts, database
 ):
     async def serve_as_a_foreigner():
@@ -330,9 +331,10 @@ async def test_a_foreign_service_beside_us_and_we_never_run_two_jobs_of_a_key_at
     assert 1 <= foreign <= 299
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q8")
 @pytest.mark.parametrize("task", ["deaf visit", "deaf thread visit"])
-async def test_f08_f29_a_process_whose_handler_does_not_stop_has_ended_before_another_runs_the_job(
+async def test_f08_f29_a_process_with_a_stuck_handler_exits_before_its_job_runs_again(
     serve, add, raw, ledger, row_when, database, task
 ):
     async with open_proxy(database.dsn) as proxy:
@@ -363,11 +365,9 @@ async def confirms_cancel(client, job_id):
     return answer.json()["status"] == "canceled"
 
 
-@pytest.mark.requirement("Q4", "Q9", "Q11")
 @pytest.mark.full
-async def test_f43_cancels_that_race_with_everything_are_never_taken_back_once_they_are_confirmed(
-    unmeasured, serve, raw, ledger, counts, client_of
-):
+@pytest.mark.requirement("Q4", "Q9", "Q11")
+async def test_f43_confirmed_cancels_are_never_undone_by_races(unmeasured, serve, raw, ledger, counts, client_of):
     replicas = await all_at_once(*[partial(serve, {"q": 15}, **PATIENT)] * 2)
     jobs = [
         record["job_id"]

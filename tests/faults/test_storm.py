@@ -25,7 +25,7 @@ from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.store.connection.bridge import RETRIES, DatabaseOptions, open_database
 from dataloader.store.queue.retention import prune
 
-pytestmark = [pytest.mark.slow, pytest.mark.full]
+pytestmark = pytest.mark.full
 
 STORM_S = float(os.environ.get("STORM_SECONDS", "15"))
 QUEUES = ("s0", "s1", "s2")
@@ -186,8 +186,9 @@ async def check_journal(raw):
     assert told == rows
 
 
+@pytest.mark.long
 @pytest.mark.requirement("Q4", "Q6", "Q7", "Q10", "Q11")
-async def test_f21_a_storm_of_claims_operators_reapers_and_deletions_meets_no_deadlock_and_all_jobs_end(
+async def test_f21_a_storm_of_concurrent_operations_has_no_deadlock_and_all_jobs_end(
     unmeasured, serve, raw, database, client_of
 ):
     services = [await serve(dict.fromkeys(QUEUES, 4), **FAST) for _ in range(4)]
@@ -223,9 +224,7 @@ async def test_f21_a_storm_of_claims_operators_reapers_and_deletions_meets_no_de
 
 
 @pytest.mark.requirement("Q4")
-async def test_f21_a_deadlock_with_somebody_elses_session_is_tried_again_and_no_client_sees_it(
-    serve, add, raw, database, client_of
-):
+async def test_f21_a_deadlock_with_a_foreign_session_is_retried_unseen_by_clients(serve, add, raw, database, client_of):
     await raw.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '1s'")
     service = await serve({"of nobody": 1})
     first, second = sorted([await add("quick"), await add("quick")])
@@ -284,7 +283,7 @@ CHANGES = "SELECT last_value FROM changes"
 
 @pytest.mark.requirement("Q4")
 @pytest.mark.parametrize("code", ["40P01", "40001"])
-async def test_f21_what_the_server_rolls_back_because_of_others_is_tried_again_with_a_bound(
+async def test_f21_rolled_back_requests_are_retried_a_limited_number_of_times(
     serve, add, raw, client_of, roll_back, code
 ):
     service = await serve({"of nobody": 1})
@@ -306,7 +305,7 @@ async def test_f21_what_the_server_rolls_back_because_of_others_is_tried_again_w
 @pytest.mark.parametrize(
     "when", ["OLD.status = 'queued' AND NEW.status = 'running'", "OLD.status = 'running'"], ids=["claim", "outcome"]
 )
-async def test_f21_claims_and_outcomes_that_are_rolled_back_beyond_the_bound_come_through_when_it_is_over(
+async def test_f21_claims_and_outcomes_rolled_back_beyond_the_limit_succeed_later(
     serve, add, raw, row_when, roll_back, code, when
 ):
     await roll_back(code, 2 * RETRIES + 1, when)

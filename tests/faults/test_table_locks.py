@@ -8,6 +8,8 @@ from conditions import until
 from databases import raw_connection
 from services import FAST, LEASE_S
 
+pytestmark = pytest.mark.slow
+
 HELD = "LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE"
 WAITING = """
 SELECT count(*) FROM pg_stat_activity
@@ -16,9 +18,8 @@ WHERE application_name LIKE '% ' || $1 AND wait_event_type = 'Lock' AND state = 
 """Sessions of role $1 that wait for a lock."""
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q12")
-async def test_a_table_lock_that_outlasts_the_leases_ends_no_process_and_no_commit_counts_twice(
+async def test_a_table_lock_beyond_the_leases_ends_no_process_and_repeats_no_commit(
     serve, add, row_when, raw, ledger, database, tmp_path
 ):
     await raw.execute("CREATE TABLE target (job_id uuid, attempt int)")

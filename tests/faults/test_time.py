@@ -9,31 +9,14 @@ from uuid import UUID
 
 import pytest
 from conditions import until
-from databases import raw_connection
-from services import FAST, FOLDER, LEASE_S
+from proxy import open_proxy
+from services import FAST, FOLDER, LEASE_S, PATIENT, PATIENT_LEASE_S
 
 from dataloader.actors.reaper import BATCH, MAX_BATCHES
 
-pytestmark = pytest.mark.slow
-
-TEN_MINUTES_S = 600
-DATABASES_CLOCKS = {"now": "STABLE", "statement_timestamp": "STABLE", "clock_timestamp": "VOLATILE"}
-SET_CLOCK = """
-CREATE OR REPLACE FUNCTION other_clock.{name}() RETURNS timestamptz LANGUAGE sql {volatility}
-AS 'SELECT pg_catalog.{name}() + interval ''{ahead_s} s''';
-"""
-USE_THE_OTHER_CLOCK = """
-DO $$
-DECLARE
-  v_function regprocedure;
-BEGIN
-  EXECUTE format('ALTER DATABASE %I SET search_path = public, other_clock, pg_catalog', current_database());
-  FOR v_function IN SELECT oid FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'dl\\_%' LOOP
-    EXECUTE format('ALTER FUNCTION %s SET search_path = public, other_clock, pg_catalog, pg_temp', v_function);
-  END LOOP;
-END $$
-"""
-"""In the queue's functions, and in all sessions that begin from now on, `now()` is another schema's."""
+TEN_MINUTES_S, TWO_HOURS_S = 600, 7_200
+END_SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dataloader%'"
+STATUS = "SELECT status::text FROM dl_jobs WHERE job_id = $1"
 
 
 def wrong_clock(*, ahead_s=0, step_s=0):
@@ -53,13 +36,13 @@ async def clock_of(service, client):
     return (datetime.fromisoformat((await until(line))["timestamp"]) - datetime.now(UTC)).total_seconds()
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q10")
 @pytest.mark.parametrize(
     ("ahead_s", "step_s"),
     [(-TEN_MINUTES_S, 0), (TEN_MINUTES_S, 0), (0, -TEN_MINUTES_S), (0, TEN_MINUTES_S)],
     ids=["behind", "ahead", "steps back", "steps ahead"],
 )
-@pytest.mark.full
 async def test_f31_a_worker_whose_clock_is_wrong_works_as_any_other(
     serve, add, row_when, raw, ledger, client_of, ahead_s, step_s
 ):
@@ -87,34 +70,13 @@ async def test_f31_a_worker_whose_clock_is_wrong_works_as_any_other(
         assert (visit["pid"], visit["how"]) == (service.process.pid, "returned")
 
 
-async def test_f31_a_process_tells_how_long_it_is_up_also_when_its_clock_has_stepped_back(serve, client_of):
+@pytest.mark.slow
+async def test_f31_the_uptime_of_a_process_is_right_after_its_clock_has_stepped_back(serve, client_of):
     service = await serve(environment=wrong_clock(step_s=-TEN_MINUTES_S))
     async with client_of(service) as client:
         service.signal(signal.SIGUSR1)
         assert await clock_of(service, client) == pytest.approx(-TEN_MINUTES_S, abs=60)
         assert 0 <= (await client.get("/status")).json()["uptime_s"] < 60
-
-
-@pytest.fixture
-async def set_clock(raw, database):
-    """Makes the database's clock go ahead of the machine's by some seconds, for the services; `raw` has the machine's.
-
-    The product's own statements run, with another `now()`: moving the rows instead would be no jump to the reaper.
-    """
-
-    async def set_clock(ahead_s):
-        statements = [
-            SET_CLOCK.format(name=name, volatility=volatility, ahead_s=ahead_s)
-            for name, volatility in DATABASES_CLOCKS.items()
-        ]
-        await connection.execute("".join(statements))
-
-    # Of its own, since fixtures are made side by side; `raw` is there by now.
-    async with raw_connection(database.dsn) as connection:
-        await connection.execute("CREATE SCHEMA other_clock")
-        await set_clock(0)
-        await connection.execute(USE_THE_OTHER_CLOCK)
-        yield set_clock
 
 
 async def jumped(service, by_s):
@@ -127,6 +89,7 @@ async def jumped(service, by_s):
     return await until(line)
 
 
+@pytest.mark.full
 @pytest.mark.requirement("Q8", "Q10")
 @pytest.mark.parametrize("by_s", [TEN_MINUTES_S, -TEN_MINUTES_S], ids=["ahead", "back"])
 async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
@@ -152,11 +115,59 @@ async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
     assert len({visit["pid"] for visit in visits}) == 2
 
 
-@pytest.mark.requirement("Q10")
 @pytest.mark.full
-async def test_f32_after_a_jump_of_the_databases_clock_a_sweep_is_left_out_and_each_takes_a_bounded_number(
-    serve, raw, set_clock
+@pytest.mark.requirement("Q7", "Q8", "Q10")
+async def test_f32_a_worker_that_is_cut_off_when_the_clock_jumps_overlaps_no_other(
+    serve, add, raw, ledger, set_clock, database, tmp_path
 ):
+    """As when a server with another clock takes over: all sessions end, and all leases have by its clock."""
+    end = {"until": str(tmp_path / "end")}
+    async with open_proxy(database.dsn) as proxy:
+        cut_off = await serve({"q": 2}, dsn=proxy.dsn, ready=None, **PATIENT)
+        await cut_off.logged("serving", within_s=180)
+        jobs = [await add("visit", end, lock_key="k", lease_ttl_sec=PATIENT_LEASE_S)]
+        jobs.append(await add("visit", end, keyed=False, lease_ttl_sec=PATIENT_LEASE_S))
+        await until(ledger.visits, lambda visits: len(visits) == 2)
+        other = await serve({"q": 3}, ready=None, **PATIENT)
+        await other.logged("serving", within_s=180)
+        jobs.append(await add("visit", end, lock_key="k", lease_ttl_sec=PATIENT_LEASE_S))
+        proxy.cut()
+        await set_clock(TWO_HOURS_S)
+        await raw.execute(END_SESSIONS)
+        await until(ledger.visits, lambda visits: all(visit["how"] for visit in visits[:2]))
+        (tmp_path / "end").touch()
+        proxy.mend()
+        for job_id in jobs:
+            await until(lambda job_id=job_id: raw.fetchval(STATUS, job_id), lambda status: status == "succeeded")
+    assert {visit["pid"] for visit in (await ledger.visits())[:2]} == {cut_off.process.pid}
+    assert await ledger.overlaps() == []
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("R7")
+async def test_f32_schedules_go_on_when_the_databases_clock_was_ahead_and_is_put_right(
+    serve, raw, set_clock, client_of
+):
+    service = await serve(ready=None, **FAST)
+    await service.logged("serving", within_s=180)
+    ticks = "SELECT count(*) FROM dl_jobs WHERE schedule = 'every' AND planned_at < now() + interval '10 s'"
+    ahead = "SELECT count(*) FROM dl_jobs WHERE schedule = 'every' AND planned_at > now() + interval '1 h'"
+    body = {"task": "quick", "every_s": 1, "overlap": "parallel", "job": {"queue": "q"}}
+    async with client_of(service) as client:
+        assert (await client.put("/api/v1/schedules/every", json=body)).status_code in {200, 201}
+    await until(lambda: raw.fetchval(ticks), lambda count: count > 1)
+    await set_clock(TWO_HOURS_S)
+    await until(lambda: raw.fetchval(ahead))
+    await jumped(service, TWO_HOURS_S)
+    before = await raw.fetchval(ticks)
+    await set_clock(0)
+    await service.logged("schedules were due too late and are cut back")
+    await until(lambda: raw.fetchval(ticks), lambda count: count > before)
+
+
+@pytest.mark.full
+@pytest.mark.requirement("Q10")
+async def test_f32_a_jump_of_the_database_clock_skips_a_sweep_and_sweeps_stay_bounded(serve, raw, set_clock):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, lease_expires_at)"
         " SELECT gen_random_uuid(), 'x', 'quick', 'key ' || n, 'running',"
@@ -184,6 +195,7 @@ async def test_f32_after_a_jump_of_the_databases_clock_a_sweep_is_left_out_and_e
     assert max(sweeps) <= BATCH * MAX_BATCHES
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_f32_delayed_jobs_start_when_the_databases_clock_says_so_also_after_a_jump(
     serve, raw, row_when, set_clock

@@ -14,7 +14,6 @@ from web_server import TOKENS, all_tokens, open_server
 
 from dataloader import open_jobs
 from dataloader.jobs.contract import Jobs
-from dataloader.store.queue import waits
 
 
 def _forwarded(name):
@@ -63,10 +62,8 @@ class Way:
 
 
 @pytest.fixture(params=["database", "service", "service from asyncio"])
-async def way(request, database, monkeypatch):
+async def way(request, database):
     """The queue of the test's database, asked in one of the ways."""
-    # The server of the tests hears no notifications.
-    monkeypatch.setattr(waits, "REREAD_S", 0.1)
     async with AsyncExitStack() as stack:
         raw = await stack.enter_async_context(raw_connection(database.dsn))
         if request.param == "database":
@@ -74,7 +71,8 @@ async def way(request, database, monkeypatch):
             nowhere = open_jobs("postgresql://postgres@127.0.0.1:1/jobs")
             stranger = open_jobs(database.server.dsn_of("nowhere"))
         else:
-            web = await stack.enter_async_context(open_server(database.dsn, tokens=all_tokens()))
+            # The server of the tests receives no notifications, so it reads often.
+            web = await stack.enter_async_context(open_server(database.dsn, reread_s=0.1, tokens=all_tokens()))
             opened = (
                 _on_asyncio if request.param.endswith("asyncio") else lambda url, token: open_jobs(url=url, token=token)
             )

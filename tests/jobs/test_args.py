@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloader.jobs.args import ArgsType
+from dataloader.jobs.args import ArgsType, args_of
 from dataloader.jobs.errors import BadRequest
 
 T = TypeVar("T")
@@ -150,12 +150,21 @@ EVERY = ArgsType(Everything)
         ('{"year":1,"when":"now"}', "args.when: must be an instant with a time zone"),
         ("[]", "args: must be an object, not an array"),
         ('{"year":1,"free":' + "[" * 5_000 + "]" * 5_000 + "}", "args: must not be nested so deeply"),
+        ('{"year":"x","free":' + "[" * 5_000 + "]" * 5_000 + "}", "args.year: must be an integer, not a string"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_by_its_path_with_what_is_allowed(text, refusal):
+def test_a_value_that_does_not_fit_is_named_by_its_path_with_the_allowed_type(text, refusal):
     with pytest.raises(BadRequest) as raised:
         EVERY.decode(text)
     assert str(raised.value).startswith(refusal)
+
+
+@pytest.mark.parametrize("kind", [None, EVERY])
+def test_json_that_python_can_not_nest_so_deeply_is_refused(kind):
+    deep = "[" * 5_000 + "]" * 5_000
+    with pytest.raises(BadRequest, match="args: must not be nested so deeply"):
+        args_of(f'{{"year":1,"free":{deep}}}', kind)
+    assert args_of('{"year":1}', None) == {"year": 1}
 
 
 def test_a_validator_s_refusal_names_the_field_and_a_secret_s_value_is_not_shown():
@@ -200,7 +209,7 @@ def test_an_instance_that_json_would_change_is_not_enqueued():
         ArgsType(Plain).encode({"a": 1, "c": 2})
 
 
-def test_a_class_without_an_equality_of_its_own_is_compared_by_its_json():
+def test_a_class_without_its_own_equality_is_compared_by_its_json():
     kind = attrs.make_class("Loose", {"n": attrs.field(type=int)}, eq=False)
     assert ArgsType(kind).encode(kind(3)) == {"n": 3}
 

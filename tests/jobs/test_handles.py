@@ -28,7 +28,7 @@ def test_a_transaction_has_the_same_names_in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("kind", HANDLES)
-def test_every_public_attribute_has_a_line_of_its_own(kind: type) -> None:
+def test_every_public_attribute_has_its_own_line(kind: type) -> None:
     sources = [inspect.getsource(base) for base in kind.__mro__ if base.__module__ == "dataloader.jobs.job"]
     for name in public_names(kind):
         attribute = inspect.getattr_static(kind, name)

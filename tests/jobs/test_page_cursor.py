@@ -43,7 +43,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("cursor", FORGED)
-def test_a_cursor_that_we_did_not_make_is_refused_with_the_field_and_what_is_allowed(cursor):
+def test_a_foreign_cursor_is_refused_with_its_field_and_the_allowed_form(cursor):
     for forged in GARBAGE + FORGED[cursor]:
         with pytest.raises(BadRequest) as refused:
             cursor.key(forged)

@@ -12,7 +12,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from conditions import until
+from conditions import patience_s, until
 from payments import Gate, payments
 
 from dataloader import (
@@ -40,7 +40,7 @@ from dataloader.supervisor.settings import ApiToken
 
 pytestmark = pytest.mark.requirement("P1", "P2")
 
-TOKEN = "c" * 20
+TOKEN = "chief-0123456789"
 
 
 def _forwarded(name):
@@ -146,6 +146,23 @@ async def test_a_process_is_started_called_refused_and_shown(way):
 
 
 @pytest.mark.slow
+@pytest.mark.requirement("P11")
+async def test_versions_are_counted_and_unserved_ones_are_reported(way):
+    ask = way.processes
+    await ask.start("payment", "a", 5)
+    served, other = (
+        {"type": "payment", "version": version, "served": version == 1, "init": 0, "running": 1, "error": 0}
+        for version in (1, 7)
+    )
+    assert [attrs.asdict(one) for one in await ask.versions()] == [served]
+    way.sql("INSERT INTO dl_processes (type, process_id, version, status) VALUES ('payment', 'b', 7, 'running')")
+    assert [attrs.asdict(one) for one in await ask.versions("payment")] == [other, served]
+    assert await ask.versions("other") == []
+    with pytest.raises(BadRequest, match="type"):
+        await ask.versions("a/b")
+
+
+@pytest.mark.slow
 async def test_a_request_with_a_known_key_has_the_first_ones_answer_success_or_error(way):
     ask = way.processes
     assert [await ask.start("payment", "1", 5, key="k") for _ in range(2)] == ["reserved", "reserved"]
@@ -162,7 +179,7 @@ async def test_a_request_with_a_known_key_has_the_first_ones_answer_success_or_e
 
 
 @pytest.mark.slow
-async def test_what_the_status_does_not_allow_is_a_conflict_that_names_the_process(way):
+async def test_a_request_that_the_status_forbids_is_a_conflict_naming_the_process(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
     for request in (
@@ -195,13 +212,14 @@ async def test_what_the_status_does_not_allow_is_a_conflict_that_names_the_proce
 
 
 @pytest.mark.slow
-async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
+async def test_an_invalid_value_is_refused_by_the_name_of_its_field(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
     for field, request in {
         "type": partial(ask.start, "a/b", "1"),
         "type ": partial(ask.start, "tasks", "1"),
         "process_id": partial(ask.start, "payment", ".."),
+        "process_id ": partial(ask.start, "payment", "/1"),
         "method": partial(ask.call, "payment", "1", "m" * 201),
         "key": partial(ask.call, "payment", "1", "pay", key=""),
         "args": partial(ask.call, "payment", "1", "pay", "x" * 1_048_576),
@@ -218,6 +236,7 @@ async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
         assert (field, refused.value.field) == (field, field.strip())
 
 
+@pytest.mark.slow
 async def test_numbers_that_json_does_not_have_and_keys_of_messages_are_refused(way):
     ask, nan = way.processes, float("nan")
     with pytest.raises(BadRequest, match=r"args.amount: must be a finite number, not nan"):
@@ -256,7 +275,7 @@ async def test_a_call_starts_a_process_that_is_missing_and_its_arguments_may_be_
 
 @pytest.mark.slow
 @pytest.mark.requirement("P6")
-async def test_a_failure_answers_all_who_wait_and_is_mended(way):
+async def test_a_failure_answers_all_waiting_callers_and_can_be_repaired(way):
     ask = way.processes
     with pytest.raises(ProcessFailed, match="no amount of 'nothing' 123"):
         await ask.start("payment", "0", 0)
@@ -271,7 +290,7 @@ async def test_a_failure_answers_all_who_wait_and_is_mended(way):
         except ProcessFailed as error:
             outcomes[name] = str(error)
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waits, "first", "hang")
             await until(lambda: _seen(way.gate.begun))
@@ -286,7 +305,7 @@ async def test_a_failure_answers_all_who_wait_and_is_mended(way):
 
 
 @pytest.mark.slow
-async def test_a_caller_that_leaves_leaves_its_call_and_a_removal_answers_who_waits(way):
+async def test_a_cancelled_wait_keeps_its_call_and_a_removal_answers_the_waiting_callers(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
     with pytest.raises(CallTimeout) as late:
@@ -303,7 +322,7 @@ async def test_a_caller_that_leaves_leaves_its_call_and_a_removal_answers_who_wa
             await ask.wait(late.value.task_id)
         removed.append(1)
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waits)
             nursery.start_soon(waits)
@@ -312,7 +331,7 @@ async def test_a_caller_that_leaves_leaves_its_call_and_a_removal_answers_who_wa
     assert removed == [1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_call_that_has_not_begun_expires_or_is_withdrawn(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
@@ -320,7 +339,7 @@ async def test_a_call_that_has_not_begun_expires_or_is_withdrawn(way):
         await ask.call("payment", "1", "hang", timeout_s=0.1)
     await until(lambda: _seen(way.gate.begun))
     soon = datetime.now(UTC) + timedelta(seconds=0.3)
-    with trio.fail_after(20), pytest.raises(ProcessFailed, match=r"^expired$"):
+    with trio.fail_after(patience_s()), pytest.raises(ProcessFailed, match=r"^expired$"):
         await ask.call("payment", "1", "pay", 5, expires_at=soon)
     with pytest.raises(CallTimeout) as withdrawn:
         await ask.call("payment", "1", "pay", 5, timeout_s=0.1, withdraw=True)
@@ -396,7 +415,7 @@ async def test_processes_are_found_by_each_criterion_in_pages_newest_first(way):
 
 @pytest.mark.slow
 @pytest.mark.requirement("P6")
-async def test_processes_in_error_are_counted_by_error_and_mended_or_resumed_by_group(way, monkeypatch):
+async def test_processes_in_error_are_counted_by_error_and_repaired_or_resumed_by_group(way, monkeypatch):
     ask = way.processes
     await way.count([5] * 4)
     for n in range(3):
@@ -428,7 +447,7 @@ async def test_processes_in_error_are_counted_by_error_and_mended_or_resumed_by_
 
 
 @pytest.mark.slow
-async def test_many_are_started_in_one_transaction_and_what_is_there_is_left(way):
+async def test_many_processes_start_in_one_transaction_and_existing_ones_are_kept(way):
     ask = way.processes
     await ask.start("payment", "p1", 5)
     new = [
@@ -452,7 +471,7 @@ async def test_many_are_started_in_one_transaction_and_what_is_there_is_left(way
 
 
 @pytest.mark.slow
-async def test_a_process_of_another_system_is_imported_and_goes_on(way):
+async def test_a_process_of_another_system_is_imported_and_continues(way):
     ask = way.processes
     process = ProcessImport(
         type="payment",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import attrs
 import pytest
+import trio
 
 from dataloader import BadRequest, Job, Task, Tasks, new_job
 from dataloader.testing import run_task
@@ -60,20 +64,84 @@ def test_a_setting_that_is_out_of_range_is_refused_at_the_declaration(given, ref
     assert str(raised.value).startswith(refusal)
 
 
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [("retries", r"no option 'retries'; did you mean retry"), ("xyz", r"no option 'xyz'; after_error, args, .*zone")],
+)
+def test_an_option_that_does_not_exist_is_refused(option, says):
+    with pytest.raises(TypeError, match=f"task 't': there is {says}"):
+        Tasks().task("t", **{option: 3})
+
+
+def a_generator(job):
+    yield job
+
+
+async def an_async_generator(job):
+    yield job
+
+
+def without_a_job():
+    return None
+
+
+def with_two(job, other):
+    return job, other
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (a_generator, "a handler must not yield: return a value"),
+        (an_async_generator, "a handler must not yield: return a value"),
+        (without_a_job, "a handler must take one argument, the job; this one takes ()"),
+        (with_two, "a handler must take one argument, the job; this one takes (job, other)"),
+    ],
+)
+def test_a_handler_that_no_worker_could_run_is_refused(handler, says):
+    with pytest.raises(ValueError, match=re.escape(f"task 't': {says}")):
+        Tasks().task("t")(handler)
+
+
+def test_a_decorator_may_run_an_async_function_or_a_generator_to_its_end():
+    async def doubled(number):
+        return 2 * number
+
+    @functools.wraps(doubled)
+    def awaits(job):
+        return trio.run(doubled, job)
+
+    @functools.wraps(a_generator)
+    def collects(job):
+        return list(a_generator(job))
+
+    tasks = Tasks()
+    assert tasks.task("async")(awaits)(1) == 2
+    assert tasks.task("generator")(collects)(1) == [1]
+
+
+def test_a_decorator_may_add_arguments_to_a_handler():
+    @functools.wraps(with_two)
+    def wrapper(job):
+        return with_two(job, 2)
+
+    assert Tasks().task("t")(wrapper)(1) == (1, 2)
+
+
 @pytest.mark.parametrize("name", ["process.start", "notify.webhook", "migrate"])
 def test_the_names_of_built_in_tasks_are_refused(name):
     with pytest.raises(ValueError, match=r"the names process\.\*, notify\.\*, migrate are those of built-in tasks"):
         Tasks().task(name)
 
 
-def test_a_decorator_without_a_name_says_what_to_write():
+def test_a_decorator_without_a_name_is_an_error_with_the_right_form():
     with pytest.raises(BadRequest, match=r"task: must be a name, as in @tasks.task\(\"load.year\"\), not <function"):
 
         @Tasks().task
         async def nameless(job): ...
 
 
-def test_a_request_of_a_task_has_its_args_as_json_and_leaves_the_defaults_to_the_database():
+def test_a_request_has_its_args_as_json_and_leaves_defaults_to_the_database():
     new = new_job(load_year, Year(1999), priority=3)
     assert (new.task, new.args) == ("load.year", {"year": 1999, "source": "ecb"})
     assert (new.queue, new.priority, new.lock_key, new.max_attempts) == (None, 3, None, None)

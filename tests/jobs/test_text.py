@@ -10,14 +10,18 @@ import pytest
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import (
+    MAX_BEGINNING,
     MAX_DEPTH,
     MAX_JSON,
     exact_json,
     growth,
     has_long_number,
+    listed_json,
     said_by,
     shown_json,
     storable_json,
+    stored_json,
+    stored_object,
 )
 
 
@@ -46,7 +50,7 @@ def test_json_grows_by_the_exponents_of_its_numbers_and_not_by_what_stands_in_te
         (b'{"a":"%d","b":%d}' % (10**400, 10**400), True),
     ],
 )
-def test_a_whole_number_that_no_float_holds_is_told_from_a_text(encoded, long):
+def test_an_integer_beyond_the_range_of_floats_is_distinguished_from_a_text(encoded, long):
     assert has_long_number(encoded) is long
 
 
@@ -70,7 +74,7 @@ def test_json_that_is_nested_too_deeply_is_shown_by_its_beginning(depth, opens, 
     assert shown_json("[" + "[]," * 5_000 + "[]]") == [[]] * 5_001
 
 
-def test_nested_json_is_shown_by_its_beginning_also_where_the_stack_is_nearly_used_up():
+def test_nested_json_is_truncated_even_where_the_stack_is_nearly_exhausted():
     text = _nested(MAX_DEPTH)
 
     def descend(depth):
@@ -120,3 +124,12 @@ class UnspeakableError(Exception):
 def test_an_error_that_can_not_say_what_it_is_is_named_by_its_class():
     assert said_by(UnspeakableError()) == "UnspeakableError: (its text could not be made)"
     assert said_by(KeyError()) == "KeyError"
+
+
+def test_any_content_of_a_row_is_read():
+    deep = "[" * 3_000 + "]" * 3_000
+    assert stored_json(deep) == {"truncated": deep[:MAX_BEGINNING], "bytes": 6_000}
+    assert stored_json("1e400") == float("inf")
+    assert stored_object("[1]") == {"value": [1]}
+    assert listed_json('[{"a": 1}, {"a": "x"}, 7, {"a": 2}]', dict[str, int]) == [{"a": 1}, {"a": 2}]
+    assert listed_json("7", int) == []

@@ -45,7 +45,7 @@ def test_in_json_the_value_stays_the_same() -> None:
 
 
 @pytest.mark.parametrize("text", ["plain", "naïve 字\u3000\u00a0 Ünïcödé", "e\u0301", "🙂", ""])
-def test_what_can_be_seen_stays(text: str) -> None:
+def test_visible_characters_stay(text: str) -> None:
     assert visible(text) == visible(text, lines=True) == visible_json(text) == text
 
 

@@ -49,7 +49,7 @@ def is_open(texts, wall):
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("S4")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PERIODS, min_size=1, max_size=3), st.sampled_from(ODD_ZONES), st.sampled_from(CHANGES))
@@ -107,7 +107,7 @@ def test_the_documents_periods():
         "MON \N{ARABIC-INDIC DIGIT ZERO}0:00-06:00",
     ],
 )
-def test_what_is_no_period_is_refused(text):
+def test_an_invalid_period_is_refused(text):
     with pytest.raises(BadRequest, match=r"^work_periods: must be days and times, such as 'MON-FRI 00:00-06:00'"):
         WorkPeriods.parsed([text], UTC_ZONE)
 

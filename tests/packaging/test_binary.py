@@ -29,8 +29,8 @@ LONG_AGO = time.time() - 31 * 86_400
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 pytestmark = [
-    pytest.mark.packaging,
-    pytest.mark.slow,
+    pytest.mark.full,
+    pytest.mark.long,
     pytest.mark.skipif(os.geteuid() != 0 and "CI" not in os.environ, reason="only root can make an empty root"),
 ]
 
@@ -78,7 +78,7 @@ def build(folder: Path) -> Path:
         shutil.copy(ROOT / name, source)
     for command in (
         [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "wheel", source],
-        [sys.executable, BUILD, folder / "wheel" / "*.whl", folder, folder / "work"],
+        [sys.executable, BUILD, folder / "wheel" / "*.whl", folder, folder / "work", "--any-python"],
     ):
         arguments = [next(part.parent.glob(part.name)) if "*" in str(part) else part for part in command]
         done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=900, check=False)
@@ -182,7 +182,7 @@ def test_a_service_in_an_empty_root_drains_and_starts_again_after_a_kill(bare):
         assert process.wait() == 0
 
 
-def test_what_the_user_has_set_stays_set(binary, cache, tmp_path):
+def test_variables_set_by_the_user_stay_set(binary, cache, tmp_path):
     (tmp_path / "shown.py").write_text(
         "import os, sys\nfrom dataloader import Tasks\ntasks = Tasks()\n"
         "print(os.environ['LD_LIBRARY_PATH'], os.environ.get('LC_ALL'), sys.argv[1], oct(os.umask(0)), os.getcwd())\n"
@@ -266,7 +266,7 @@ def test_a_folder_with_files_named_as_modules_of_the_program_does_no_harm(binary
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_twenty_that_start_at_once_unpack_one_folder(binary, tmp_path):
+def test_twenty_concurrent_starts_unpack_one_folder(binary, tmp_path):
     environment = {"HOME": str(tmp_path)}
     first = [start([binary, "--version"], env=environment) for _ in range(20)]
     for process in first:
@@ -299,7 +299,7 @@ def versions(cache):
     return sorted(path for path in cache.iterdir() if not path.name.startswith("."))
 
 
-def test_a_version_that_nobody_has_used_for_thirty_days_is_removed(binary, cache, tmp_path):
+def test_a_version_unused_for_thirty_days_is_removed(binary, cache, tmp_path):
     own = unpacked(cache)
     (tmp_path / "waits.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
     old, recent, locked, run_from = (cache / (digit * 16) for digit in "abcd")
@@ -401,7 +401,7 @@ def test_tasks_on_a_dask_cluster_are_refused_in_one_line(binary, cache, tmp_path
     assert done.stderr.endswith("task 'far': dask: the one file has no Dask: use an installed dataloader\n")
 
 
-def test_what_another_user_has_unpacked_is_not_run(binary, cache, tmp_path):
+def test_files_unpacked_by_another_user_are_not_run(binary, cache, tmp_path):
     own = unpacked(cache)
     folder = tmp_path / own.name
     folder.mkdir()
@@ -409,7 +409,7 @@ def test_what_another_user_has_unpacked_is_not_run(binary, cache, tmp_path):
     os.chown(folder, 10_001, 10_001)
     done = run(binary, "--version", env={"DATALOADER_CACHE": str(tmp_path)})
     assert done.returncode == 1
-    assert done.stderr.startswith(f"dataloader: does not run what another user has unpacked into {folder}; name")
+    assert done.stderr.startswith(f"dataloader: does not run what is in {folder}, which is another user's; name")
 
 
 def test_a_cache_that_is_another_users_is_not_used(binary, tmp_path):
@@ -422,7 +422,7 @@ def test_a_cache_that_is_another_users_is_not_used(binary, tmp_path):
     assert not list(cache.iterdir())
 
 
-def test_others_can_not_write_to_a_cache_that_it_makes_whatever_the_umask_is(binary, tmp_path):
+def test_a_new_cache_is_not_writable_by_others_under_any_umask(binary, tmp_path):
     done = run(
         "/bin/sh", "-c", f"umask 000; exec '{binary}' --version", env={"DATALOADER_CACHE": str(tmp_path / "cache")}
     )

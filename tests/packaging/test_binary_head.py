@@ -47,6 +47,15 @@ def refusal(file):
     return f"dataloader: {file} is broken: its archive is not the one that was built; copy it again\n"
 
 
+@pytest.mark.parametrize(("version", "refused"), [((3, 11, 9), True), ((3, 11, 10), False), ((3, 13, 0), False)])
+def test_a_python_whose_tarfile_stops_at_hostile_archives_is_not_packed(build, version, refused):
+    if not refused:
+        build.refuse_old_python(version)
+        return
+    with pytest.raises(SystemExit, match=r"3\.11\.9 can't be packed.*use 3\.11\.10 or later"):
+        build.refuse_old_python(version)
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_whole_file_runs_its_program_also_where_there_is_no_stat(small, tmp_path, shell):
     for _ in ("unpacks", "from the cache"):
@@ -57,6 +66,89 @@ def test_a_whole_file_runs_its_program_also_where_there_is_no_stat(small, tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "runs --version\n", "")
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o1777])
+def test_a_cache_that_others_can_write_to_is_not_used(small, tmp_path, shell, mode):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(mode)
+    refused = (
+        f"dataloader: does not use {cache}, which other users can write to; name another folder by DATALOADER_CACHE\n"
+    )
+    done = run(small, tmp_path, shell)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", refused)
+    assert not list(cache.iterdir())
+    cache.chmod(0o755)
+    assert run(small, tmp_path, shell).returncode == 0
+    cache.chmod(mode)  # also when it is unpacked already
+    assert run(small, tmp_path, shell).stderr == refused
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_links_in_place_of_the_cache_or_of_what_is_unpacked_are_not_followed(small, tmp_path, shell):
+    cache = tmp_path / "cache"
+    assert run(small, tmp_path, shell).returncode == 0
+    (unpacked,) = [folder for folder in cache.iterdir() if folder.is_dir()]
+    other = tmp_path / "other"
+    unpacked.rename(other)
+    unpacked.symlink_to(other)
+    done = run(small, tmp_path, shell)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"dataloader: does not run what is in {unpacked}, which is a link; name")
+    link = tmp_path / "link"
+    unpacked.unlink()
+    other.rename(unpacked)
+    link.symlink_to(cache)
+    # As systemd makes one, for a cache of a dynamic user.
+    assert run(small, tmp_path, shell, DATALOADER_CACHE=str(link)).stdout == "runs --version\n"
+    os.lchown(link, 10_001, 0)
+    for name in (link, f"{link}/", f"{link}//"):
+        done = run(small, tmp_path, shell, DATALOADER_CACHE=str(name))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"dataloader: does not use {link}, which is a link; name")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("mode", "owner", "wrong"),
+    [
+        (0o777, 0, "which other users can write to"),
+        (0o775, 0, None),  # root's own group
+        (0o1777, 0, None),
+        (0o755, 10_001, "which is another user's"),
+        (0o1777, 10_001, "which is another user's"),
+    ],
+)
+def test_a_cache_in_a_folder_in_which_others_can_replace_it_is_not_used(small, tmp_path, shell, mode, owner, wrong):
+    above = tmp_path / "above"
+    (above / "between").mkdir(parents=True)
+    os.chown(above, owner, 0)
+    above.chmod(mode)
+    done = run(small, tmp_path, shell, DATALOADER_CACHE=str(above / "between" / "cache"))
+    assert done.returncode == (0 if wrong is None else 1), done.stderr
+    assert wrong is None or f"it is in {above}, {wrong}; name another folder" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_group_that_is_not_the_users_own_must_not_write_above_the_cache(small, tmp_path, shell):
+    above = tmp_path / "above"
+    above.mkdir()
+    os.chown(above, 0, 10_001)
+    above.chmod(0o775)
+    done = run(small, tmp_path, shell, DATALOADER_CACHE=str(above / "cache"))
+    assert f"it is in {above}, which other users can write to" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_cache_behind_a_link_above_it_is_used_where_it_really_is(small, tmp_path, shell):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    done = run(small, tmp_path, shell, DATALOADER_CACHE=str(tmp_path / "link" / "cache"))
+    assert (done.returncode, done.stdout) == (0, "runs --version\n"), done.stderr
+    assert (tmp_path / "home" / "cache").is_dir()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_copy_of_another_size_is_refused_at_every_start_wherever_it_was_cut(small, tmp_path, shell, warm):
@@ -75,7 +167,7 @@ def test_a_copy_of_another_size_is_refused_at_every_start_wherever_it_was_cut(sm
         assert run(broken, tmp_path, shell).returncode != 0, cut
 
 
-def test_a_copy_of_the_same_size_with_another_archive_is_refused_when_it_is_unpacked_and_not_later(small, tmp_path):
+def test_a_copy_with_a_changed_archive_is_refused_only_when_it_is_unpacked(small, tmp_path):
     changed = bytearray(small.read_bytes())
     changed[-5] ^= 1
     broken = tmp_path / "broken"

@@ -6,8 +6,11 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("supervisor", "cli", "actors", "web", "flows", "store", "jobs", "src")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.packaging, pytest.mark.slow]
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("supervisor", "cli", "actors", "web", "flows", "store", "jobs")

@@ -97,8 +97,7 @@ def test_the_service_can_not_write_where_its_code_lies() -> None:
     assert final.index("pip install") < final.index(f"USER {uid}")
 
 
-@pytest.mark.packaging
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_steps_of_the_image_make_a_service_that_starts(tmp_path: Path) -> None:
     """Each RUN line with pip or build in it, in this Python's environments instead of the stages."""
     context, wheels = tmp_path / "context", tmp_path / "wheels"

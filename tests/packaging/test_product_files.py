@@ -4,6 +4,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FOREIGN = re.compile(
     r"pypi\.org|pythonhosted\.org|registry\.npmjs\.org|index-url|/work/(main|shared)|/tmp/venv|\bfarm-\w+",

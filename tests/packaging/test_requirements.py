@@ -4,23 +4,19 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+from tests_of import numbers_in
+
 TESTS = Path(__file__).parents[1]
 QUEUE_SERVICE = {f"Q{number}" for number in range(1, 19)}
 
 
 def named_requirements(source: str) -> set[str]:
-    """The numbers in the marks on the tests of a file: on a function, a class, a case, or by `pytestmark` on all."""
-    return {
-        argument.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", None) == "requirement"
-        and ast.unparse(node.func) == "pytest.mark.requirement"
-        for argument in node.args
-        if isinstance(argument, ast.Constant)
-    }
+    """Return the numbers in the marks on the tests of a file."""
+    return set(numbers_in([ast.parse(source)]))
 
 
+@pytest.mark.slow
 def test_every_requirement_has_a_test_that_names_it() -> None:
     named = set().union(*(named_requirements(path.read_text()) for path in TESTS.rglob("test_*.py")))
     missing = sorted(QUEUE_SERVICE - named, key=lambda number: int(number[1:]))
@@ -29,7 +25,7 @@ def test_every_requirement_has_a_test_that_names_it() -> None:
     assert not unknown, f"no requirement has the number {', '.join(sorted(unknown))}"
 
 
-def test_marks_are_found_wherever_they_may_stand() -> None:
+def test_marks_are_found_in_every_position() -> None:
     source = (
         'pytestmark = pytest.mark.requirement("Q1")\n'
         '@pytest.mark.requirement("Q2", "Q3")\nasync def test_a(): ...\n'

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FACE = ROOT / "src" / "dataloader"
 ROOMS = {"supervisor", "cli", "actors", "web", "flows", "store", "jobs"}
@@ -27,6 +29,7 @@ def test_bare_imports_of_rooms_are_banned() -> None:
     assert set(ruff["lint"]["flake8-tidy-imports"]["banned-api"]) == ROOMS
 
 
+@pytest.mark.slow
 def test_imports_run_one_way() -> None:
     done = _lint_imports(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,6 +49,7 @@ WRONG_IMPORTS = [
 ]
 
 
+@pytest.mark.slow
 def test_each_wrong_import_is_found(tmp_path: Path) -> None:
     for name in (*ROOMS, "src"):
         _copy_python(ROOT / name, tmp_path / name)

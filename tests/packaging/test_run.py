@@ -45,7 +45,7 @@ def test_the_list_of_recipes_installs_nothing_but_just(
     assert (tmp_path / "installed").read_text() == "install --quiet --constraint constraints.txt rust-just\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("recipe", "extra"), [("demo", "demo"), ("serve", "dev")])
 def test_a_recipe_installs_what_it_needs(environment: dict[str, str], tmp_path: Path, recipe: str, extra: str) -> None:
     done = subprocess.run(
@@ -56,7 +56,7 @@ def test_a_recipe_installs_what_it_needs(environment: dict[str, str], tmp_path: 
     assert f"--editable .[{extra}]" in (tmp_path / "installed").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_demo_that_goes_on_serving_is_ended_by_interrupt_without_an_error(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

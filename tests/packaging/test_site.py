@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.full, pytest.mark.long]
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -43,7 +45,6 @@ class _Resources(HTMLParser):
             self.addresses.append(found["href"])
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_asks_nothing_of_others(site):
     pages = {path.relative_to(site).with_suffix("").as_posix(): path.read_text() for path in site.rglob("*.html")}
     written = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}

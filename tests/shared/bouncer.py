@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import attrs
+import pytest
 import trio
 from conditions import until
 from pooler import AUTHENTICATED, PROTOCOL, Messages, packed, texts
@@ -24,16 +25,35 @@ CONSOLE = "pgbouncer"
 
 
 def find_bouncer(*, keeps_statements=True):
-    """The program's path, or None and why there is none; with `keeps_statements` one that is new enough for that."""
+    """Return the program's path, or None and the reason. With `keeps_statements` it must be new enough for that."""
     program = os.environ.get("PGBOUNCER") or shutil.which(CONSOLE, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
-        assert "CI" not in os.environ, "no PgBouncer is at hand: install Debian's package"
-        return None, "no PgBouncer is at hand: name one by PGBOUNCER"
+        return None, "no PgBouncer is at hand: install Debian's package, or name one by PGBOUNCER"
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
     version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
     if keeps_statements and version < NEEDED:
         return None, f"{program} is {version}, older than {NEEDED}"
     return program, ""
+
+
+@pytest.fixture(scope="session")
+def bouncer():
+    """PgBouncer's path. Without it the test is skipped; in CI it fails."""
+    return _found(keeps_statements=False)
+
+
+@pytest.fixture(scope="session")
+def new_bouncer():
+    """The path of a PgBouncer that keeps prepared statements. With an older one the test is skipped."""
+    return _found(keeps_statements=True)
+
+
+def _found(*, keeps_statements):
+    program, why_not = find_bouncer(keeps_statements=keeps_statements)
+    if program is None:
+        missing = find_bouncer(keeps_statements=False)[0] is None
+        (pytest.fail if missing and "CI" in os.environ else pytest.skip)(why_not)
+    return program
 
 
 @attrs.frozen

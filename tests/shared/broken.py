@@ -13,12 +13,16 @@ import os
 import pkgutil
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import attrs
 import trio
 
 from dataloader.store.migrations import function_set
+from dataloader.store.processes.steps import Begun
+from dataloader.store.queue.claim import Claim
+from dataloader.store.queue.leases import MAX_COUNT
 from dataloader.store.queue.make_ready import Judged
 
 VARIABLE = "WITHOUT_GUARD"
@@ -99,6 +103,14 @@ async def _none_of_them(*_args: object, **_more: object) -> dict[int, object]:
     return {}
 
 
+def _not_ahead(*_args: object) -> timedelta:
+    return timedelta(0)
+
+
+def _refused_together(looks, lanes, _now) -> None:
+    looks.failed(lanes)
+
+
 def _ends_without_lease(lease, **given) -> tuple[float, object]:
     return BODY_ENDS(attrs.evolve(lease, until=math.inf), **given)
 
@@ -115,6 +127,27 @@ def _never_killed(_lease) -> tuple[float, float]:
     return math.inf, math.inf
 
 
+def _no_hosts(*_args: object) -> list[object]:
+    """In the place of one that splits an address."""
+    return []
+
+
+def _always(*_args: object, **_more: object) -> bool:
+    """In the place of a question."""
+    return True
+
+
+async def _room_by_seconds(self) -> None:
+    while len(self) >= self.most:
+        if not self.make_room():
+            self._changed = trio.Event()
+            with trio.move_on_after(min(map(self._may_go_at, GIVING_WAY)) - trio.current_time()):
+                await self._changed.wait()
+
+
+async def _no_checkpoint() -> None: ...
+
+
 def _much_later(_clock, at: float) -> float:
     return at + 100_000
 
@@ -129,9 +162,18 @@ async def _none_judged(*_args: object, **_named: object) -> Judged:
     return Judged(0, more=False)
 
 
+async def _no(*_args: object) -> bool:
+    return False
+
+
 async def _yes(*_args: object) -> bool:
     """In the place of one that looks."""
     return True
+
+
+async def _begun_as_before(_drive, snapshot, work) -> Begun:
+    """In the place of one that asks the database what became of a step."""
+    return Begun("step", snapshot, work, ())
 
 
 async def _watch_is_content(locks, _timeout_s: float) -> bool:
@@ -152,17 +194,35 @@ def _forgets(locks, job_id) -> None:
     locks._expected.discard(job_id)
 
 
+def _as_it_is(text: str, *_limit: int) -> str:
+    return text
+
+
+async def _all_or_nothing(recorder, write, rows) -> set[int]:
+    return await recorder.session.write(write, rows)
+
+
+async def _sends_unmarked(dispatcher, ask, lanes, names) -> Claim:
+    more = {"look": ask.look, "after": ask.after, "limited": dispatcher._limited, "lanes": lanes}
+    claim = await dispatcher.locks.claim(dispatcher.queue, ask.slots, names, dispatcher.backoff_s, **more)
+    dispatcher.answered()
+    return claim
+
+
 def _reserves_at_any_time(dispatcher) -> bool:
-    if dispatcher.running >= dispatcher.concurrency:
+    if not dispatcher.slots.free:
         return False
-    dispatcher.running += 1
-    dispatcher.reserved += 1
+    dispatcher.slots.reserve()
     return True
 
 
+GIVING_WAY = importlib.import_module("dataloader.web.server.connections")._GIVING_WAY
 BODY_ENDS = importlib.import_module("dataloader.actors.lease").Lease.body_ends
+RANDOM_TOKEN = "greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991, 1)"
 STORE, ACTORS, FAULTS = "tests/store/queue", "tests/actors", "tests/faults"
 PROCESSES = "tests/store/processes"
+JUMPS = "tests/store/test_clock_jumps.py"
+STEP_OUTAGES = "tests/flows/processes/test_step_outages.py"
 
 GUARDS = {
     "token in the finish": Guard(
@@ -190,6 +250,77 @@ GUARDS = {
         f"{STORE}/test_leases.py::test_a_job_that_is_not_ours_any_more_is_lost",
         edit("store.queue.leases._BEAT", "j.token = m.token AND ", ""),
     ),
+    "token in the heartbeat's join": Guard(
+        "a heartbeat does not take a run for renewed because another run of its job was",
+        f"{STORE}/test_leases.py::test_of_two_runs_of_one_job_only_the_one_with_the_token_is_renewed",
+        edit("store.queue.leases._BEAT", " AND r.token = m.token", ""),
+    ),
+    "random token": Guard(
+        "a database that was restored gives no token out again",
+        f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
+        edit_schema(RANDOM_TOKEN, "nextval('{schema}.dl_token_seq')"),
+    ),
+    "stop of the former run": Guard(
+        "a job that is claimed again where it runs starts after its former run has ended",
+        f"{ACTORS}/test_run_identity.py::test_a_job_claimed_again_here_starts_after_its_former_run_ended",
+        put("actors.job_runs.Runs._replace", _nothing),
+    ),
+    "content in the ident": Guard(
+        "what a step brings is known outside by what it is, and a restored number by nothing",
+        f"{PROCESSES}/test_idents.py::test_a_step_run_again_after_a_restore_has_idents_by_its_content",
+        edit_schema("uuid_send(p_of) || convert_to(p_content, 'UTF8')", "uuid_send(p_of) || convert_to('', 'UTF8')"),
+    ),
+    "random ident": Guard(
+        "a new request under a number that a restore gives out again has another ident",
+        f"{PROCESSES}/test_idents.py::test_a_new_request_under_a_used_number_has_another_ident",
+        edit_schema("coalesce(p_ident, gen_random_uuid())", "md5(p_kind)::uuid"),
+    ),
+    "ident of a task in its answer": Guard(
+        "a client that waits for a task that a restore undid does not get the answer of its number's new task",
+        "tests/flows/processes/test_step_keys.py"
+        "::test_a_wait_for_a_task_undone_by_a_restore_gets_no_other_tasks_answer",
+        put("store.processes.reads.check_ident", _nothing),
+    ),
+    "ident in a withdrawal": Guard(
+        "a caller takes back no call of another client that has its number after a restore",
+        "tests/flows/processes/test_step_keys.py::test_a_cancelled_caller_withdraws_no_call_of_another_client",
+        edit_schema("AND t.ident IS NOT DISTINCT FROM p_idents[array_position(p_tasks, t.task_id)]", ""),
+    ),
+    "ident in the end of a delivery": Guard(
+        "a delivery ends no row that has the number of its row after a restore",
+        f"{PROCESSES}/test_idents.py::test_a_delivery_ends_no_row_that_has_its_number_after_a_restore",
+        edit_schema("AND o.ident IS NOT DISTINCT FROM p_idents[array_position(p_done, o.id)]", ""),
+    ),
+    "ident in the end of a message": Guard(
+        "a message is not taken for delivered because another had its number",
+        f"{PROCESSES}/test_idents.py::test_a_delivery_ends_no_row_that_has_its_number_after_a_restore",
+        edit("store.processes.outbox_rows._DELIVERED", "ident IS NOT DISTINCT", "$2::uuid IS NOT DISTINCT"),
+    ),
+    "number of a step that the release before has begun": Guard(
+        "a step that a program of the release before has begun keeps its key in every try",
+        f"{PROCESSES}/test_idents.py::test_a_step_that_an_older_program_began_keeps_its_key_in_every_try",
+        edit_schema("PERFORM {schema}.dl_process_forget_ident(key, task_id);", "NULL;"),
+    ),
+    "ident that a worker has tried": Guard(
+        "a step that a worker of this release has tried is not repeated under another key",
+        f"{PROCESSES}/test_idents.py::test_a_step_tried_under_its_ident_is_left_to_a_worker_that_knows_it",
+        edit_schema("(p.running_ident IS NOT NULL\n", "(false\n"),
+    ),
+    "ident of a step that was returned": Guard(
+        "a step that a drain has returned counts as tried",
+        f"{PROCESSES}/test_idents.py::test_a_step_tried_under_its_ident_is_left_to_a_worker_that_knows_it",
+        edit_schema(" WHEN s.outcome = 'returned' THEN s.running_ident END", " END"),
+    ),
+    "version that a live worker serves": Guard(
+        "a process whose first step has not begun is not moved from a version that is served",
+        f"{PROCESSES}/test_process_upkeep.py::test_an_init_process_never_moves_from_a_version_that_is_served",
+        edit_schema("s.version = p.version AND s.served_until > now())\n  LOOP", "false)\n  LOOP"),
+    ),
+    "version that a live worker of the release before serves": Guard(
+        "workers that show their tasks alone keep the processes that they serve",
+        f"{PROCESSES}/test_process_upkeep.py::test_an_init_process_never_moves_from_a_version_that_is_served",
+        edit_schema("v_version = v_process.version OR EXISTS (", "v_version = v_process.version OR false AND EXISTS ("),
+    ),
     "memory of what was written": Guard(
         "an outcome that is sent twice is not taken for another's",
         f"{STORE}/test_finish.py::test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void",
@@ -202,12 +333,12 @@ GUARDS = {
     ),
     "passing over locked rows in the progress": Guard(
         "a row that somebody has locked holds up no other progress, and no outcome",
-        f"{ACTORS}/test_outcomes.py::test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome",
+        f"{ACTORS}/test_outcomes.py::test_a_locked_row_delays_no_other_jobs_outcome",
         edit("store.queue.finish._PROGRESS", "SKIP LOCKED", ""),
     ),
     "passing over locked rows in the log": Guard(
         "a row that somebody has locked holds up no other lines, and no outcome",
-        f"{ACTORS}/test_outcomes.py::test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome",
+        f"{ACTORS}/test_outcomes.py::test_a_locked_row_delays_no_other_jobs_outcome",
         edit("store.queue.finish._LOG", "SKIP LOCKED", ""),
     ),
     "cancel request in the finish": Guard(
@@ -217,7 +348,7 @@ GUARDS = {
     ),
     "refund of the attempt": Guard(
         "a job that a drain stopped has its attempt back",
-        f"{ACTORS}/test_drain.py::test_what_the_deadline_stops_goes_back_with_its_attempt_refunded",
+        f"{ACTORS}/test_drain.py::test_a_job_stopped_by_the_deadline_is_released_with_its_attempt_refunded",
         edit("store.queue.finish._FINISH", "greatest(j.attempt - 1, 0)", "j.attempt"),
     ),
     "lease as the scope's deadline": Guard(
@@ -232,12 +363,12 @@ GUARDS = {
     ),
     "close of a period as the scope's deadline": Guard(
         "a run whose task stops it at the close of its work period does not go on",
-        f"{ACTORS}/test_period_ends.py::test_a_run_is_stopped_its_margin_before_the_close_and_one_of_the_next_night_by_the_next_close",
+        f"{ACTORS}/test_period_ends.py::test_a_run_stops_before_the_period_end_and_a_later_run_before_the_next_one",
         put("actors.lease.Lease.body_ends", _ends_without_period),
     ),
     "bound of a commit": Guard(
         "a commit that waits is given up before the lease can go to another",
-        f"{ACTORS}/test_silence.py::test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting",
+        f"{ACTORS}/test_silence.py::test_a_waiting_commit_is_abandoned_before_the_lease_ends",
         put("actors.lease.Lease.commit_ends", lambda _lease: math.inf),
     ),
     "expired leases stay expired": Guard(
@@ -250,19 +381,56 @@ GUARDS = {
         f"{STORE}/test_claim.py::test_a_key_held_elsewhere_parks_the_job_without_an_attempt",
         edit_schema("WHEN pg_try_advisory_lock(h) THEN 'run'", "WHEN pg_try_advisory_lock(h) OR true THEN 'run'"),
     ),
+    "skipping unknown tasks in the claim": Guard(
+        "a claim neither locks nor writes jobs of tasks that its worker does not know",
+        f"{STORE}/test_claim.py::test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks",
+        edit_schema(
+            """
+        AND (j.task = ANY (p_tasks) OR j.cancel_requested)
+""",
+            "\n",
+        ),
+    ),
+    "skipping unknown tasks in the search for locked jobs": Guard(
+        "a job of an unknown task that another session has locked does not cause repeated claims",
+        f"{STORE}/test_claim.py::test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim",
+        edit_schema(
+            "j.waits_for IS NULL AND (j.task = ANY (p_tasks) OR j.cancel_requested)\n", "j.waits_for IS NULL\n"
+        ),
+    ),
+    "return to the front with new tasks": Guard(
+        "jobs that claims have skipped are found when their task becomes known",
+        f"{ACTORS}/test_unknown_tasks.py::test_a_task_that_becomes_known_between_two_claims_is_looked_for_from_the_front",
+        put("actors.claim_cursor.ClaimCursor.to_front", _nothing),
+    ),
     "lock of a lane": Guard(
         "claims at once start no more jobs of a task than it allows",
-        "tests/store/limits/test_limits_sql.py::test_two_claims_at_once_start_no_more_than_a_lane_allows",
+        "tests/store/limits/test_limits_sql.py::test_concurrent_claims_start_no_more_than_a_lane_allows",
         edit_schema("WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED", "WHERE l.lane = v_task.name"),
+    ),
+    "lanes judged apart": Guard(
+        "an error in one lane closes that lane alone",
+        "tests/actors/test_closed_lanes.py::test_an_error_in_one_limit_queue_stops_no_other_job",
+        put("actors.lane_looks.LaneLooks.refused", _refused_together),
+    ),
+    "zones of the database": Guard(
+        "a time zone that the database does not know is refused where it is set",
+        "tests/actors/test_zones.py::test_a_zone_that_the_database_does_not_know_is_refused",
+        put("store.limits.limit_rows.aio_check_zone", _nothing_async),
+    ),
+    "database's clock in the closes of periods": Guard(
+        "a run stops at the close of a period by the database's clock, by which it has started",
+        "tests/actors/test_zones.py::test_runs_that_stop_at_a_close_go_by_the_databases_clock_of_a_zone",
+        put("store.limits.limit_rows._database_is_ahead", _not_ahead),
     ),
     "turns of partitions": Guard(
         "a partition with most of the jobs has no more turns than another",
-        "tests/store/limits/test_partitions.py::test_keys_that_wait_have_their_turns_however_many_jobs_one_has_and_whenever_they_came",
+        "tests/store/limits/test_partitions.py::test_waiting_partition_keys_are_served_round_robin",
         edit_schema("SET last_partition = v_turn", "SET last_partition = NULL"),
     ),
     "lock of a supplier": Guard(
-        "claims at once start no more jobs than a supplier's budget has",
-        "tests/store/limits/test_limits_sql.py::test_two_claims_at_once_take_no_more_than_a_budget_has",
+        "concurrent claims start no more jobs than a supplier's budget has",
+        "tests/store/limits/test_limits_sql.py::test_a_long_lock_of_a_supplier_delays_only_its_own_lanes",
         edit_schema(
             "WHERE s.source = v_task.supplier FOR NO KEY UPDATE SKIP LOCKED", "WHERE s.source = v_task.supplier"
         ),
@@ -270,11 +438,11 @@ GUARDS = {
     "margin of a supplier": Guard(
         "a body that would begin later than its supplier's budget counts it goes back",
         "tests/actors/test_limits.py::test_a_body_that_would_begin_later_than_it_was_counted_goes_back",
-        put("actors.dispatcher.BEGIN_SHARE", math.inf),
+        put("actors.slots.BEGIN_SHARE", math.inf),
     ),
     "margin before midnight": Guard(
         "a start that might begin after midnight is counted by the day in which it begins",
-        "tests/store/limits/test_day_budgets.py::test_a_loads_request_counts_in_the_day_and_what_costs_nothing_may_start_before_midnight",
+        "tests/store/limits/test_day_budgets.py::test_a_loads_request_counts_in_its_day_and_free_starts_may_precede_midnight",
         edit_schema("p_cost > 0 AND p_now + make_interval(secs => p_source.margin_s) >= v_midnight", "false"),
     ),
     "live lease in the claim": Guard(
@@ -325,12 +493,12 @@ GUARDS = {
     ),
     "repair of locks after a lost reply": Guard(
         "a key that a failed claim has locked comes free",
-        f"{STORE}/test_claim.py::test_surplus_locks_of_a_failed_claim_are_unlocked_and_parked_jobs_of_their_keys_wake",
+        f"{STORE}/test_claim.py::test_a_failed_claim_unlocks_its_surplus_locks_and_wakes_parked_jobs",
         edit("store.queue.lock_session._HELD", "WHERE locktype", "WHERE false AND locktype"),
     ),
     "end of the ghost": Guard(
         "a former lock session behind a dead network does not keep our keys",
-        f"{STORE}/test_lock_session.py::test_a_ghost_of_the_former_session_is_ended_and_does_not_keep_our_keys",
+        f"{STORE}/test_lock_session.py::test_a_stale_former_session_is_terminated_and_does_not_keep_our_keys",
         edit("store.queue.lock_session._END_GHOST", "SELECT pg_terminate_backend(pid, 2000)", "SELECT true"),
     ),
     "silence ends the lock session": Guard(
@@ -345,13 +513,12 @@ GUARDS = {
     ),
     "only an answer keeps the keys": Guard(
         "bodies stop before their keys are free, also when the network goes while a claim waits",
-        f"{ACTORS}/test_silence.py::"
-        "test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bodies_before_their_keys_are_free",
+        f"{ACTORS}/test_silence.py::test_a_network_loss_during_a_waiting_claim_stops_runs_before_keys_are_free",
         put("store.queue.lock_session.LockSession.watch", _watch_is_content),
     ),
     "end of a dead lock connection": Guard(
         "a claim whose request or answer is lost costs no job its key",
-        f"{ACTORS}/test_silence.py::test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop",
+        f"{ACTORS}/test_silence.py::test_a_claim_lost_in_the_network_is_abandoned_before_runs_must_stop",
         put("store.connection.bridge.Session.drop", _nothing_async),
     ),
     "look after a unique job went in": Guard(
@@ -366,7 +533,7 @@ GUARDS = {
     ),
     "unique key as lock_key": Guard(
         "the newer job of a unique key starts when the older one has ended",
-        f"{STORE}/test_unique.py::test_a_job_that_waits_stands_for_the_request_and_one_is_added_while_it_runs",
+        f"{STORE}/test_unique.py::test_a_waiting_duplicate_is_kept_and_a_running_one_allows_another",
         edit_schema("p_task, p_args) END, v_key);", "p_task, p_args) END, p_job_id::text);"),
     ),
     "end of a superseded job": Guard(
@@ -376,7 +543,7 @@ GUARDS = {
     ),
     "unique key of a job that comes back": Guard(
         "nobody's UPDATE fails because a newer job has the place of an ended one",
-        f"{STORE}/test_unique.py::test_nobodys_update_fails_and_a_retry_of_ours_is_refused_while_the_place_is_taken",
+        f"{STORE}/test_unique.py::test_a_retry_is_refused_while_its_unique_key_is_taken_and_plain_updates_work",
         edit_schema("    NEW.unique_key := NULL;\n", ""),
     ),
     "mark on who is waited for": Guard(
@@ -393,18 +560,48 @@ GUARDS = {
     ),
     "stager below the notifications of endings": Guard(
         "a job whose predecessors have ended runs, though nobody has heard of it",
-        f"{ACTORS}/test_graphs.py::test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before",
+        f"{ACTORS}/test_graphs.py::test_a_graph_runs_to_its_end_and_its_handlers_get_earlier_results",
         put("actors.stager.ready_after", _none_judged),
     ),
     "count of crashes": Guard(
         "a job that kills its worker each time is lost in the end",
-        f"{STORE}/test_leases.py::test_a_job_that_kills_its_worker_each_time_is_lost_though_its_attempts_are_given_back",
-        edit("store.queue.leases._REAP", " OR j.crashes + 1 >= j.max_attempts", ""),
+        f"{STORE}/test_leases.py::test_a_job_that_kills_its_worker_each_time_is_lost_despite_refunded_attempts",
+        edit("store.queue.leases._REAP", f" OR least(crashes, {MAX_COUNT}) + 1 >= max_attempts", ""),
     ),
     "second look after a jump of the clock": Guard(
         "a database clock that jumps does not take all jobs from their workers",
         f"{STORE}/test_leases.py::test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice",
-        put("actors.reaper.JUMP_S", math.inf),
+        edit("store.queue.leases._REAP", "> $3::float8, false)", "> $3::float8 + 'infinity', false)"),
+    ),
+    "mark of a jump of the clock": Guard(
+        "leases whose worker is cut off count for their length after the database's clock has jumped ahead",
+        f"{JUMPS}::test_leases_count_for_their_length_after_the_clock_jumped_ahead",
+        put("store.queue.lock_session.aio_mark_jump", _nothing_async),
+    ),
+    "cut of a supplier's times": Guard(
+        "a budget that was used while the database's clock was ahead is not closed until then",
+        f"{JUMPS}::test_a_budget_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
+        edit_schema("SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);", ""),
+    ),
+    "calls of a while with a wrong clock": Guard(
+        "what was taken while the database's clock was ahead counts when the clock is right again",
+        f"{JUMPS}::test_a_budget_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
+        edit_schema("FROM ahead a HAVING count(*) > 0;", "FROM ahead a HAVING false;"),
+    ),
+    "cut of schedules' times": Guard(
+        "a schedule whose next time was computed while the database's clock was ahead does not rest until then",
+        f"{JUMPS}::test_schedules_whose_next_time_the_clock_put_off_are_cut_back",
+        edit("store.schedules.cut_back._CUT_BACK", "s.next_at = u.former", "false"),
+    ),
+    "share of each host": Guard(
+        "a host of the address that answers nothing does not hide the others",
+        "tests/store/connection/test_hosts.py::test_a_host_that_is_silent_does_not_hide_the_next_one",
+        put("store.connection.connect.hosts_of", _no_hosts),
+    ),
+    "commit of a repeated request": Guard(
+        "with a synchronous standby a request that is sent again is answered when the standby has it",
+        f"{FAULTS}/test_failover.py::test_a_request_sent_again_is_answered_when_the_standby_has_it",
+        edit("store.queue.enqueue._REPLICATE", "<> ''", "IS NULL"),
     ),
     "renewal after a jump of the clock": Guard(
         "live workers keep their jobs when the database's clock jumps",
@@ -418,28 +615,83 @@ GUARDS = {
     ),
     "doubt at the exit": Guard(
         "a process does not leave with 0 while a claim's reply is lost",
-        f"{FAULTS}/test_signals.py::test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_exit_code_tells",
+        f"{FAULTS}/test_signals.py::test_f10_a_claim_with_a_lost_reply_is_released_or_the_exit_code_reports_it",
         put("store.queue.lock_session.LockSession.settled", value=True),
     ),
     "end of a process that can't stop a run": Guard(
         "a handler that does not stop is ended with its process when its lease is gone",
-        f"{FAULTS}/test_stalls.py::test_f08_f29_a_process_whose_handler_does_not_stop_has_ended_before_another_runs_the_job",
+        f"{FAULTS}/test_stalls.py::test_f08_f29_a_process_with_a_stuck_handler_exits_before_its_job_runs_again",
         put("supervisor.serve._leave_unstoppable", _nothing),
     ),
     "bound of a log line's wait": Guard(
         "a log that nobody reads does not hold up a drain",
-        f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_holds_up_no_drain",
+        f"{FAULTS}/test_signals.py::test_f12_an_unread_log_delays_no_drain",
         put("supervisor.log_stream._may_block", _never),
     ),
     "bound of the last word": Guard(
         "a log that nobody reads does not hold up the exit",
-        f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending",
+        f"{FAULTS}/test_signals.py::test_f12_an_unread_log_does_not_keep_the_process_from_ending",
         put("supervisor.total_deadline.LAST_WORD_S", 3_600.0),
     ),
     "bound of notifications": Guard(
         "a flood of notifications ends the listening, not the leases",
         f"{ACTORS}/test_cancel.py::test_a_flood_of_notifications_costs_their_latency_and_no_lease",
         put("store.queue.notifications.FLOOD", math.inf),
+    ),
+    "sign of life in restored tables": Guard(
+        "a service declares its tasks again in older tables that are restored in place",
+        f"{ACTORS}/test_history_watch.py::test_tasks_are_declared_again_when_older_tables_are_restored_in_place",
+        edit("store.queue.worker_rows._SHOW", "coalesce((SELECT f.seen_at >=", "true OR coalesce((SELECT f.seen_at >="),
+    ),
+    "lane of the task alone": Guard(
+        "a job that was put into another task's lane by SQL stops no queue",
+        f"{ACTORS}/test_unknown_tasks.py::test_a_job_in_the_lane_of_another_task_stops_no_queue",
+        edit_schema("IF NEW.lane <> NEW.task THEN", "IF false THEN"),
+    ),
+    "end of the claims in a drain": Guard(
+        "a drain ends the claims of a backlog while slots are free",
+        f"{ACTORS}/test_drain.py::test_a_drain_ends_claims_of_a_backlog_while_slots_are_free",
+        put("actors.dispatcher.trio.lowlevel.checkpoint_if_cancelled", _no_checkpoint),
+    ),
+    "limits keep a closing lane": Guard(
+        "limits that are set while their task's lane closes hold",
+        "tests/store/limits/test_unknown_blocks.py::test_limits_set_while_a_lane_closes_keep_it",
+        edit("store.limits.limit_rows._NEEDED", "WHERE lane = $1", "WHERE false AND lane = $1"),
+    ),
+    "mark of a claim under way": Guard(
+        "a process knows its new tasks when no earlier claim is under way, also of one lane alone",
+        f"{ACTORS}/test_closed_lanes.py::test_learning_tasks_waits_for_a_claim_from_one_lane_alone",
+        put("actors.dispatcher.Dispatcher._send", _sends_unmarked),
+    ),
+    "lanes for jobs without one": Guard(
+        "jobs whose lane was dropped beside them are found",
+        "tests/store/limits/test_unknown_blocks.py::test_jobs_in_a_lane_that_was_dropped_beside_them_are_found",
+        edit("store.limits.unknown_blocks._WITHOUT_LANE", "WHERE lane IS NOT NULL\nON", "WHERE false\nON"),
+    ),
+    "lane of a job that is queued again": Guard(
+        "a job whose lane was dropped is ready when it is queued again",
+        "tests/store/limits/test_unknown_blocks.py::test_a_lane_closes_when_all_workers_of_its_queue_have_known_the_task_for_an_hour",
+        edit_schema("    NEW.lane := (SELECT l.lane FROM {schema}.dl_lanes l WHERE l.lane = NEW.lane);\n", ""),
+    ),
+    "observed keys": Guard(
+        "a snapshot that is woven in ends at the next one that has observed the key, changed or not",
+        "tests/store/etl/test_history_weave.py::test_a_row_that_did_not_change_later_ends_what_is_woven_in",
+        put("store.etl.history_merge.aio_note_keys", _nothing_async),
+    ),
+    "observed times": Guard(
+        "a row that comes late, with its own time, ends at the next one of its key, changed or not",
+        "tests/store/etl/test_history_changes.py::test_a_change_that_comes_late_ends_where_its_row_was_seen_unchanged",
+        put("store.etl.history_merge.aio_note_times", _nothing_async),
+    ),
+    "time at which a connection gives way": Guard(
+        "connections that come faster than they can give way end no part of the service",
+        "tests/web/server/test_connections.py::test_a_connection_that_grows_old_while_room_is_sought_gives_way",
+        put("web.server.connections.Connections.room", _room_by_seconds),
+    ),
+    "isolation of a schedule": Guard(
+        "an error of one schedule pauses it, and the others add their jobs",
+        "tests/store/schedules/test_tick.py::test_an_error_of_one_schedule_pauses_it_and_the_others_add_their_jobs",
+        put("store.schedules.tick.is_temporary", _always),
     ),
     "look at the locks": Guard(
         "no process starts where an advisory lock is not a session's own",
@@ -466,7 +718,7 @@ GUARDS = {
     ),
     "passing over locked rows in a request to many processes": Guard(
         "nobody waits with others for a process that somebody has locked",
-        f"{PROCESSES}/test_asker.py::test_who_calls_a_locked_process_waits_with_its_other_callers_and_with_nobody_else",
+        f"{PROCESSES}/test_asker.py::test_a_call_of_a_locked_process_waits_only_with_others_of_that_process",
         edit_schema(
             "p.key = ANY (v_called) ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED",
             "p.key = ANY (v_called) ORDER BY p.key FOR NO KEY UPDATE",
@@ -475,17 +727,20 @@ GUARDS = {
     "row lock in the begin of a step": Guard(
         "a step begins with what was asked for before, not with the timer",
         f"{PROCESSES}/test_process_races.py::test_a_begin_beside_a_call_waits_for_it_and_gives_it_before_the_timer",
-        edit_schema("ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED) AS l;\n\n", "ORDER BY p.key) AS l;\n\n"),
+        edit_schema(
+            "ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED) AS l;\n  IF v_sinks THEN  -- those",
+            "ORDER BY p.key) AS l;\n  IF v_sinks THEN  -- those",
+        ),
     ),
     "fence in the commit of a step": Guard(
         "a step whose wake-up job is another run's writes nothing",
         f"{PROCESSES}/test_process_races.py::test_a_run_whose_job_is_anothers_neither_begins_nor_commits",
-        edit_schema("WHERE j.token = a.token\n    FOR NO KEY", "WHERE true\n    FOR NO KEY"),
+        edit_schema("WHERE (j.token = a.token) IS TRUE\n    FOR NO KEY", "WHERE true\n    FOR NO KEY"),
     ),
     "mark of the step that runs": Guard(
         "a step that is sent twice is written once",
         f"{PROCESSES}/test_process_races.py::test_a_commit_that_is_sent_again_is_void_and_a_begin_tells_how_it_goes_on",
-        edit_schema("AND p.running_task = a.task AND p.running_token = a.token", ""),
+        edit_schema("AND (p.running_task = a.task AND p.running_token = a.token) IS TRUE", ""),
     ),
     "token of the mark": Guard(
         "a step that has lost its worker is found out",
@@ -517,6 +772,51 @@ GUARDS = {
         f"{PROCESSES}/test_process_races.py::test_a_call_is_not_taken_back_beside_its_beginning",
         edit_schema("ORDER BY p.key FOR NO KEY UPDATE) AS l;", "ORDER BY p.key) AS l;"),
     ),
+    "outage that is no outcome of a step": Guard(
+        "an outage of the database within a step puts no process in error",
+        f"{STEP_OUTAGES}::test_an_outage_within_a_steps_transaction_runs_the_step_again_with_its_key",
+        put("flows.processes.step_call.is_outage", _never),
+    ),
+    "look at a step's COMMIT that had no answer": Guard(
+        "a step whose COMMIT happened without an answer does not run again",
+        f"{STEP_OUTAGES}::test_a_commit_without_an_answer_that_happened_is_not_done_again",
+        put("flows.processes.driver._Drive._resolved", _begun_as_before),
+    ),
+    "end of a step that is written after its lease": Guard(
+        "an outage that outlasts the lease of a step puts no process in error",
+        f"{STEP_OUTAGES}::test_an_outage_that_outlasts_the_lease_puts_no_process_in_error",
+        put("actors.runner._write_late", _nothing_async),
+    ),
+    "probe of an unclear error": Guard(
+        "a server that accepts no writes is an outage, though its error has the code of a value that is too large",
+        "tests/store/connection/test_error_meanings.py::test_a_probe_distinguishes_a_limit_of_a_value_from_one_of_the_server",
+        put("store.connection.bridge.Crossing.is_served", _yes),
+    ),
+    "bound of outages while the database serves": Guard(
+        "an outage of another queue does not run a step again without end",
+        f"{STEP_OUTAGES}::test_an_outage_of_another_queue_becomes_the_steps_own_error",
+        put("jobs.outages.Outages.may_repeat", _yes),
+    ),
+    "outages that are not counted": Guard(
+        "an outage of the queue's own database is no failed delivery, however long it lasts",
+        f"{STEP_OUTAGES}::test_an_outage_that_a_sinks_handler_meets_is_no_failed_delivery",
+        put("jobs.outages.Outages.may_repeat", _no),
+    ),
+    "probe of an outage that a statement can cause": Guard(
+        "an error of a step's own statement that has the code of an outage is the step's error",
+        f"{STEP_OUTAGES}::test_an_error_in_the_steps_own_sql_is_the_steps_error",
+        put("store.queue.transaction.can_be_raised", _never),
+    ),
+    "bug of all schedules": Guard(
+        "a bug that stops all schedules pauses none of them",
+        "tests/store/schedules/test_tick.py::test_a_bug_that_concerns_all_schedules_pauses_none_and_their_times_wait",
+        put("store.schedules.tick.is_bug", _never),
+    ),
+    "bug of one schedule": Guard(
+        "a bug that one schedule causes pauses it, and the others add their jobs",
+        "tests/store/schedules/test_tick.py::test_a_bug_of_one_schedule_alone_pauses_it_when_others_add_their_jobs",
+        put("store.schedules.tick.is_temporary", _always),
+    ),
     "deadline of a child": Guard(
         "a body in a child process dies before its lease is over, whatever it and its supervisor do",
         f"{ACTORS}/test_children.py::test_a_lease_that_is_not_renewed_ends_the_body_before_it_is_over",
@@ -524,7 +824,7 @@ GUARDS = {
     ),
     "deadline beside a Dask worker": Guard(
         "a body beside a Dask worker dies before its lease is over when nobody can renew it",
-        f"{FAULTS}/test_dask_losses.py::test_a_body_whose_service_is_cut_off_from_the_cluster_dies_before_another_runs_its_job",
+        f"{FAULTS}/test_dask_losses.py::test_a_dask_handler_whose_service_is_cut_off_dies_before_its_job_runs_again",
         put("actors.cluster.talk.FarClock.there", _much_later),
     ),
     "kernel's timer of a child": Guard(
@@ -534,12 +834,12 @@ GUARDS = {
     ),
     "death signal of a child": Guard(
         "it dies with its guard",
-        f"{FAULTS}/test_children.py::test_a_body_whose_service_and_guard_stand_still_dies_before_its_lease_is_over",
+        f"{FAULTS}/test_children.py::test_a_handler_whose_service_and_guard_are_suspended_dies_before_its_lease_ends",
         edit_guard("_check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))", "pass"),
     ),
     "kill of all that a child has started": Guard(
         "what a function leaves behind dies with its process, whatever session it has made for itself",
-        f"{ACTORS}/test_children.py::test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded",
+        f"{ACTORS}/test_children.py::test_processes_left_by_a_handler_are_killed_before_its_end_is_recorded",
         edit_guard(
             "for pid in _children_of(os.getpid()):",
             "if self._status is not None:\n                    break\n                for pid in ():",
@@ -547,7 +847,7 @@ GUARDS = {
     ),
     "look at what a function has left behind": Guard(
         "a function's processes do not outlive its job in a child that goes on",
-        f"{ACTORS}/test_children.py::test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded",
+        f"{ACTORS}/test_children.py::test_processes_left_by_a_handler_are_killed_before_its_end_is_recorded",
         put("actors.children.process_bounds._leaves_processes", _never),
     ),
     "look at the threads that a function has left": Guard(
@@ -562,14 +862,44 @@ GUARDS = {
     ),
     "end of a child with its service": Guard(
         "no body outlives a service that was killed",
-        f"{FAULTS}/test_children.py::test_the_bodies_of_a_service_that_is_killed_die_at_once",
+        f"{FAULTS}/test_children.py::test_handlers_of_a_killed_service_die_immediately",
         edit_guard(
             "        _kill_group(self._body, signal.SIGKILL)\n", '        cause == "parent" and time.sleep(3600)\n'
         ),
     ),
+    "storable record of a failure": Guard(
+        "a failure is recorded whatever its source says",
+        "tests/store/etl/test_failure_rows.py::test_a_failure_with_any_text_is_recorded",
+        put("store.etl.failure_rows.storable_text", _as_it_is),
+    ),
+    "note in place of a refused failure": Guard(
+        "a failure that the database refuses does not end the run",
+        "tests/store/etl/test_failure_rows.py::test_a_refused_failure_becomes_a_note_and_its_segment_commits",
+        put("store.etl.failure_rows.meaning_of", _nothing),
+    ),
+    "search for a refused line": Guard(
+        "a log line or progress that the database refuses does not lose those of other jobs",
+        f"{ACTORS}/test_hostile_handlers.py::test_a_refused_line_or_progress_does_not_affect_other_jobs",
+        put("actors.recorder.Recorder._by_halves", _all_or_nothing),
+    ),
+    "holder of a load": Guard(
+        "of the runs of a load one begins at a time, whatever their keys",
+        "tests/store/etl/test_load_holders.py::test_a_second_run_of_a_load_does_not_begin_and_leaves_no_record",
+        edit("store.etl.load_holders._RUNS", "IS TRUE", "IS NULL"),
+    ),
+    "holder in the commit of a segment": Guard(
+        "a run whose load another run holds commits nothing",
+        "tests/store/etl/test_load_holders.py::test_a_run_whose_load_another_one_holds_commits_nothing",
+        edit("store.etl.load_holders._FENCE", "h.run_id = j.job_id AND h.token = j.token", "true"),
+    ),
+    "row lock in the commit of a segment": Guard(
+        "a load is not free before a commit that is under way has ended",
+        "tests/store/etl/test_load_holders.py::test_a_load_is_not_free_before_a_commit_under_way_has_ended",
+        edit("store.etl.load_holders._FENCE", "FOR NO KEY UPDATE OF j FOR SHARE OF h", ""),
+    ),
     "kill of a load's process": Guard(
         "what a load's pages run in does not outlive its stop, nor does what that has started",
-        "tests/flows/etl/test_processes.py::test_a_stop_kills_what_goes_on_with_all_that_it_has_started",
+        "tests/flows/etl/test_processes.py::test_a_stop_kills_running_transforms_and_their_child_processes",
         put("actors.children.child.Child.end", _nothing_async),
     ),
 }

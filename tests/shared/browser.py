@@ -62,7 +62,10 @@ class Browser:
 
 @attrs.define
 class Tab:
-    """A page in a browser profile of its own. `faults`: what went wrong on it; `requests`: what it has asked for."""
+    """A page in a browser profile of its own.
+
+    faults: what went wrong on it. requests: what it has asked for. under_way: requests whose answers have not ended.
+    """
 
     browser: Browser
     context: Any
@@ -70,6 +73,7 @@ class Tab:
     origin: str
     faults: list[str] = attrs.field(factory=list)
     requests: list[str] = attrs.field(factory=list)
+    under_way: set[Any] = attrs.field(factory=set)
     expected: set[int] = attrs.field(factory=set)
     look: str = "light"
 
@@ -80,6 +84,23 @@ class Tab:
     async def text(self, selector: str = "main") -> str:
         """The text that a reader sees."""
         return await self.do(lambda page: page.inner_text(selector))
+
+    async def take_clock(self) -> None:
+        """Let `pass_time` move the clock of pages that are opened later; it also runs by itself."""
+        await self.do(lambda page: page.clock.install())
+
+    async def pass_time(self) -> None:
+        """Move the pages' clock forward by 5 s, once no request is under way: by that clock it may take 20 s."""
+
+        def forward(page: Any) -> None:
+            waited_ms = 0
+            while self.under_way:
+                page.wait_for_timeout(10)
+                waited_ms += 10
+                assert waited_ms < PATIENCE_MS, f"without an answer: {[request.url for request in self.under_way]}"
+            page.clock.fast_forward(5_000)
+
+        await self.do(forward)
 
     async def go(self, path: str) -> None:
         """Open one of our pages."""
@@ -111,9 +132,13 @@ class Tab:
     def watch(self) -> None:
         def note_request(request: Any) -> None:
             self.requests.append(request.url)
+            self.under_way.add(request)
             at = urlsplit(request.url)
             if at.scheme not in {"data", "blob", "about"} and f"{at.scheme}://{at.netloc}" != self.origin:
                 self.faults.append(f"asked another server: {request.url}")
+
+        def note_end(request: Any) -> None:
+            self.under_way.discard(request)
 
         def note_line(line: Any) -> None:
             refused = any(f"status of {status} " in line.text for status in self.expected)
@@ -121,6 +146,8 @@ class Tab:
                 self.faults.append(f"console: {line.type}: {line.text}")
 
         self.context.on("request", note_request)
+        self.context.on("requestfinished", note_end)
+        self.context.on("requestfailed", note_end)
         self.page.on("console", note_line)
         self.page.on("pageerror", lambda error: self.faults.append(f"script: {error}"))
         self.page.set_default_timeout(PATIENCE_MS)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -111,6 +112,19 @@ def raises(job: ProcessJob) -> object:  # noqa: C901
     return None
 
 
+def unrun(job: ProcessJob) -> object:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    made = {"a coroutine": coroutine, "a generator": generator, "an async generator": async_generator}
+    return made[job.args["kind"]]()
+
+
 @tasks.task("grows", process=True, memory_mb=128)
 def grows(job: ProcessJob) -> int:
     return len(bytearray(job.args["mb"] * 2**20))
@@ -147,13 +161,15 @@ async def aio(job: AioProcessJob) -> list[int]:
 
 
 @tasks.task("naps", process=True)
-def naps(job: ProcessJob) -> None:
+def naps(job: ProcessJob) -> int:
     time.sleep(job.args["s"])
+    return os.getpid()
 
 
 @tasks.task("aio naps", process=True, asyncio=True)
-async def aio_naps(job: AioProcessJob) -> None:
+async def aio_naps(job: AioProcessJob) -> int:
     await asyncio.sleep(job.args["s"])
+    return os.getpid()
 
 
 @tasks.task("adds many", process=True, asyncio=True, timeout_s=600)
@@ -188,6 +204,12 @@ def ignores(job: ProcessJob) -> None:
     job.progress({"pid": os.getpid(), "daemon": start_daemon()})
     while True:
         pass
+
+
+@tasks.task("ignores for five seconds", process=True, timeout_s=5)
+def ignores_for_five_seconds(job: ProcessJob) -> None:
+    """The same, and has a timeout."""
+    ignores.handler(job)
 
 
 @tasks.task("holds", process=True, timeout_s=4, max_attempts=3, retry=RetryPolicy(base_s=0.1))

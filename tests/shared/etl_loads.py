@@ -92,7 +92,9 @@ class Dimension:
         self.fields |= fields
 
 
-async def open_dimension(transactions: Transactions, raw: Any, tracked: str = "a b", others: str = "") -> Dimension:
+async def open_dimension(
+    transactions: Transactions, raw: Any, tracked: str = "a b", others: str = "", **fields: Any
+) -> Dimension:
     """A new dimension `target` of texts, with a number for facts to refer to; what is tracked, and what not."""
     columns = f"key {tracked} {others}"
     definition = (
@@ -102,4 +104,4 @@ async def open_dimension(transactions: Transactions, raw: Any, tracked: str = "a
     )
     load = await open_load(transactions, raw, definition, columns, key="key")
     await raw.execute("CREATE UNIQUE INDEX ON target (key) WHERE is_current")
-    return Dimension(load, {"key": ["key"], "tracked": tracked.split(), "others": others.split()})
+    return Dimension(load, {"key": ["key"], "tracked": tracked.split(), "others": others.split()} | fields)

@@ -12,14 +12,18 @@ import resource
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 
 import attrs
 from source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
 from dataloader.flows.etl import Budget, Detail, Load, Request, Target, Windows, add_loads
+from dataloader.flows.etl.declare.pipeline_limits import PipelineLimits
+from dataloader.flows.etl.flow.flow import run_flow
 from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.formats.json_format import Json
+from dataloader.flows.etl.run.load_task import run_load
 from dataloader.flows.etl.sources.files import Files
 from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pagination import PageNumber
@@ -118,6 +122,20 @@ def names_load(archive: str) -> Load:
         target=Target(table="name", key=("year", "name", "sex")),
         pipeline={"batch_size": 5_000},
     )
+
+
+def with_limits(tasks: Tasks, limits: PipelineLimits) -> Tasks:
+    """The same tasks, whose loads and flows run with other limits."""
+    return tasks.beside(
+        attrs.evolve(task, handler=_given(task.handler, limits=limits))
+        for task in tasks.values()
+        if isinstance(task.handler, partial) and task.handler.func in {run_load, run_flow}
+    )
+
+
+def _given(handler: partial, **more: object) -> partial:
+    """The same function with more arguments; not a partial of a partial, which hides the declaration."""
+    return partial(handler.func, *handler.args, **handler.keywords, **more)
 
 
 tasks = Tasks()

@@ -81,9 +81,10 @@ def leave(_record):
 
 
 def chat(record):
-    """Prints."""
-    print("seen", record["n"])  # noqa: T201
-    print("warned", record["n"], file=sys.stderr)  # noqa: T201
+    """Prints many lines."""
+    for number in range(100):
+        print("seen", record["n"], number)  # noqa: T201
+        print("warned", record["n"], number, file=sys.stderr)  # noqa: T201
     return with_pid(record)
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 
 def stat_of(pid):
     """The fields of its `stat` from the state on. Raises `OSError` for one that has gone."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
+def children_of(pid):
+    """The command lines of the processes that it has started."""
+    started = []
+    for tasks in Path(f"/proc/{pid}/task").iterdir():
+        for child in (tasks / "children").read_text().split():
+            with suppress(OSError):
+                started.append(Path(f"/proc/{child}/cmdline").read_text().split("\0"))
+    return started
 
 
 def is_alive(pid):

@@ -85,6 +85,10 @@ class Proxy:
         """
         self._marks.append((role, mark))
 
+    async def is_frozen(self) -> bool:
+        """Whether something is held back, by now."""
+        return bool(self._holds)
+
     def forget(self) -> None:
         """A firewall that has lost its memory: nothing passes on what is open, for good; what comes later passes."""
         self._holds.add(Hold(None, answers_only=False, links=frozenset(self._links)))
@@ -166,7 +170,7 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
         port = listeners[0].socket.getsockname()[1]
         userinfo = parts.netloc.rpartition("@")[0]
         address = f"{parts.scheme}://{userinfo}@127.0.0.1:{port}{parts.path}?sslmode=disable"
-        proxy = Proxy(address, f"{directory}/.s.PGSQL.5432")
+        proxy = Proxy(address, f"{directory}/.s.PGSQL.{parts.port or 5432}")
         await nursery.start(trio.serve_listeners, proxy.serve, listeners)
         try:
             yield proxy

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import asyncpg
 import trio
+from watched_database import ProxiedConnection
 
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Outcome
@@ -23,11 +24,11 @@ BACKOFF_S = 30.0
 class Worker:
     """One lock session and what a process does with it; `lost` collects the tokens whose key went to another."""
 
-    def __init__(self, store, name: str) -> None:
+    def __init__(self, store, name: str, **options: Any) -> None:
         self.store = store
         self.name = name
         self.lost: list[int] = []
-        self.locks = LockSession(store, name, lost=self.lost.extend)
+        self.locks = LockSession(store, name, lost=self.lost.extend, **options)
 
     @property
     def pid(self) -> int:
@@ -80,36 +81,24 @@ class Worker:
         return [found[job.token] for job in jobs]
 
 
-class LossyConnection:
+class LossyConnection(ProxiedConnection):
     """A connection that does what it is told and loses the reply to one statement: `lose` tells which, by its text."""
 
     def __init__(self, connection: Any, lose: str, error: Exception | None = None) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._lose = lose
         self._error = error
 
-    async def _send(self, method: str, sql: str, *args: Any) -> Any:
+    async def _send(self, method: str, sql: str, *values: Any, **options: Any) -> Any:
         lost = self._lose in sql
         if lost and self._error is not None:
             # What the server rolled back by itself: the rows are as before, session locks are not.
             self._lose = "\0"
             async with self._connection.transaction():
-                await getattr(self._connection, method)(sql, *args)
+                await super()._send(method, sql, *values, **options)
                 raise self._error
-        reply = await getattr(self._connection, method)(sql, *args)
+        reply = await super()._send(method, sql, *values, **options)
         if lost:
             self._connection.terminate()
             raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
         return reply
-
-    async def fetch(self, sql: str, *args: Any) -> Any:
-        return await self._send("fetch", sql, *args)
-
-    async def fetchval(self, sql: str, *args: Any) -> Any:
-        return await self._send("fetchval", sql, *args)
-
-    async def execute(self, sql: str, *args: Any) -> Any:
-        return await self._send("execute", sql, *args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)

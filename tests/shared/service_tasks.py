@@ -65,7 +65,7 @@ class Ledger:
 
     def end(self, number: int, how: str) -> None:
         """Note how a visit ended."""
-        self.write("UPDATE ledger SET ended_at = clock_timestamp(), how = $2 WHERE visit = $1", number, how)
+        self.write("UPDATE ledger SET ended_at = pg_catalog.clock_timestamp(), how = $2 WHERE visit = $1", number, how)
 
     @asynccontextmanager
     async def visit(self, job: Job) -> AsyncIterator[None]:

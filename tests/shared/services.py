@@ -85,6 +85,14 @@ class Service:
         await trio.to_thread.run_sync(self._reader.join, 5)
         return ended
 
+    def close(self):
+        """Kill it, and close what reads its log."""
+        self.process.kill()
+        self.process.wait(timeout=20)
+        self.is_read.set()
+        self._reader.join(5)
+        self.process.stderr.close()
+
 
 @pytest.fixture
 def unmeasured(monkeypatch):
@@ -93,39 +101,45 @@ def unmeasured(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def start_service(
+    dsn,
+    queues,
+    folder,
+    *,
+    tasks="service_tasks:tasks",
+    python=sys.executable,
+    environment=None,
+    launcher=(),
+    ledger_dsn=None,
+    **settings,
+):
+    """Start a service for `queues` (queue: slots) in a folder; other keywords are settings."""
+    workers = json.dumps([{"queue": queue, "concurrency": slots} for queue, slots in queues.items()])
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
+    process = subprocess.Popen(
+        [*launcher, python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
+        cwd=folder,
+        env=inherited
+        | {"PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "DL_DB_DSN": dsn, "WORKERS_JSON": workers}
+        | {"LEDGER_DSN": ledger_dsn or dsn}
+        | {"DL_LOG_FORMAT": "json"}
+        | {f"DL_{name.upper()}": str(value) for name, value in settings.items()}
+        | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Service(process)
+
+
 @pytest.fixture
 def serve(database, tmp_path):
     """Starts a service for `queues` (queue: slots) and waits until it serves; other keywords are settings."""
     services = []
 
-    async def serve(
-        queues=None,
-        *,
-        dsn=None,
-        ready="serving",
-        tasks="service_tasks:tasks",
-        python=sys.executable,
-        environment=None,
-        launcher=(),
-        **settings,
-    ):
-        workers = json.dumps([{"queue": queue, "concurrency": slots} for queue, slots in (queues or {"q": 4}).items()])
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
-        process = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
-            [*launcher, python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
-            cwd=tmp_path,
-            env=inherited
-            | {"PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "DL_DB_DSN": dsn or database.dsn, "WORKERS_JSON": workers}
-            | {"LEDGER_DSN": database.dsn}
-            | {"DL_LOG_FORMAT": "json"}
-            | {f"DL_{name.upper()}": str(value) for name, value in settings.items()}
-            | (environment or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        service = Service(process)
+    async def serve(queues=None, *, dsn=None, ready="serving", **options):
+        service = start_service(dsn or database.dsn, queues or {"q": 4}, tmp_path, ledger_dsn=database.dsn, **options)
         services.append(service)
         if ready:
             await service.logged(ready)
@@ -133,11 +147,7 @@ def serve(database, tmp_path):
 
     yield serve
     for service in services:
-        service.process.kill()
-        service.process.wait(timeout=20)
-        service.is_read.set()
-        service._reader.join(5)
-        service.process.stderr.close()
+        service.close()
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from dataloader.store.queue.waits import Waits
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
+from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.listen import open_listening_socket, serve_web
 from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
 
@@ -62,8 +63,20 @@ def all_tokens() -> tuple[Token, ...]:
 
 
 @asynccontextmanager
-async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None, **settings: Any) -> AsyncIterator[Web]:
-    """A server for the database at `dsn`; `tasks` those that it knows, `settings` those of `WebSettings`."""
+async def open_server(
+    dsn: str,
+    *,
+    default_lease_s: int = 60,
+    reread_s: float = 2.0,
+    limits: HttpLimits = STANDARD,
+    tasks: Any = None,
+    **settings: Any,
+) -> AsyncIterator[Web]:
+    """A server for the database at `dsn`; `tasks` are those that it knows, `settings` those of `WebSettings`.
+
+    `limits` are those of the HTTP server. No listener runs, so a wait sees a change by its next read: at least every
+    `reread_s` seconds.
+    """
     telemetry = Telemetry()
     state = [
         ProcessState(
@@ -85,7 +98,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None,
                 operator=Operator("the process"),
                 enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
                 served=ServedQueues(database),
-                waits=Waits(database),
+                waits=Waits(database, reread_s=reread_s),
                 draining=lambda: state[0].draining,
             ),
             schedules=DatabaseSchedules(database=database, operator=Operator("the process")),
@@ -93,7 +106,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None,
             processes=DatabaseProcesses(
                 database=database,
                 operator=Operator("the process"),
-                answers=Answers(database),
+                answers=Answers(database, reread_s=reread_s),
                 draining=lambda: state[0].draining,
             ),
             bulk=DatabaseBulkActs(database=database, operator=Operator("the process")),
@@ -101,6 +114,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None,
             settings=WebSettings(**settings),
             state=lambda: state[0],
             measures=telemetry.measures,
+            http_limits=limits,
         )
         app = create_app(services)
         stop, stopped = trio.Event(), trio.Event()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
 from queue_workers import Worker
 
@@ -43,7 +44,7 @@ async def until(raw):
     """Waits for a condition in the database, an SQL expression."""
 
     async def until(condition, *args):
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             while not await raw.fetchval(f"SELECT {condition}", *args):  # noqa: ASYNC110 - the database has no event
                 await trio.sleep(0.01)
 
@@ -81,8 +82,8 @@ async def start_worker(store):
     """Starts workers, each with a lock session of its own, in one process."""
     workers = []
 
-    def start(name=None, database=None):
-        workers.append(Worker(database or store, name or f"w{len(workers) + 1}"))
+    def start(name=None, database=None, **options):
+        workers.append(Worker(database or store, name or f"w{len(workers) + 1}", **options))
         return workers[-1]
 
     yield start
@@ -141,15 +142,15 @@ def end_session(raw):
 
 @pytest.fixture
 def barrier(database, raw):
-    """Puts a barrier into dl_claim_runs before a piece of its text, for the worker `slow`, and holds it down.
+    """Puts a barrier into dl_claim_known before a piece of its text, for the worker `slow`, and holds it down.
 
     `await barrier(before)`, then `await until_blocked()`, then `await barrier.lift()`.
     """
 
     class Barrier:
         async def __call__(self, before):
-            source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_runs'::regproc)")
-            assert source.count(before), f"dl_claim_runs has no {before!r} any more"
+            source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_known'::regproc)")
+            assert source.count(before), f"dl_claim_known has no {before!r} any more"
             await raw.execute("""
                 CREATE FUNCTION barrier(p_worker text) RETURNS boolean LANGUAGE plpgsql AS $$
                 BEGIN

@@ -10,17 +10,23 @@ from conditions import until
 from databases import raw_connection
 
 from dataloader import Status, open_jobs
-from dataloader.store.queue import waits
+from dataloader.jobs.contract import Operator
+from dataloader.store.connection.bridge import DatabaseOptions
+from dataloader.supervisor.listening_jobs import open_database_jobs
 
 LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% listener' AND state = 'idle'"
 END = "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = $1"
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
 
 
-async def test_a_wait_by_the_database_is_told_of_the_end_and_nothing_listens_before_it(database, monkeypatch):
-    monkeypatch.setattr(waits, "REREAD_S", math.inf)
+def open_waiting(dsn):
+    """The queue, of which a wait reads its job only when it is notified, or when the listener connects."""
+    return open_database_jobs(DatabaseOptions(dsn=dsn), Operator("test"), reread_s=math.inf)
+
+
+async def test_a_wait_by_the_database_is_told_of_the_end_and_nothing_listens_before_it(database):
     ended = []
-    async with raw_connection(database.dsn) as raw, open_jobs(database.dsn) as jobs:
+    async with raw_connection(database.dsn) as raw, open_waiting(database.dsn) as jobs:
 
         async def wait(job_id):
             ended.append(await jobs.wait(job_id))
@@ -40,7 +46,7 @@ async def test_a_wait_by_the_database_is_told_of_the_end_and_nothing_listens_bef
     assert [job.status for job in ended] == [Status.SUCCEEDED] * 2
 
 
-async def test_what_a_block_raises_comes_out_of_open_jobs_as_it_is(database):
+async def test_open_jobs_raises_an_exception_of_its_block_unchanged(database):
     with pytest.raises(SystemExit, match="3"):
         async with open_jobs(database.dsn):
             raise SystemExit(3)

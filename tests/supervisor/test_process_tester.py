@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from conditions import patience_s
 from payment_processes import payments
 
 from dataloader import RetryPolicy
@@ -12,8 +13,9 @@ from dataloader.jobs.process_outbox import Sink
 from dataloader.jobs.processes import ProcessFailed, ProcessNotFound
 from dataloader.testing import process_tester
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.requirement("P5")
 async def test_timers_run_one_after_the_other_as_time_is_advanced(database):
     async with process_tester(database.dsn, payments(retry=RetryPolicy(base_s=100, factor=1))) as tester:
@@ -32,7 +34,6 @@ async def test_timers_run_one_after_the_other_as_time_is_advanced(database):
             await tester.processes.get("payment", "1")
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("P7")
 async def test_a_step_whose_worker_dies_is_a_zombie_or_is_run_again(database):
     processes, runs, go_on = Processes(), [], trio.Event()
@@ -56,7 +57,7 @@ async def test_a_step_whose_worker_dies_is_a_zombie_or_is_run_again(database):
 
         for name in ("again", "error"):
             nursery.start_soon(starts, name)
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             while len(runs) < 2:  # noqa: ASYNC110 - the steps have no event
                 await trio.sleep(0.01)
         for name in ("again", "error"):
@@ -71,7 +72,6 @@ async def test_a_step_whose_worker_dies_is_a_zombie_or_is_run_again(database):
     assert runs.count("error") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("P9", "P10")
 async def test_messages_and_what_sinks_are_told_are_seen_and_delivered_by_hand_or_at_once(database):
     processes, told = Processes(), []

@@ -8,9 +8,13 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 import trio
+from conditions import patience_s
 from logged import capture_logs
+from proxy import open_proxy
 
 from dataloader import AioJob, ConfigError, Job, Settings, Tasks, ThreadJob, Worker, open_supervisor
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.queue.reads import ping
 from dataloader.supervisor import resources
 from dataloader.testing import run_task
 
@@ -80,7 +84,7 @@ async def test_they_open_once_in_order_before_the_first_claim_and_close_after_th
     tasks = Tasks()
     tasks.include(registry)
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 2),))
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with open_supervisor(settings, tasks) as supervisor:
             assert told == OPENED
             jobs = [await supervisor.jobs.enqueue(flavour, queue="q") for flavour in ("trio", "asyncio", "thread")]
@@ -104,11 +108,38 @@ def failing(*, opening: bool, is_asyncio: bool) -> Tasks:
     return tasks
 
 
+@pytest.mark.slow
+async def test_one_that_waits_for_its_database_is_opened_again(database):
+    tasks, tries = Tasks(), []
+
+    @tasks.resource
+    @asynccontextmanager
+    async def books():
+        tries.append(1)
+        if len(tries) == 2:
+            proxy.mend()
+        async with open_database(DatabaseOptions(dsn=proxy.dsn)) as db:
+            await ping(db, 5)
+            yield "books"
+
+    @tasks.task("read", queue="q")
+    async def read(job):
+        return job.resource(books)
+
+    async with open_proxy(database.dsn) as proxy:
+        proxy.cut()
+        async with open_supervisor(Settings(db_dsn=database.dsn, workers=(Worker("q", 2),)), tasks) as supervisor:
+            job = await supervisor.jobs.enqueue("read")
+            assert (await supervisor.jobs.wait(job.job_id)).result == "books"
+    assert len(tries) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("is_asyncio", [False, True])
 async def test_one_that_does_not_open_ends_the_start_with_one_line(database, is_asyncio):
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 2),))
     with (
-        trio.fail_after(20),
+        trio.fail_after(patience_s()),
         pytest.raises(
             ConfigError, match=r"resource failing.*broken: could not be opened: OSError: no route"
         ) as refused,
@@ -120,7 +151,7 @@ async def test_one_that_does_not_open_ends_the_start_with_one_line(database, is_
 
 
 @pytest.mark.parametrize("is_asyncio", [False, True])
-async def test_one_that_fails_to_close_is_told_and_the_others_close(is_asyncio):
+async def test_a_resource_that_fails_to_close_is_reported_and_the_others_close(is_asyncio):
     with capture_logs() as lines:
         assert (await run_task(failing(opening=False, is_asyncio=is_asyncio), "trio")).status == "succeeded"
     [line] = [line for line in lines if line["event"] == "a resource could not be closed"]
@@ -153,7 +184,7 @@ async def test_one_that_leaves_or_is_cancelled_ends_nothing_else(is_asyncio, rai
         assert [line["event"] for line in lines] == [] if opening else ["a resource could not be closed"]
 
 
-async def test_one_that_fails_in_its_nursery_is_told_of_by_the_cause():
+async def test_a_resource_that_fails_in_its_nursery_is_reported_with_the_cause():
     tasks, failed = Tasks(), trio.Event()
 
     @tasks.resource
@@ -179,15 +210,13 @@ async def test_one_that_fails_in_its_nursery_is_told_of_by_the_cause():
 
 
 @pytest.mark.parametrize("is_asyncio", [False, True])
-async def test_one_that_hangs_is_given_up_when_it_opens_and_cancelled_when_it_closes(
-    autojump_clock, monkeypatch, is_asyncio
-):
-    tasks = Tasks()
+async def test_one_that_hangs_is_given_up_when_it_opens_and_cancelled_when_it_closes(autojump_clock, is_asyncio):
+    tasks, opens_in_s = Tasks(), 30
 
     @tasks.resource(asyncio=is_asyncio)
     @asynccontextmanager
     async def slow():
-        await (asyncio.sleep if is_asyncio else trio.sleep)(30)
+        await (asyncio.sleep if is_asyncio else trio.sleep)(opens_in_s)
         yield 1
         await (asyncio.sleep if is_asyncio else trio.sleep)(30)
 
@@ -200,8 +229,8 @@ async def test_one_that_hangs_is_given_up_when_it_opens_and_cancelled_when_it_cl
         await run_task(tasks, "it")
     assert trio.current_time() - began == pytest.approx(30 + resources.CLOSE_S, abs=1)
     assert [line["event"] for line in lines] == ["a resource does not close: it is cancelled"]
-    monkeypatch.setattr(resources, "OPEN_S", 10)
-    with pytest.raises(ConfigError, match="did not open within 10 s"):
+    opens_in_s = resources.OPEN_S + 1
+    with pytest.raises(ConfigError, match="did not open within 60 s"):
         await run_task(tasks, "it")
 
 
@@ -215,7 +244,7 @@ async def test_a_drain_does_not_wait_for_one_that_opens(database):
         await trio.sleep_forever()
         yield 1
 
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with resources_opening(database, tasks, opening) as supervisor:
             assert (await supervisor.drain()).is_clean
 
@@ -231,7 +260,7 @@ async def resources_opening(database, tasks, opening):
         yield supervisor
 
 
-async def test_one_that_is_not_there_is_a_lookup_error_which_says_what_to_do():
+async def test_a_missing_resource_is_a_lookup_error_with_the_fix():
     tasks = Tasks()
 
     @tasks.resource
@@ -344,7 +373,7 @@ async def test_an_error_that_a_wrapper_swallows_is_the_jobs_all_the_same(flavour
     assert failed.error.startswith("RuntimeError: a wrapper of @tasks.around has swallowed the error of another one")
 
 
-def test_what_can_be_no_resource_or_wrapper_is_refused_where_it_is_declared():
+def test_an_invalid_resource_or_wrapper_is_refused_at_the_declaration():
     tasks = Tasks()
 
     async def bare():

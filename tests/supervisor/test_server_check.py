@@ -22,8 +22,6 @@ IGNORED = frozenset(
 )
 OLD = "max_client_conn = 50"
 """Of a PgBouncer before 1.21, which does not know the setting that keeps prepared statements."""
-BOUNCER, WHY_NOT = find_bouncer(keeps_statements=False)
-NEW_BOUNCER, WHY_NOT_NEW = find_bouncer()
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ async def test_a_server_that_is_supported_is_taken(postgres, database):
 
 
 @pytest.mark.slow
-async def test_two_addresses_that_lead_to_two_databases_are_refused_and_two_ways_to_one_are_taken(
+async def test_addresses_of_two_databases_are_refused_and_two_ways_to_one_are_allowed(
     database, empty_database, refused
 ):
     line = await refused(DL_DB_DSN=database.dsn, DL_LOCK_DSN=empty_database.dsn)
@@ -64,7 +62,7 @@ async def test_two_addresses_that_lead_to_two_databases_are_refused_and_two_ways
         assert await checked(proxy.dsn, lock_dsn=database.dsn)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["serve", "migrate", "queues"])
 async def test_a_server_that_is_too_old_is_refused_by_every_command(database, refused, command):
     old = OLDEST - 1
@@ -76,7 +74,7 @@ async def test_a_server_that_is_too_old_is_refused_by_every_command(database, re
     assert said == f"DL_DB_DSN: PostgreSQL {old} is too old; PostgreSQL {OLDEST} or later is needed"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -87,9 +85,7 @@ async def test_a_server_that_is_too_old_is_refused_by_every_command(database, re
     ],
     ids=["no such database", "wrong password", "no such role", "no right to connect"],
 )
-async def test_an_address_that_lets_nobody_in_ends_the_service_and_is_not_waited_for(
-    database, raw, refused, change, says
-):
+async def test_a_refused_connection_ends_the_service_without_a_wait(database, raw, refused, change, says):
     await raw.execute(f"""
         DO $$ BEGIN
           CREATE ROLE stranger LOGIN PASSWORD 'secret-word';
@@ -120,6 +116,18 @@ async def test_an_address_that_the_driver_can_not_use_is_refused_and_not_waited_
         await checked(f"postgresql://u@127.0.0.1:1/x?sslmode=disable&sslrootcert={tmp_path}/no")
 
 
+@pytest.mark.slow
+async def test_a_database_whose_encoding_is_not_utf8_is_refused(database, raw):
+    name = f"{database.name}_latin1"
+    await raw.execute(f"""
+        CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0""")
+    try:
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the database's encoding is LATIN1, and must be UTF8"):
+            await checked(with_database(database.dsn, name))
+    finally:
+        await raw.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 # Locks.
 
 
@@ -142,43 +150,40 @@ async def test_a_pooler_that_gives_its_connections_out_in_turn_is_refused_for_lo
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q7")
-@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
 @pytest.mark.parametrize("setting", ["DL_DB_DSN", "DL_LOCK_DSN"])
-async def test_pgbouncer_in_transaction_mode_is_refused_for_locks(database, refused, setting):
-    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=OLD) as bouncer:
-        said = await refused(**{"DL_DB_DSN": database.dsn, setting: bouncer.dsn})
+async def test_pgbouncer_in_transaction_mode_is_refused_for_locks(database, bouncer, refused, setting):
+    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=bouncer, settings=OLD) as pooler:
+        said = await refused(**{"DL_DB_DSN": database.dsn, setting: pooler.dsn})
     assert said.startswith(f"{setting}: two sessions do not exclude each other by an advisory lock")
 
 
-@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
-async def test_pgbouncer_in_session_mode_is_taken(database):
+@pytest.mark.slow
+async def test_pgbouncer_in_session_mode_is_taken(database, bouncer):
     async with open_bouncer(
-        database.dsn, size=9, ignored=IGNORED, program=BOUNCER, mode="session", settings=OLD
-    ) as bouncer:
-        assert await checked(bouncer.dsn) >= OLDEST
-        assert await checked(bouncer.dsn, database.dsn) >= OLDEST
+        database.dsn, size=9, ignored=IGNORED, program=bouncer, mode="session", settings=OLD
+    ) as pooler:
+        assert await checked(pooler.dsn) >= OLDEST
+        assert await checked(pooler.dsn, database.dsn) >= OLDEST
 
 
 # Statements.
 
 
-@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
-async def test_a_pooler_that_does_not_keep_prepared_statements_is_refused(database):
-    off = "max_prepared_statements = 0" if BOUNCER == NEW_BOUNCER else OLD
-    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=off) as bouncer:
+async def test_a_pooler_that_does_not_keep_prepared_statements_is_refused(database, bouncer):
+    off = "max_prepared_statements = 0" if find_bouncer()[0] else OLD
+    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=bouncer, settings=off) as pooler:
         with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler does not keep prepared statements; .* 1\.21 or"):
-            await checked(bouncer.dsn, database.dsn)
+            await checked(pooler.dsn, database.dsn)
 
 
-@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
-async def test_a_statement_that_a_pooler_has_lost_later_names_what_the_pooler_needs(database):
+async def test_a_statement_that_a_pooler_has_lost_later_names_what_the_pooler_needs(database, bouncer):
     async def ask(connection):
         return await connection.fetchval("SELECT $1::int", 1)
 
-    off = "max_prepared_statements = 0" if BOUNCER == NEW_BOUNCER else OLD
+    off = "max_prepared_statements = 0" if find_bouncer()[0] else OLD
     async with (
-        open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=off) as bouncer,
-        open_database(DatabaseOptions(dsn=bouncer.dsn)) as store,
+        open_bouncer(database.dsn, size=5, ignored=IGNORED, program=bouncer, settings=off) as pooler,
+        open_database(DatabaseOptions(dsn=pooler.dsn)) as store,
     ):
         one, other = Session(store, "one"), Session(store, "other")
         await one.run(ask)
@@ -189,10 +194,9 @@ async def test_a_statement_that_a_pooler_has_lost_later_names_what_the_pooler_ne
         await other.close()
 
 
-@pytest.mark.skipif(NEW_BOUNCER is None, reason=WHY_NOT_NEW)
-async def test_a_pooler_that_keeps_them_is_taken(database):
-    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=NEW_BOUNCER) as bouncer:
-        assert await checked(bouncer.dsn, database.dsn) >= OLDEST
+async def test_a_pooler_that_keeps_them_is_taken(database, new_bouncer):
+    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=new_bouncer) as pooler:
+        assert await checked(pooler.dsn, database.dsn) >= OLDEST
 
 
 async def test_a_pooler_of_ours_that_keeps_them_is_taken(database):
@@ -200,8 +204,7 @@ async def test_a_pooler_of_ours_that_keeps_them_is_taken(database):
         assert await checked(pooler.dsn, database.dsn) >= OLDEST
 
 
-@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
-async def test_a_pooler_that_refuses_what_a_connection_asks_for_is_no_database_to_wait_for(database):
-    async with open_bouncer(database.dsn, size=5, ignored=frozenset({"jit"}), program=BOUNCER, settings=OLD) as bouncer:
+async def test_a_pooler_that_refuses_what_a_connection_asks_for_is_no_database_to_wait_for(database, bouncer):
+    async with open_bouncer(database.dsn, size=5, ignored=frozenset({"jit"}), program=bouncer, settings=OLD) as pooler:
         with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler refuses the connection .*unsupported startup"):
-            await checked(bouncer.dsn, database.dsn)
+            await checked(pooler.dsn, database.dsn)

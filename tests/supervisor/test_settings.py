@@ -25,6 +25,12 @@ ROOT = Path(__file__).parents[2]
 DSN = "postgresql://bob:s3cr3t@db:5432/etl"
 TOKENS = '[{"name":"ci","role":"operate","token":"s3cr3t-0123456789"}]'
 
+RANDOM = (
+    "a random one, made by `openssl rand -hex 24`: 6 or more different characters, "
+    "and not a shorter text again and again"
+)
+NETWORKS = "a list of IP addresses or networks with commas between them, for example 127.0.0.1,10.0.0.0/8"
+
 
 def refusals(env: dict[str, str], directory: Path) -> list[str]:
     with pytest.raises(ConfigError) as caught:
@@ -224,6 +230,28 @@ BAD = [
     ),
     (
         "DL_TOKENS",
+        '[{"name":"ci","role":"operate","token":"aaaaaaaaaaaaaaaaaaaaaaaa"}]',
+        f"[0].token must be {RANDOM}, not '***'",
+    ),
+    (
+        "DL_TOKENS",
+        '[{"name":"ci","role":"operate","token":"password-password-pass"}]',
+        f"[0].token must be {RANDOM}, not '***'",
+    ),
+    (
+        "DL_NOTIFY",
+        '[{"name":"ops","url":"https://x.example","secret":"abcabcabcabcabcabc"}]',
+        f"[0].secret must be {RANDOM}, not '***'",
+    ),
+    ("DL_TRUSTED_PROXIES", "10.0.0.1/8", f"must be {NETWORKS}, not '10.0.0.1/8'"),
+    ("DL_TRUSTED_PROXIES", "proxy", f"must be {NETWORKS}, not 'proxy'"),
+    (
+        "DL_TRUSTED_PROXIES",
+        "::/0",
+        f"must be {NETWORKS}; a network of all addresses would believe every client's own word, not '::/0'",
+    ),
+    (
+        "DL_TOKENS",
         '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
         (
             "[0].token must be a random one, made by `openssl rand -hex 24`, not the published example, "
@@ -245,12 +273,12 @@ def test_a_malformed_secret_is_not_echoed(tmp_path: Path) -> None:
         assert "s3cr3t" not in refusals({"DL_TOKENS": text}, tmp_path)[0]
 
 
-def test_all_bad_values_are_named_at_once(tmp_path: Path) -> None:
+def test_all_bad_values_are_named_together(tmp_path: Path) -> None:
     lines = refusals({"DL_PORT": "x", "DL_HEARTBEAT_SEC": "0", "WORKERS_JSON": "no"}, tmp_path)
     assert [line.split(":")[0] for line in lines] == ["WORKERS_JSON", "DL_HEARTBEAT_SEC", "DL_PORT"]
 
 
-def test_all_faults_of_a_list_are_named_at_once_each_with_its_place(tmp_path: Path) -> None:
+def test_all_faults_of_a_list_are_named_together_with_their_positions(tmp_path: Path) -> None:
     workers = '[{"queue":"","concurrency":0},7,{"queue":"a","concurency":1},{"queue":"a","concurrency":2}]'
     tokens = '[{"name":"","role":"write","token":"s3cr3t"},{"name":"b","role":"read"}]'
     assert refusals({"WORKERS_JSON": workers, "DL_TOKENS": tokens, "DL_PORT": "x"}, tmp_path) == [
@@ -298,7 +326,7 @@ def test_settings_that_contradict_each_other_are_refused(env: dict[str, str], li
     assert refusals(env, tmp_path) == [line]
 
 
-def test_the_address_for_locks_of_a_file_is_not_used_with_a_database_of_the_environment(tmp_path: Path) -> None:
+def test_a_lock_dsn_from_a_file_is_refused_with_a_database_from_the_environment(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"DL_DB_DSN={DSN}\nDL_LOCK_DSN={DSN}\n")
     assert load_settings({}, directory=tmp_path).lock_dsn == DSN
     other = DSN.replace("db:", "test:")
@@ -409,6 +437,22 @@ def test_the_document_has_the_table_of_the_code() -> None:
     assert table[1] == settings_table()
 
 
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        (
+            "sslmode=require&connect_timeout=3",
+            "connect_timeout, which is libpq's .*; set DL_CONNECT_TIMEOUT_SEC instead",
+        ),
+        ("keepalives=1", "keepalives, which is libpq's and not the driver's; leave it out"),
+        ("load_balance_hosts", "load_balance_hosts, .*; leave it out"),
+    ],
+)
+def test_a_parameter_of_an_address_that_only_libpq_knows_is_named(query: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"DL_DB_DSN: must be an address without the parameter {says}"):
+        load_settings({"DL_DB_DSN": f"{DSN}?{query}"}, directory=ROOT / "no such directory")
+
+
 @pytest.mark.requirement("Q18")
 def test_the_example_file_has_every_setting_with_its_default() -> None:
     text = (ROOT / ".env.example").read_text("utf-8")
@@ -423,7 +467,7 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
     assert {name for name, _ in examples} == set(rows) - {f"{PREFIX}…"}
     only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_PUBLIC_URL", "DL_NOTIFY", "DL_SINKS", "DL_INSTANCE"}
-    only_examples |= {"DL_DASK", "DL_DASK_TLS_CA", "DL_DASK_TLS_CERT", "DL_DASK_TLS_KEY"}
+    only_examples |= {"DL_TRUSTED_PROXIES", "DL_DASK", "DL_DASK_TLS_CA", "DL_DASK_TLS_CERT", "DL_DASK_TLS_KEY"}
     assert {name: value for name, value in examples if name not in only_examples} == {
         name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
     }
@@ -443,7 +487,7 @@ def test_targets_are_checked_field_by_field_and_never_shown(tmp_path: Path) -> N
         {
             "name": "ops",
             "url": "https://hooks.example.org/T0/s3cr3t",
-            "secret": "s3cr3t" * 4,
+            "secret": "s3cr3t-0123456789",
             "kinds": ["lost", "lost"],
         },
         {"name": "page", "argv": ["/bin/page", "s3cr3t"], "timeout_s": 2},
@@ -472,7 +516,12 @@ def test_targets_are_checked_field_by_field_and_never_shown(tmp_path: Path) -> N
 @pytest.mark.requirement("P9")
 def test_sinks_are_checked_field_by_field_and_their_addresses_never_shown(tmp_path: Path) -> None:
     good = [
-        {"name": "books", "url": "https://hooks.example.org/T0/s3cr3t", "secret": "s3cr3t" * 4, "kinds": ["event"]},
+        {
+            "name": "books",
+            "url": "https://hooks.example.org/T0/s3cr3t",
+            "secret": "s3cr3t-0123456789",
+            "kinds": ["event"],
+        },
         {"name": "ledger", "types": ["payment", "payment"], "max_tries": 3, "timeout_s": 2},
     ]
     env = {"DL_SINKS": json.dumps(good)}
@@ -485,7 +534,7 @@ def test_sinks_are_checked_field_by_field_and_their_addresses_never_shown(tmp_pa
     assert "s3cr3t" not in repr(settings) + rows["DL_SINKS"] + str(settings.sinks)
     bad = [
         {"name": "messages", "url": "ftp://s3cr3t"},
-        {"name": "a", "secret": "s3cr3t" * 4, "types": ["a/b"], "kinds": ["s3cr3t"], "max_tries": 0},
+        {"name": "a", "secret": "s3cr3t-0123456789", "types": ["a/b"], "kinds": ["s3cr3t"], "max_tries": 0},
         {"name": "a", "types": []},
     ]
     lines = refusals({"DL_SINKS": json.dumps(bad)}, tmp_path)

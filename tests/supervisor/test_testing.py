@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import trio
+from conditions import patience_s
 
 from dataloader import GiveUp, Job, NewJob, Retry, RetryPolicy, Snooze, Status, Tasks, ThreadJob
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
@@ -81,7 +82,7 @@ async def test_a_failure_is_retried_by_the_tasks_policy_while_attempts_are_left(
 
 
 async def test_a_tasks_own_timeout_counts():
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         outcome = await run_task(tasks, "slow")
     assert outcome.status is Status.FAILED
     assert outcome.error.startswith("timeout")
@@ -91,7 +92,7 @@ async def test_a_tasks_own_timeout_counts():
     ("what", "status", "delay_s"),
     [("retry", Status.QUEUED, 5), ("snooze", Status.QUEUED, 6), ("give up", Status.FAILED, 0)],
 )
-async def test_outcomes_that_are_no_failures_are_told_apart(what, status, delay_s):
+async def test_outcomes_that_are_no_failures_are_distinguished(what, status, delay_s):
     outcome = await run_task(tasks, "say", {"what": what})
     assert (outcome.status, outcome.delay_s) == (status, delay_s)
 
@@ -101,7 +102,7 @@ async def test_an_unknown_task_is_a_key_error():
         await run_task(tasks, "nothing")
 
 
-async def test_a_transaction_without_a_database_says_what_to_pass():
+async def test_a_transaction_without_a_database_is_an_error_with_the_fix():
     outcome = await run_task(tasks, "write")
     assert outcome.status is Status.QUEUED
     assert "give run_task the dsn" in outcome.error
@@ -130,14 +131,14 @@ async def test_everything_that_is_ready_is_worked_off_and_the_rest_stays(databas
         NewJob(queue="a", task="fail"),
         NewJob(queue="a", task="of another worker"),
     ]
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with open_database(DatabaseOptions(dsn=database.dsn)) as db:
             jobs = await enqueue(db, new, default_lease_s=60)
             outcomes = await drain_queue(database.dsn, tasks)
             assert sorted(outcome.task for outcome in outcomes) == ["count", "count", "fail"]
             records = [await get_job(db, job.job_id) for job in jobs]
             assert [record.status for record in records] == ["succeeded", "succeeded", "queued", "queued"]
-            assert [record.waits_for for record in records] == [None, None, "time", "task"]
+            assert [record.waits_for for record in records] == [None, None, "time", None]
             kinds = [event.kind for event in (await list_events(db, jobs[0].job_id)).events]
             assert kinds == ["queued", "picked", "done"]
 
@@ -148,7 +149,7 @@ async def test_a_temporary_database_is_there_for_a_block_and_migrated():
         assert (await run_task(tasks, "write", dsn=dsn)).result == {"sum": 3}
 
 
-async def test_it_is_told_whether_a_job_was_added(database):
+async def test_the_answer_shows_whether_a_job_was_added(database):
     async with open_database(DatabaseOptions(dsn=database.dsn)) as db:
         await enqueue(
             db, [NewJob(queue="a", task="count", args={"to": n, "by": 1}) for n in (1, 2)], default_lease_s=60
@@ -162,8 +163,8 @@ async def test_it_is_told_whether_a_job_was_added(database):
         await assert_enqueued(database.dsn, "count", {"to": 2}, queue="b")
 
 
-@pytest.mark.slow
-def test_the_fixture_for_pytest_gives_each_test_a_database_of_its_own(tmp_path):
+@pytest.mark.full
+def test_the_pytest_fixture_gives_each_test_a_separate_database(tmp_path):
     (tmp_path / "conftest.py").write_text(
         "import pytest\n"
         "import my_tasks\n"

@@ -6,10 +6,12 @@ from datetime import datetime
 
 import pytest
 import trio
-from conditions import when_ended
+from conditions import patience_s, when_ended
 
 from dataloader import Job, Settings, Status, Tasks, Worker, open_supervisor
 from dataloader.store.queue.reads import list_events
+
+pytestmark = pytest.mark.slow
 
 tasks = Tasks()
 
@@ -24,14 +26,13 @@ async def write(job: Job) -> None:
     job.log.info("after")
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q11", "Q12")
 async def test_progress_lines_and_time_of_a_job_that_committed_itself(database):
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 1),))
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with open_supervisor(settings, tasks) as supervisor:
             job_id = (await supervisor.jobs.enqueue("write", queue="q")).job_id
-            job = await when_ended(supervisor, job_id, within_s=10)
+            job = await when_ended(supervisor, job_id)
             assert (job.status, job.progress) == (Status.SUCCEEDED, {"rows": 1})
             assert job.finished_at >= datetime.fromisoformat(job.result["at"])
             await supervisor.drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from functools import partial
 
 import pytest
 import trio
@@ -14,7 +15,6 @@ from logged import capture_logs
 
 from dataloader import AioJob, Tasks
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.supervisor import watchdog
 from dataloader.supervisor.watchdog import STALL_S, watch_loop
 from dataloader.testing import run_task
 
@@ -26,7 +26,7 @@ class Clock:
         self.now = 1_000.0
         self._looks = threading.Semaphore(0)
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         if threading.current_thread().name == "loop watchdog":
             self._looks.release()
         return self.now
@@ -40,11 +40,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(watchdog, "time", clock)
-    monkeypatch.setattr(watchdog, "TICK_S", 0.02)
-    return clock
+def clock():
+    return Clock()
 
 
 class Turns(trio.abc.Instrument):
@@ -74,7 +71,7 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted(clo
     telemetry, told = Telemetry(), []
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, telemetry, told.append)
+            await nursery.start(partial(watch_loop, telemetry, told.append, tick_s=0.02, clock=clock))
             await trio.lowlevel.checkpoint()
             clock.now += 0.99 * STALL_S
             clock.let_it_look()
@@ -101,9 +98,7 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted(clo
     assert 0 <= told[0] < told[-1] <= 2 * STALL_S
 
 
-async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other(monkeypatch):
-    monkeypatch.setattr(watchdog, "TICK_S", 0.01)
-    monkeypatch.setattr(watchdog, "STALL_S", 0.1)
+async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other():
     tasks, reported = Tasks(), threading.Event()
 
     @tasks.task("block", asyncio=True)
@@ -122,7 +117,7 @@ async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other(monk
 
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, Telemetry(), hear)
+            await nursery.start(partial(watch_loop, Telemetry(), hear, tick_s=0.01, stall_s=0.1))
             assert (await run_task(tasks, "block")).result is True
             nursery.cancel_scope.cancel()
 
@@ -138,7 +133,7 @@ async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall(clock):
 
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, telemetry, unheard)
+            await nursery.start(partial(watch_loop, telemetry, unheard, tick_s=0.02, clock=clock))
             await trio.testing.wait_all_tasks_blocked()
             trio.lowlevel.add_instrument(turns)
             threading.Thread(target=let_time_pass, args=[trio.lowlevel.current_trio_token()]).start()

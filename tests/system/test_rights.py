@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from roles import service_role
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q16")]
+pytestmark = [pytest.mark.full, pytest.mark.requirement("Q16")]
 
 
 @pytest.mark.parametrize("migrate", ["false", "true"])

@@ -15,7 +15,7 @@ import trio
 from conditions import until
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q5")
 async def test_health_answers_within_20_ms_while_200_slots_churn(unmeasured, serve, raw, client_of):
     service = await serve({"a": 100, "b": 100})
@@ -92,7 +92,7 @@ async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serv
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q16")
-async def test_what_jobs_and_requests_log_goes_to_the_processs_log_by_a_setting(serve, add, row_when, client_of):
+async def test_a_setting_sends_logs_of_jobs_and_requests_to_the_processs_log(serve, add, row_when, client_of):
     service = await serve(log_level="debug", job_log_level="info")
     job_id = await add("log")
     await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
@@ -113,7 +113,7 @@ async def test_what_jobs_and_requests_log_goes_to_the_processs_log_by_a_setting(
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q16")
-async def test_what_jobs_log_is_not_in_the_processs_log_where_it_is_switched_off(serve, add, row_when):
+async def test_logs_of_jobs_are_not_in_the_processs_log_if_switched_off(serve, add, row_when):
     service = await serve(job_log_level="off")
     job_id = await add("log")
     await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
@@ -125,25 +125,23 @@ def _logged_by_jobs(service):
     return [line["event"] for line in service.lines if line["logger"] == "dataloader.job"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q15")
 async def test_a_part_that_gives_up_drains_the_process_which_ends_with_1_and_names_it(serve, add, row_when, raw):
     service = await serve(drain_timeout_sec=0.5, poll_sec=0.2, claim_backoff_sec=0.1)
     job_id = await add("sleep", {"s": 3_600})
     await row_when(job_id, "running")
     # No waiting mends that, and it is no outage.
-    await raw.execute("DROP FUNCTION dl_claim_runs")
+    await raw.execute("DROP FUNCTION dl_claim_known")
     await add("quick")
     assert await service.exit_code(within_s=90) == 1
     assert "the claims of q gave up" in service.lines[-1]["cause"]
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("Q3", "Q15")
-async def test_readers_who_wait_are_answered_when_the_service_is_told_to_stop_and_do_not_hold_it_up(
-    serve, add, client_of, raw
-):
+async def test_waiting_readers_are_answered_on_shutdown_and_do_not_delay_it(serve, add, client_of, raw):
     service = await serve()
     job_id = await add("quick", queue="nobody serves it")
     answers = []

@@ -85,6 +85,7 @@ HOSTS = [
 ]
 
 
+@pytest.mark.slow
 async def test_without_tokens_only_loopback_hosts_are_served(open_web):
     async with open_web() as web:
         for host, status in HOSTS:

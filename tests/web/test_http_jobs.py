@@ -6,22 +6,17 @@ import asyncio
 
 import pytest
 import trio
-from conditions import until
+from conditions import patience_s, until
 
 from dataloader import BadRequest, ConfigError, Draining, JobFilter, Status, StoreUnavailable, new_job, open_jobs
-from dataloader.store.queue import waits
-from dataloader.web import waiting
+from dataloader.web.server.limits import HttpLimits
 from dataloader.web.service_connection import open_service
 
 
 @pytest.mark.slow
-async def test_who_is_one_too_many_to_wait_looks_now_and_then_and_a_service_that_drains_says_so(
-    open_web, database, monkeypatch
-):
-    monkeypatch.setattr(waits, "REREAD_S", 0.1)
-    monkeypatch.setattr(waiting, "RETRY_AFTER_S", 0)
-    ended = []
-    async with open_web(max_waits=1) as web, open_jobs(url=web.url) as jobs:
+async def test_a_wait_beyond_the_limit_polls_and_a_draining_service_is_reported(open_web, database):
+    ended, limits = [], HttpLimits(wait_again_s=0)
+    async with open_web(max_waits=1, reread_s=0.1, limits=limits) as web, open_jobs(url=web.url) as jobs:
         [added] = await jobs.enqueue_many([new_job("t", queue="q")])
 
         async def wait():
@@ -30,7 +25,7 @@ async def test_who_is_one_too_many_to_wait_looks_now_and_then_and_a_service_that
         async def is_refused():
             return "too_many_waits" in (await web.client.get("/metrics")).text
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 for _ in range(2):
                     nursery.start_soon(wait)
@@ -46,8 +41,7 @@ async def test_who_is_one_too_many_to_wait_looks_now_and_then_and_a_service_that
         assert await jobs.cancel(JobFilter(queue="q")) == 0
 
 
-@pytest.mark.slow
-async def test_what_a_service_does_not_take_or_say_is_an_error_of_the_same_kinds(open_web):
+async def test_refused_and_unanswered_requests_raise_the_same_errors_as_the_database(open_web):
     async with open_web(max_body_bytes=2_000) as web, open_jobs(url=web.url) as jobs:
         with pytest.raises(BadRequest, match="bytes"):
             await jobs.enqueue("t", {"text": "x" * 3_000}, queue="q")

@@ -8,7 +8,7 @@ import pytest
 
 from dataloader.web.app import ROUTES
 
-pytestmark = pytest.mark.requirement("Q2", "E12")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q2", "E12")]
 
 RUN = "00000000-0000-7000-8000-000000000003"
 FIXTURES = """
@@ -111,8 +111,7 @@ def address(rule):
     return rule.replace("<path:load>", "load%201").replace("<path:name>", "s1").replace("<path:group>", GROUP)
 
 
-@pytest.mark.slow
-async def test_every_list_is_read_in_pages_by_one_scheme_whatever_is_added_meanwhile(open_web, database):
+async def test_every_list_is_read_in_pages_by_one_scheme_during_additions(open_web, database):
     assert {route.path for route in ROUTES if route.pages} == LISTS.keys()
     database.psql(FIXTURES.format(run=RUN))
     async with open_web() as web:

@@ -5,8 +5,10 @@ test_auth.py has what a token is and what protects a server without tokens.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from web_server import TOKENS, all_tokens
 
 pytestmark = pytest.mark.requirement("Q2")
 
+PROXY = (ip_network("127.0.0.1"),)
+_NUMBERS = itertools.count()
 LEAST_ROLE = {
     ("GET", "/api/v1/jobs"): "read",
     ("GET", "/api/v1/jobs/<uuid:job_id>"): "read",
@@ -44,6 +48,7 @@ LEAST_ROLE = {
     ("GET", "/api/v1/schedules/<path:name>/next"): "read",
     ("GET", "/api/v1/schedules/<path:name>/events"): "read",
     ("GET", "/api/v1/processes"): "read",
+    ("GET", "/api/v1/processes/versions"): "read",
     ("GET", "/api/v1/processes/errors"): "read",
     ("GET", "/api/v1/processes/sinks"): "read",
     ("GET", "/api/v1/processes/deliveries"): "read",
@@ -154,7 +159,10 @@ def described(rule):
 
 
 def bearer(secret):
-    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    """Each request comes from another address, if the server trusts this machine as a proxy: none is throttled."""
+    number = next(_NUMBERS)
+    forwarded = {"X-Forwarded-For": f"10.0.{number // 256}.{number % 256}"}
+    return forwarded if secret is None else {"Authorization": f"Bearer {secret}"} | forwarded
 
 
 def verdict(answer):
@@ -177,10 +185,10 @@ async def test_every_route_of_the_app_has_an_entry_and_every_entry_a_route(open_
     assert {rule for method, rule in rules if method == "HEAD"} == {r for method, r in LEAST_ROLE if method == "GET"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("secret", "role"), CALLERS.values(), ids=CALLERS)
 async def test_each_route_serves_its_least_role_and_those_above(open_web, secret, role):
-    async with open_web(tokens=all_tokens()) as web:
+    async with open_web(tokens=all_tokens(), trusted_proxies=PROXY) as web:
         found = {}
         for route in LEAST_ROLE:
             method, rule = route
@@ -195,11 +203,12 @@ async def test_each_route_serves_its_least_role_and_those_above(open_web, secret
         assert found == {route: expected(secret, role, least) for route, least in LEAST_ROLE.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("caller", ["nobody", "a stranger", "a reader"])
-async def test_who_may_not_write_is_refused_before_anything_is_read_or_written(open_web, database, caller):
+async def test_a_caller_without_the_role_is_refused_before_anything_is_read_or_written(open_web, database, caller):
     secret, role = CALLERS[caller]
-    async with open_web(tokens=all_tokens(), max_body_bytes=1_000, max_batch_body_bytes=1_000) as web:
+    bodies = {"max_body_bytes": 1_000, "max_batch_body_bytes": 1_000}
+    async with open_web(tokens=all_tokens(), trusted_proxies=PROXY, **bodies) as web:
         for (method, rule), least in LEAST_ROLE.items():
             if expected(secret, role, least) == "served":
                 continue
@@ -237,7 +246,7 @@ async def test_a_token_counts_in_its_header_only(open_web):
 
 
 @pytest.mark.slow
-async def test_the_methods_of_an_address_are_told_to_all_and_nothing_else(open_web):
+async def test_options_shows_the_methods_of_an_address_to_everyone(open_web):
     async with open_web(tokens=all_tokens()) as web:
         for method, rule in LEAST_ROLE:
             answer = await web.client.options(address(rule))
@@ -245,6 +254,7 @@ async def test_the_methods_of_an_address_are_told_to_all_and_nothing_else(open_w
             assert method in answer.headers["Allow"]
 
 
+@pytest.mark.slow
 async def test_the_description_says_of_each_route_what_it_takes(open_web):
     async with open_web() as web:
         paths = (await web.client.get("/openapi.json")).json()["paths"]

@@ -31,4 +31,4 @@ async def list_audit(call: Call, query: AuditQuery) -> Answer:
     """List what operators did, newest first."""
     after = query.before if query.after is None else query.after
     page = await call.jobs.audit(limit=query.limit, after=after)
-    return page_answer(call, AuditPage(list(map(shown.audit, page.audit)), page.next))
+    return page_answer(call, AuditPage(await call.masked(shown.audit, page.audit), page.next))

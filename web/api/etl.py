@@ -72,8 +72,8 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
     status: Annotated[
         str,
         Meta(
-            description="`running`, then `succeeded`, `succeeded_with_failures`, `failed`, `canceled` or "
-            "`interrupted`; if the run could not record one, its job's status."
+            description="`running`, `waiting` for another run of a load, then `succeeded`, `succeeded_with_failures`, "
+            "`failed`, `canceled` or `interrupted`; if the run could not record one, its job's status."
         ),
     ]
     started_at: Annotated[Instant, about("When it began.")]

@@ -22,7 +22,6 @@ from dataloader.jobs.listings import JobFilter, JobPage
 from dataloader.jobs.model import Instant
 from dataloader.web import shown
 from dataloader.web.api.job_fields import QueueName, TaskName
-from dataloader.web.api.jobs import masked
 from dataloader.web.auth import Role
 from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
@@ -115,7 +114,7 @@ async def list_group_jobs(call: Call, group: str, query: GroupJobsQuery) -> Answ
     """List the jobs of a group of errors, newest first; the same as the list of jobs with this `error_group`."""
     group_key("group", group)
     page = await call.jobs.find(JobFilter(error_group=group), limit=query.limit, after=query.after)
-    return page_answer(call, JobPage(await masked(call.services, page.jobs), page.next))
+    return page_answer(call, JobPage(await call.masked(shown.job, page.jobs), page.next))
 
 
 @routes.add(

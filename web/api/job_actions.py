@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 from dataloader.jobs.contract import MAX_BULK
 from dataloader.jobs.model import JobRecord, about
 from dataloader.jobs.states import Status
+from dataloader.web import shown
 from dataloader.web.api.job_fields import Criteria, JobFields, Priority
-from dataloader.web.api.jobs import JobStatus, masked, status_of
+from dataloader.web.api.jobs import JobStatus, status_of
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 
@@ -84,8 +85,8 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """
     job = await call.jobs.cancel(job_id)
     if job.status.is_final and job.status is not Status.CANCELED:
-        return Answer(value=await status_of(call.services, job, f"the job had ended before: it stays {job.status}"))
-    return Answer(value=await status_of(call.services, job))
+        return Answer(value=await status_of(call, job, f"the job had ended before: it stays {job.status}"))
+    return Answer(value=await status_of(call, job))
 
 
 @routes.add(
@@ -100,7 +101,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
 async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
     job = await call.jobs.retry(job_id, force=query.force)
-    return Answer(value=await status_of(call.services, job))
+    return Answer(value=await status_of(call, job))
 
 
 @routes.add(
@@ -108,7 +109,7 @@ async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
 )
 async def run_job_now(call: Call, job_id: UUID) -> Answer:
     """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
-    return Answer(value=await status_of(call.services, await call.jobs.run_now(job_id)))
+    return Answer(value=await status_of(call, await call.jobs.run_now(job_id)))
 
 
 @routes.add(
@@ -122,7 +123,7 @@ async def run_job_now(call: Call, job_id: UUID) -> Answer:
 )
 async def change_priority(call: Call, job_id: UUID, body: PriorityRequest) -> Answer:
     """Change the priority of a queued job."""
-    [job] = await masked(call.services, [await call.jobs.set_priority(job_id, body.priority)])
+    [job] = await call.masked(shown.job, [await call.jobs.set_priority(job_id, body.priority)])
     return Answer(value=job)
 
 

@@ -44,8 +44,8 @@ QueueStateNow = Annotated[
     Meta(
         description=(
             "Why the job's queue does not start it. paused: an operator paused it. no_worker: no dataloader worker "
-            "serves it (another service may). full: all slots of its workers are taken. unknown_task, in the answer to "
-            "a trigger: none of its workers knows the task. null: none of these is known, or the job does not wait."
+            "serves it (another service may). full: all slots of its workers are taken. unknown_task: none of its "
+            "workers knows the task. null: none of these is known, or the job does not wait."
         )
     ),
 ]

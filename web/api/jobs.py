@@ -5,7 +5,6 @@ What happens to jobs is the actors' work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Self
 from uuid import UUID
 
@@ -21,7 +20,6 @@ from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadNam
 from dataloader.web.auth import Role
 from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
-from dataloader.web.services import Services
 
 routes: Final = Routes()
 
@@ -112,13 +110,13 @@ async def list_jobs(call: Call, query: JobsQuery) -> Answer:
     A page of jobs with megabytes of args or results has fewer than `limit`.
     """
     page = await call.jobs.find(query.job_filter(), limit=query.limit, after=query.after)
-    return page_answer(call, JobPage(await masked(call.services, page.jobs), page.next))
+    return page_answer(call, JobPage(await call.masked(shown.job, page.jobs), page.next))
 
 
 @routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
 async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
-    [job] = await masked(call.services, [await call.jobs.get(job_id)])
+    [job] = await call.masked(shown.job, [await call.jobs.get(job_id)])
     return Answer(value=job)
 
 
@@ -128,14 +126,9 @@ async def show_why(call: Call, job_id: UUID) -> Answer:
     return Answer(value=shown.wait_reason(await call.jobs.why(job_id)))
 
 
-async def masked(services: Services, jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """The jobs without secrets. In a thread: a megabyte of args takes a tenth of a second."""
-    return await trio.to_thread.run_sync(lambda: list(map(shown.job, jobs)), limiter=services.turns.masking)
-
-
-async def status_of(services: Services, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
-    """How a job stands, without secrets; `note` goes with it."""
-    [shown_job] = await masked(services, [job])
+async def status_of(call: Call, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
+    """Return the status of a job, without secrets, and with a note."""
+    [shown_job] = await call.masked(shown.job, [job])
     return JobStatus.of(shown_job, note)
 
 
@@ -146,14 +139,13 @@ async def status_of(services: Services, job: JobRecord, note: str | UnsetType = 
     query=StatusQuery,
     answers={200: JobStatus},
     deadline_s=DEADLINE_S + MAX_WAIT_S,
-    waits=True,
 )
 async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
     if query.wait > 0:
-        await call.services.waiting.until_changed(job_id, timeout_s=query.wait)
+        await call.services.waiting.until_changed(job_id, timeout_s=query.wait, caller=call.operator.name)
     async with call.services.turns.long_answers:
-        return Answer(value=await status_of(call.services, await call.jobs.get(job_id)))
+        return Answer(value=await status_of(call, await call.jobs.get(job_id)))
 
 
 @routes.add(

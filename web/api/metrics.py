@@ -27,7 +27,6 @@ from dataloader.web.server.connections import Phase
 from dataloader.web.services import Services
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-PING_S: Final = 2.0
 A = TypeVar("A", float, Distribution)
 _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "limited", "running")
 
@@ -36,7 +35,8 @@ async def render(services: Services) -> bytes:
     """The metrics in Prometheus' text format. While the database is gone, or slow to count, the depths are missing."""
     depths = await services.depths.latest()
     processes = await services.process_gauges.latest()
-    up = services.state().store_ready and (depths is not None or await reads.answers(services.database, PING_S))
+    ping_s = services.http_limits.ping_s
+    up = services.state().store_ready and (depths is not None or await reads.answers(services.database, ping_s))
     families = CollectorRegistry()
     families.register(Measured((*services.measures, services.refusals.measure())))
     families.register(_Gauges(services, depths, processes, up=up))
@@ -162,10 +162,10 @@ def _depth_families(queues: list[QueueRecord]) -> Iterator[Metric]:
 
 def _process_families(gauges: ProcessGauges) -> Iterator[Metric]:
     """The families, for a scrape. Names that differ in their secrets alone are one series."""
-    processes: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for (process_type, status), count in gauges.processes.items():
-        processes[mask_text(process_type), status] += count
-    yield _family("dataloader_processes", "Durable processes.", ("type", "status"), processes)
+    processes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    for (process_type, version, status), count in gauges.processes.items():
+        processes[mask_text(process_type), str(version), status] += count
+    yield _family("dataloader_processes", "Durable processes.", ("type", "version", "status"), processes)
     calls: defaultdict[tuple[str, ...], float] = defaultdict(int)
     oldest: dict[tuple[str, ...], float] = {}
     for one in gauges.calls:

@@ -8,7 +8,7 @@ import trio
 from dataloader.jobs.errors import StoreError
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.gauges import ProcessGauges, read_gauges
-from dataloader.web.api.queue_depths import DATABASE_S, REMEMBERED_S
+from dataloader.web.api.queue_depths import REMEMBERED_S
 
 
 @attrs.define
@@ -16,6 +16,8 @@ class LatestProcessGauges:
     """The processes as they were at most five seconds ago. One for each app."""
 
     _database: Database
+    _database_s: float
+    """How long it waits for the database."""
     _gauges: ProcessGauges | None = None
     _asked_at: float = float("-inf")
     _asking: trio.Lock = attrs.field(factory=trio.Lock)
@@ -30,7 +32,7 @@ class LatestProcessGauges:
 
     async def _ask(self) -> ProcessGauges | None:
         try:
-            with trio.move_on_after(DATABASE_S):
+            with trio.move_on_after(self._database_s):
                 return await read_gauges(self._database)
         except StoreError:
             pass

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
+import attrs
 import msgspec
-import trio
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import about
@@ -20,15 +19,15 @@ from dataloader.jobs.process_listings import (
     ProcessStatus,
     ProcessTask,
     ProcessTaskPage,
+    ProcessVersion,
 )
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web import shown
 from dataloader.web.api.jobs import MAX_WAIT_S
-from dataloader.web.api.processes import ADDRESS, ProcessId, ProcessType, WaitQuery
+from dataloader.web.api.processes import ADDRESS, ProcessId, ProcessType, TaskQuery, WaitQuery
 from dataloader.web.auth import Role
 from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
-
-R = TypeVar("R")
 
 routes: Final = Routes()
 
@@ -73,29 +72,42 @@ class HistoryQuery(PageQuery, kw_only=True):
     newest_first: Annotated[bool, about("Whether the page begins with the latest.")] = False
 
 
+class VersionsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of one type."""
+
+    type: ProcessType | None = None
+
+
+class VersionList(Struct, frozen=True):
+    """Versions of types of processes."""
+
+    versions: Annotated[list[ProcessVersion], about("The versions, the newest of a type first.")]
+
+
 class ProcessErrorsQuery(PageQuery, kw_only=True):
     """A page of the groups of errors, those with the most processes first."""
 
     type: ProcessType | None = None
 
 
-_WAITS: Final[dict[str, Any]] = {"query": WaitQuery, "waits": True, "deadline_s": DEADLINE_S + MAX_WAIT_S}
+_WAITS: Final[dict[str, Any]] = {"query": WaitQuery, "deadline_s": DEADLINE_S + MAX_WAIT_S}
+_WAITS_FOR_TASK: Final[dict[str, Any]] = _WAITS | {"query": TaskQuery}
 
 
 @routes.add("GET", "/api/v1/processes", role=Role.READ, query=ProcessesQuery, answers={200: ProcessPage}, pages=True)
 async def list_processes(call: Call, query: ProcessesQuery) -> Answer:
     """List processes, newest first. A page of long states has fewer than `limit`."""
     page = await call.processes.find(query.wanted(), limit=query.limit, after=query.after)
-    return page_answer(call, ProcessPage(await _masked(call, shown.process, page.processes), page.next))
+    return page_answer(call, ProcessPage(await call.masked(shown.process, page.processes), page.next))
 
 
 @routes.add("GET", ADDRESS, role=Role.READ, answers={200: ProcessRecord}, **_WAITS)
 async def show_process(call: Call, process_type: str, process_id: str, query: WaitQuery) -> Answer:
     """Show a process; with `wait`, one whose first step is not done as soon as it is, or after so many seconds."""
     if query.wait > 0:
-        call.services.waiting.check_room()
+        call.services.waiting.check_room(call.operator.name)
     found = await call.processes.get(process_type, process_id, wait_s=query.wait)
-    [record] = await _masked(call, shown.process, [found])
+    [record] = await call.masked(shown.process, [found])
     return Answer(value=record)
 
 
@@ -105,7 +117,7 @@ async def list_process_events(call: Call, process_type: str, process_id: str, qu
     page = await call.processes.events(
         process_type, process_id, limit=query.limit, after=query.after, newest_first=query.newest_first
     )
-    return page_answer(call, ProcessEventPage(await _masked(call, shown.process_event, page.events), page.next))
+    return page_answer(call, ProcessEventPage(await call.masked(shown.process_event, page.events), page.next))
 
 
 @routes.add("GET", f"{ADDRESS}/tasks", role=Role.READ, query=HistoryQuery, answers={200: ProcessTaskPage}, pages=True)
@@ -114,15 +126,18 @@ async def list_process_tasks(call: Call, process_type: str, process_id: str, que
     page = await call.processes.tasks(
         process_type, process_id, limit=query.limit, after=query.after, newest_first=query.newest_first
     )
-    return page_answer(call, ProcessTaskPage(await _masked(call, shown.process_task, page.tasks), page.next))
+    return page_answer(call, ProcessTaskPage(await call.masked(shown.process_task, page.tasks), page.next))
 
 
-@routes.add("GET", "/api/v1/processes/tasks/<int:task_id>", role=Role.READ, answers={200: ProcessTask}, **_WAITS)
-async def show_process_task(call: Call, task_id: int, query: WaitQuery) -> Answer:
+@routes.add(
+    "GET", "/api/v1/processes/tasks/<int:task_id>", role=Role.READ, answers={200: ProcessTask}, **_WAITS_FOR_TASK
+)
+async def show_process_task(call: Call, task_id: int, query: TaskQuery) -> Answer:
     """Show a task; with `wait`, as soon as it has its answer, or after so many seconds."""
     if query.wait > 0:
-        call.services.waiting.check_room()
-    [task] = await _masked(call, shown.process_task, [await call.processes.task(task_id, wait_s=query.wait)])
+        call.services.waiting.check_room(call.operator.name)
+    found = await call.processes.task(task_id, wait_s=query.wait, ident=query.ident)
+    [task] = await call.masked(shown.process_task, [found])
     return Answer(value=task)
 
 
@@ -140,7 +155,12 @@ async def list_process_errors(call: Call, query: ProcessErrorsQuery) -> Answer:
     return page_answer(call, ProcessErrorPage(list(map(shown.process_error_group, page.groups)), page.next))
 
 
-async def _masked(call: Call, mask: Callable[[R], R], records: Sequence[R]) -> list[R]:
-    """The records without secrets. In a thread: a megabyte takes a tenth of a second."""
-    masking = call.services.turns.masking
-    return await trio.to_thread.run_sync(lambda: list(map(mask, records)), limiter=masking)
+@routes.add("GET", "/api/v1/processes/versions", role=Role.READ, query=VersionsQuery, answers={200: VersionList})
+async def list_process_versions(call: Call, query: VersionsQuery) -> Answer:
+    """List the versions of types that have processes or are served, with their processes by status."""
+    found = await call.processes.versions(query.type)
+    return Answer(value=VersionList(await call.masked(_version, found)))
+
+
+def _version(one: ProcessVersion) -> ProcessVersion:
+    return attrs.evolve(one, type=mask_text(one.type))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, Literal
+from uuid import UUID
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -59,6 +60,18 @@ class WaitQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     wait: Annotated[
         float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes as soon as there is one.")
     ] = 0.0
+
+
+class TaskQuery(WaitQuery, kw_only=True):
+    """The query of one task, and the time to wait for its answer."""
+
+    ident: Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")] = None
+
+
+class IdentQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of one task."""
+
+    ident: Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")] = None
 
 
 class StartRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -196,8 +209,13 @@ async def _ask(call: Call, request: ProcessRequest, wait_s: float) -> Answer:
     return Answer(
         value=shown.process_answer(answer),
         status=HTTPStatus.OK if answer.is_answered else HTTPStatus.ACCEPTED,
-        headers={"Location": f"/api/v1/processes/tasks/{answer.task_id}"},
+        headers={"Location": _address_of(answer)},
     )
+
+
+def _address_of(answer: ProcessAnswer) -> str:
+    address = f"/api/v1/processes/tasks/{answer.task_id}"
+    return address if answer.ident is None else f"{address}?ident={answer.ident}"
 
 
 @routes.add("POST", "/api/v1/processes/<process_type>", body=StartRequest, **_ASKS)
@@ -312,7 +330,13 @@ async def resume_processes(call: Call, body: ChangeManyRequest) -> Answer:
     return Answer(value=await call.processes.change_some(change, body.wanted(), limit=body.limit, after=body.after))
 
 
-@routes.add("POST", "/api/v1/processes/tasks/<int:task_id>/withdraw", role=Role.OPERATE, answers={200: ProcessAnswer})
-async def withdraw_call(call: Call, task_id: int) -> Answer:
+@routes.add(
+    "POST",
+    "/api/v1/processes/tasks/<int:task_id>/withdraw",
+    role=Role.OPERATE,
+    query=IdentQuery,
+    answers={200: ProcessAnswer},
+)
+async def withdraw_call(call: Call, task_id: int, query: IdentQuery) -> Answer:
     """Take a call back if it has not begun: it is `cancelled` then. Otherwise it goes on as it was."""
-    return Answer(value=shown.process_answer(await call.processes.withdraw(task_id)))
+    return Answer(value=shown.process_answer(await call.processes.withdraw(task_id, ident=query.ident)))

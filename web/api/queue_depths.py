@@ -18,7 +18,6 @@ from dataloader.store.queue.reads import count_queues
 from dataloader.web import shown
 
 REMEMBERED_S: Final = 5.0
-DATABASE_S: Final = 5.0
 MOST_NAMED: Final = 100
 """Queues that are counted by name: whoever may trigger makes up names, and each is several lines for ever."""
 OTHER: Final = "other"
@@ -31,6 +30,8 @@ class QueueDepths:
     """The queues as they were at most five seconds ago. One for each app; it keeps its answer between requests."""
 
     _database: Database
+    _database_s: float
+    """How long it waits for the database."""
     _queues: list[QueueRecord] | None = None
     _asked_at: float = float("-inf")
     _asking: trio.Lock = attrs.field(factory=trio.Lock)
@@ -45,7 +46,7 @@ class QueueDepths:
 
     async def _ask(self) -> list[QueueRecord] | None:
         try:
-            with trio.move_on_after(DATABASE_S):
+            with trio.move_on_after(self._database_s):
                 return _by_shown_name(await count_queues(self._database, most=MOST_NAMED, rest=OTHER))
         except StoreError:
             pass

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
+from dataloader.jobs.cron import MAX_TEXT
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.schedule_contract import (
@@ -22,6 +23,7 @@ from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.states import Status
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, NAME, QueueName, TaskName, described
+from dataloader.web.api.trigger import check_args
 from dataloader.web.auth import Role
 from dataloader.web.paging import Limit, PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
@@ -59,7 +61,10 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     }  # fmt: skip
 
     task: TaskName
-    cron: Annotated[str, described("Five fields, or an alias such as @daily.", "0 6 * * MON-FRI")] | None = None
+    cron: (
+        Annotated[str, described("Five fields, or an alias such as @daily.", "0 6 * * MON-FRI", maxLength=MAX_TEXT)]
+        | None
+    ) = None
     every_s: Annotated[float, described("Seconds between two times, at least 1.", 3600)] | None = None
     zone: Annotated[str, described("The time zone of `cron`.", "Europe/Berlin")] = "UTC"
     start_at: Annotated[Instant, about("No time before; of `every_s` the first one.")] | None = None
@@ -125,23 +130,29 @@ class ScheduleRun(Struct, frozen=True):
     created: Annotated[bool, about("False: an earlier request has added the job.")]
 
 
+async def _shown(call: Call, record: ScheduleRecord) -> Answer:
+    [masked] = await call.masked(shown.schedule, [record])
+    return Answer(value=masked)
+
+
 @routes.add("GET", "/api/v1/schedules", role=Role.READ, query=SchedulesQuery, answers={200: SchedulePage}, pages=True)
 async def list_schedules(call: Call, query: SchedulesQuery) -> Answer:
     """List the schedules, by name."""
     page = await call.schedules.find(limit=query.limit, after=query.after)
-    return page_answer(call, SchedulePage(list(map(shown.schedule, page.schedules)), page.next))
+    return page_answer(call, SchedulePage(await call.masked(shown.schedule, page.schedules), page.next))
 
 
 @routes.add("GET", _ADDRESS, role=Role.READ, answers={200: ScheduleRecord})
 async def get_schedule(call: Call, name: str) -> Answer:
     """Show a schedule: what was declared, when it is due next, and whether it is paused."""
-    return Answer(value=shown.schedule(await call.schedules.get(name)))
+    return await _shown(call, await call.schedules.get(name))
 
 
 @routes.add("PUT", _ADDRESS, role=Role.ADMIN, body=ScheduleRequest, answers={200: ScheduleRecord})
 async def put_schedule(call: Call, name: str, body: ScheduleRequest) -> Answer:
     """Store a schedule, in place of one with that name; programs that declare it leave it as it is from now on."""
-    return Answer(value=shown.schedule(await call.schedules.put(body.schedule(name))))
+    check_args(call, body.task, body.args)
+    return await _shown(call, await call.schedules.put(body.schedule(name)))
 
 
 @routes.add("DELETE", _ADDRESS, role=Role.ADMIN, answers={200: ScheduleRecord})
@@ -150,7 +161,7 @@ async def delete_schedule(call: Call, name: str) -> Answer:
 
     One that programs declare is stored again when the next of them starts.
     """
-    return Answer(value=shown.schedule(await call.schedules.delete(name)))
+    return await _shown(call, await call.schedules.delete(name))
 
 
 @routes.add("GET", f"{_ADDRESS}/next", role=Role.READ, query=ScheduleTimesQuery, answers={200: NextTimes})
@@ -165,19 +176,19 @@ async def list_next_times(call: Call, name: str, query: ScheduleTimesQuery) -> A
 async def list_schedule_events(call: Call, name: str, query: ScheduleEventsQuery) -> Answer:
     """List what is on record about a schedule, latest first: times that were left out, pauses, changes."""
     page = await call.schedules.events(name, limit=query.limit, after=query.after)
-    return page_answer(call, ScheduleEventPage(list(map(shown.schedule_event, page.events)), page.next))
+    return page_answer(call, ScheduleEventPage(await call.masked(shown.schedule_event, page.events), page.next))
 
 
 @routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: ScheduleRecord})
 async def pause_schedule(call: Call, name: str) -> Answer:
     """Pause a schedule: it adds no jobs. Jobs that it has added go on."""
-    return Answer(value=shown.schedule(await call.schedules.pause(name)))
+    return await _shown(call, await call.schedules.pause(name))
 
 
 @routes.add("POST", f"{_ADDRESS}/resume", role=Role.OPERATE, answers={200: ScheduleRecord})
 async def resume_schedule(call: Call, name: str) -> Answer:
     """End a schedule's pause. What was due meanwhile was missed: its `missed` decides about it."""
-    return Answer(value=shown.schedule(await call.schedules.resume(name)))
+    return await _shown(call, await call.schedules.resume(name))
 
 
 @routes.add(

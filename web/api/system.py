@@ -21,7 +21,6 @@ from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
 from dataloader.web import shown
 from dataloader.web.api import metrics
 from dataloader.web.api.job_fields import Instant
-from dataloader.web.api.metrics import PING_S
 from dataloader.web.auth import Role
 from dataloader.web.problems import unavailable
 from dataloader.web.routes import Answer, Call, Routes
@@ -75,7 +74,7 @@ async def show_readiness(call: Call) -> Answer:
         raise unavailable("This process is shutting down.", "draining")
     if not state.store_ready:
         raise unavailable("The database can't be reached.", "store-unavailable")
-    await reads.ping(call.services.database, PING_S)
+    await reads.ping(call.services.database, call.services.http_limits.ping_s)
     return Answer(value=Health("ready"))
 
 
@@ -84,9 +83,9 @@ async def show_process(call: Call) -> Answer:
     """Show what runs: this process, and the queues and workers of all; null if the database is gone or slow to tell."""
     state = call.services.state()
     queues, queues_next, workers = None, None, None
-    reachable = await reads.answers(call.services.database, PING_S)
+    reachable = await reads.answers(call.services.database, call.services.http_limits.ping_s)
     if reachable:
-        with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
+        with contextlib.suppress(StoreError), trio.move_on_after(call.services.http_limits.ping_s):
             found = await page_of_workers(call.services.database)
             workers = list(map(shown.worker, found.workers))
             page = await page_of_queues(call.services.database, limit=MOST_QUEUES)

@@ -58,7 +58,7 @@ class TaskJobFields(JobFields, kw_only=True):
 async def list_tasks(call: Call, query: TasksQuery) -> Answer:
     """List the task types that processes have declared, by name, with their limits."""
     page = await call.limits.tasks(limit=query.limit, after=query.after)
-    return page_answer(call, TaskPage(list(map(shown.task, page.tasks)), page.next))
+    return page_answer(call, TaskPage(await call.masked(shown.task, page.tasks), page.next))
 
 
 @routes.add(

@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Meta, Struct
 from werkzeug.datastructures import Headers
 
-from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, Did, Enqueued, NewJob, WhenFailed, about
 from dataloader.jobs.states import Status
@@ -192,7 +191,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     another one.
     """
     body = msgspec.structs.replace(body, idempotency_key=key_of(call.headers, body.idempotency_key))
-    [job] = await _enqueue(call.jobs, [body])
+    [job] = await _enqueue(call, [body])
     return Answer(
         value=job,
         status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
@@ -238,7 +237,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
         raise BadRequest(
             str(IDEMPOTENCY_KEY["name"]), "is for one job; a batch has an idempotency_key for each of its jobs"
         )
-    jobs = await _enqueue(call.jobs, body.jobs)
+    jobs = await _enqueue(call, body.jobs, "jobs[{}].")
     created = any(job.created for job in jobs)
     return Answer(
         value=BatchTriggered(jobs),
@@ -246,9 +245,22 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     )
 
 
-async def _enqueue(jobs: Jobs, requests: Sequence[TriggerRequest]) -> list[Triggered]:
-    enqueued = await jobs.enqueue_many([NewJob(**request.domain_fields()) for request in requests])
+async def _enqueue(call: Call, requests: Sequence[TriggerRequest], path: str = "") -> list[Triggered]:
+    """Add jobs; `path` is that of a request with a number. Raises `BadRequest`."""
+    for number, request in enumerate(requests):
+        check_args(call, request.task, request.args or {}, path.format(number))
+    enqueued = await call.jobs.enqueue_many([NewJob(**request.domain_fields()) for request in requests])
     return [triggered(job) for job in enqueued]
+
+
+def check_args(call: Call, task: str, args: Mapping[str, Any], path: str = "") -> None:
+    """Raise `BadRequest`, with a path before the field, for args that a task of this process refuses."""
+    known = call.services.tasks.get(task)
+    if known is not None and known.check is not None:
+        try:
+            known.check(args)
+        except BadRequest as error:
+            raise BadRequest(f"{path}{error.field}", error.message) from None
 
 
 def triggered(job: Enqueued) -> Triggered:

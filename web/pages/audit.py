@@ -64,8 +64,9 @@ async def show_audit(visit: Visit, query: AuditQuery) -> PageAnswer:
         limit=PAGE,
         after=query.after,
     )
+    masked = await visit.masked(shown.audit, found.rows)
     values = {
-        "audit": [(one, shown.audit(one), _subject(one)) for one in found.rows],
+        "audit": [(one, without, _subject(one)) for one, without in zip(found.rows, masked, strict=True)],
         "found": found,
         "query": query,
         "from_text": field_of_instant(begin, tz),

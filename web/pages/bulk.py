@@ -191,7 +191,7 @@ async def _asked(visit: Visit, choice: BulkChoice, fault: str | None = None) -> 
 
 
 def _label(record: BulkRecord) -> str:
-    verb = _WORDS[record.action][0]
+    verb = _WORDS.get(record.action, (record.action,))[0]
     return f"{verb} {record.priority}" if record.priority is not None else verb
 
 

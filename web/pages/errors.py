@@ -31,8 +31,6 @@ NEWEST: Final = 3
 BATCH: Final = 1_000
 REFRESH_S: Final = 5.0
 """The groups are counted anew each time."""
-_RETRIES_FOR_S: Final = 8.0
-"""So long one request goes on with a group's jobs, batch by batch."""
 _STATES: Final = (("", "all"), ("failed", "failed for good"), ("waiting", "waiting for a retry"))
 
 
@@ -185,7 +183,7 @@ async def retry(visit: Visit, group: str, form: RetryForm) -> PageAnswer:
         raise BadRequest("shown", f"must be the number of jobs, which is more than {MOST_UNTYPED:,} by now: look again")
     wanted = GroupRetry(group=group, at=at, spread_s=form.spread_min * 60, state=form.state)
     changed, after = 0, form.after
-    until = trio.current_time() + _RETRIES_FOR_S
+    until = trio.current_time() + visit.services.http_limits.batches_s
     while True:
         done = await visit.jobs.retry_some_of_group(wanted, limit=BATCH, after=after)
         changed, after = changed + done.changed, done.next

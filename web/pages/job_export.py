@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -21,8 +22,6 @@ from dataloader.web.problems import too_busy
 
 pages: Final = Pages()
 
-MOST: Final = 100_000
-"""Jobs that one file has; with a search of args, that it looks at."""
 _READ: Final = 200
 _encode: Final = msgspec.json.Encoder().encode
 _COLUMNS: Final = (
@@ -30,8 +29,9 @@ _COLUMNS: Final = (
     "created_at", "available_at", "started_at", "finished_at", "schedule", "producer", "claimed_by", "error", "args",
     "result",
 )  # fmt: skip
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What makes a spreadsheet take a text for a formula."""
+# A spreadsheet takes a cell for a formula by its first sign; a Japanese one also by a full-width sign. Where `;`, a tab
+# or `|` separates cells (Excel in German or French), a cell begins also behind these, whatever the quotes.
+_FORMULA: Final = re.compile(r"""\A(?=[\t\r\n])|(?:\A|[;|\t\r\n])(?=[ "]{0,4}[=+@\uff1d\uff0b\uff0d\uff20-])""")
 _MEDIA: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
 
 
@@ -56,7 +56,7 @@ async def export_jobs(visit: Visit, query: ExportQuery) -> PageAnswer:
 async def _pieces(
     visit: Visit, kind: str, wanted: JobFilter, pattern: ArgsPattern | None, after: str | None
 ) -> AsyncGenerator[bytes]:
-    turns = visit.services.turns
+    turns, most = visit.services.turns, visit.services.http_limits.exported_jobs
     # Where many begin at one moment, those that are too many wait here, with nothing in memory.
     async with turns.files:
         if kind == "csv":
@@ -66,13 +66,13 @@ async def _pieces(
             # One part of one file at a time, so that many files take no more connections than one.
             async with turns.exports:
                 page = await visit.jobs.find(wanted, limit=_READ, after=after)
-            jobs, after = page.jobs[: MOST - read], page.next
+            jobs, after = page.jobs[: most - read], page.next
             read += len(jobs)
             piece = await trio.to_thread.run_sync(_piece, kind, jobs, pattern, limiter=turns.masking)
             del page, jobs
             if piece:
                 yield piece  # noqa: ASYNC119 - as above
-            if after is None or read >= MOST:
+            if after is None or read >= most:
                 return
 
 
@@ -99,4 +99,4 @@ def _cell(value: Any) -> str:
             text = _encode(value).decode()
         case _:
             text = str(value)
-    return f"'{text}" if text.startswith(_FORMULA) and not isinstance(value, int) else text
+    return text if isinstance(value, int) else _FORMULA.sub(r"\g<0>'", text)

@@ -25,10 +25,18 @@ CLOSED: Final = {
     "supplier_paused": "its supplier is paused",
     "supplier_period": "outside its supplier's work periods",
     "budget": "its supplier's budget is used",
+    "error": "its limits cannot be evaluated",
 }
 """Why no job of a task may start now."""
 ALWAYS: Final = "always"
 NO_BUDGET: Final = "none"
+
+
+def why_closed(closed: str | None, error: str | None) -> str | None:
+    """Why no job of a task may start now, in words."""
+    if closed is None:
+        return None
+    return CLOSED[closed] if error is None else f"{CLOSED[closed]} ({mask_text(error)})"
 
 
 def _whole(name: str, text: str) -> int:
@@ -171,9 +179,16 @@ def limit_rows(
     for limit in limits:
         views = [given.get(limit.name) for given in (declared, override, holds)]
         if any(value is not None for value in views):
-            first, second, third = (NOTHING if value is None else limit.said(value) for value in views)
+            first, second, third = (NOTHING if value is None else _said(limit, value) for value in views)
             rows.append(LimitRow(limit.label, first, second, third, views[1] is not None))
     return rows
+
+
+def _said(limit: Limit, value: Any) -> str:
+    try:
+        return limit.said(value)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # as SQL by hand has stored it
+        return json.dumps(value)
 
 
 def fields_of(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[Field]:
@@ -193,12 +208,15 @@ def fields_of(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mappi
 def typed(limit: Limit, override: Mapping[str, Any]) -> str:
     """The text of a limit's field."""
     value = override.get(limit.name)
-    return "" if value is None else limit.typed(value)
+    try:
+        return "" if value is None else limit.typed(value)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return json.dumps(value)
 
 
 def _now(limit: Limit, holds: Mapping[str, Any]) -> str:
     value = holds.get(limit.name)
-    return "" if value is None else f"Now: {limit.said(value)}."
+    return "" if value is None else f"Now: {_said(limit, value)}."
 
 
 def shown_texts(limits: Iterable[Limit], override: Mapping[str, Any]) -> str:
@@ -222,6 +240,9 @@ def changes(limits: Iterable[Limit], was: str, given: Mapping[str, str | None]) 
 
 
 def week_of(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """The minutes of a week in which limits allow a start; None: always."""
+    """The minutes of a week in which limits allow a start; None: always, or this program cannot read them."""
     periods = limits.get("work_periods")
-    return WorkPeriods.parsed(periods, zone_named(limits.get("zone") or "UTC")).ranges if periods else None
+    try:
+        return WorkPeriods.parsed(periods, zone_named("UTC")).ranges if periods else None
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 import attrs
 
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.depths import Depths
-from dataloader.store.queue.overview import ERRORS, MOST, Overview, TroubledSchedule, read_overview
+from dataloader.store.queue.overview import ERRORS, LONG_S, MOST, Overview, TroubledSchedule, read_overview
 from dataloader.web import shown
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.formats import at_least
@@ -50,7 +50,7 @@ async def lead_to_overview(_visit: Visit) -> PageAnswer:
 async def show_overview(visit: Visit) -> PageAnswer:
     """What needs somebody, and how things are."""
     depths, overview = await read_overview(visit.services.database)
-    concerns = [*_of_queues(visit, depths), *_of_tasks(visit, overview), *_of_schedules(visit, overview)]
+    concerns = [*_of_queues(visit, depths), *_of_tasks(visit, depths, overview), *_of_schedules(visit, overview)]
     concerns += [*_of_errors(visit, overview), *_of_durable(visit, overview), *_of_processes(visit, overview)]
     values = {
         "depths": depths,
@@ -113,8 +113,13 @@ def _of_queues(visit: Visit, depths: Depths) -> Iterator[Concern]:
         )
 
 
-def _of_tasks(visit: Visit, overview: Overview) -> Iterator[Concern]:
-    for one in overview.unknown_tasks:
+def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Concern]:
+    lasting = [
+        one
+        for one in depths.unknown_tasks
+        if one.since is None or depths.at is None or depths.at - one.since > timedelta(seconds=LONG_S)
+    ]
+    for one in lasting[:_EACH]:
         yield Concern(
             level="bad",
             href=_link(visit, "/ui/jobs", queue=one.queue, task=one.task, status="queued"),

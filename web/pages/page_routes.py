@@ -29,6 +29,7 @@ from msgspec import Struct
 from quart import Response
 
 from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.auth import Role
@@ -72,14 +73,16 @@ SIGN_IN: Final = f"{HOME}/sign-in"
 
 @attrs.frozen(kw_only=True)
 class Visit(Call):
-    """What a view is called with: a `Call`, and who looks, how they want to see it, and which part."""
+    """A view's argument: a `Call`, the visitor and its address, how it wants to see the page, and which part."""
 
     visitor: Visitor
     preferences: Preferences
     public: PublicAddress
     path: str
+    address: str
     part: str | None = None
     https: bool = False
+    session: str | None = attrs.field(default=None, repr=False)
 
     def may(self, role: str) -> bool:
         """Tell whether the visitor's role is enough: `read`, `operate` or `admin`."""
@@ -228,7 +231,7 @@ async def serve_page(
     visit = _visit(services, request, request_id)
     try:
         check_origin(request.method, request.headers, visit.public, tokens=bool(services.settings.tokens))
-        visitor = await services.sessions.visitor(request.cookies.get(cookie_name("session", request.headers)))
+        visitor = await _visitor(visit, needed=route.role is not None)
         if visitor is not None:
             visit = attrs.evolve(visit, visitor=visitor, operator=Operator(visitor.name, request_id))
         if route.role is not None:
@@ -248,7 +251,7 @@ async def serve_page(
 async def refuse_page(error: Exception, services: Services, request: Request, request_id: str) -> Response:
     """The page for a request that fits no page."""
     visit = _visit(services, request, request_id)
-    visitor = await services.sessions.visitor(request.cookies.get(cookie_name("session", request.headers)))
+    visitor = await _visitor(visit, needed=False)
     problem = problem_of(error)
     if problem is not None and problem.status is HTTPStatus.NOT_FOUND:
         error = ProblemError(HTTPStatus.NOT_FOUND, "No page has this address.")
@@ -267,9 +270,21 @@ def _visit(services: Services, request: Request, request_id: str) -> Visit:
         preferences=Preferences.of(request.cookies.get(cookie_name("look", request.headers))),
         public=public,
         path=request.path,
+        address=request.address,
         part=request.args.get("part"),
         https=public.is_https or request.scheme == "https",
+        session=request.cookies.get(cookie_name("session", request.headers)),
     )
+
+
+async def _visitor(visit: Visit, *, needed: bool) -> Visitor | None:
+    """Return the visitor, or None. Where none is `needed`, it is None also if the database does not answer."""
+    try:
+        return await visit.services.sessions.visitor(visit.session)
+    except StoreError:
+        if needed:
+            raise
+        return None
 
 
 def _check_role(visitor: Visitor, needed: Role) -> None:

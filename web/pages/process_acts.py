@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
+from uuid import UUID
 
 import attrs
 from msgspec import Struct
@@ -38,6 +39,12 @@ class WhichProcess(Struct, forbid_unknown_fields=True, kw_only=True):
     id: str
 
 
+class WhichIdent(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The ident of the task that the page has shown: after a restore its number may be another task's."""
+
+    ident: UUID | None = None
+
+
 class CallForm(WhichProcess, kw_only=True):
     """A call. `once`: its idempotency key, so that the same form calls once."""
 
@@ -66,7 +73,8 @@ class StartForm(Struct, forbid_unknown_fields=True, kw_only=True):
 def _processes(visit: Visit) -> DatabaseProcesses:
     """The processes for somebody who acts by hand: the audit has all that is asked."""
     services = visit.services
-    return attrs.evolve(services.processes, operator=visit.operator, answers=services.waiting, by_hand=True)
+    answers = services.waiting.of(visit.operator.name)
+    return attrs.evolve(services.processes, operator=visit.operator, answers=answers, by_hand=True)
 
 
 def _path(which: WhichProcess | StartForm) -> str:
@@ -310,10 +318,10 @@ async def remove_process(visit: Visit, form: WhichProcess) -> PageAnswer:
     return await _act(visit, form, "remove")
 
 
-@pages.show("/process/task/<int:task_id>/withdraw", role=Role.OPERATE)
-async def ask_withdraw(visit: Visit, task_id: int) -> PageAnswer:
+@pages.show("/process/task/<int:task_id>/withdraw", role=Role.OPERATE, query=WhichIdent)
+async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAnswer:
     """Say what a withdrawal does."""
-    task = await visit.processes.task(task_id)
+    task = await visit.processes.task(task_id, ident=query.ident)
     which = WhichProcess(type=task.type, id=task.process_id)
     back = f"/ui/process/task/{task_id}" if visit.conceals(task.type, task.process_id) else _path(which)
     return Question(
@@ -322,13 +330,14 @@ async def ask_withdraw(visit: Visit, task_id: int) -> PageAnswer:
         path=f"/ui/process/task/{task_id}/withdraw",
         verb="Withdraw the call",
         back=back,
+        hidden={} if task.ident is None else {"ident": str(task.ident)},
         is_harsh=True,
     ).page
 
 
-@pages.act("/process/task/<int:task_id>/withdraw", role=Role.OPERATE)
-async def withdraw_call(visit: Visit, task_id: int) -> PageAnswer:
+@pages.act("/process/task/<int:task_id>/withdraw", role=Role.OPERATE, form=WhichIdent)
+async def withdraw_call(visit: Visit, task_id: int, form: WhichIdent) -> PageAnswer:
     """Take a call back."""
-    answer = await _processes(visit).withdraw(task_id)
+    answer = await _processes(visit).withdraw(task_id, ident=form.ident)
     said = "Withdrawn: it never runs." if answer.status == "cancelled" else "Nothing was done: it has begun or ended."
     return Redirect(f"/ui/process/task/{task_id}", said)

@@ -25,8 +25,6 @@ from dataloader.web.pages.process_list import json_of
 
 pages: Final = Pages()
 
-_GOES_ON_FOR_S: Final = 8.0
-"""So long one request goes on with the processes, batch by batch."""
 Action = Literal["repair", "resume"]
 _DOES: Final[dict[Action, str]] = {
     "repair": "The repair of their type runs for each, with these args. Where it succeeds the process runs again.",
@@ -109,7 +107,7 @@ async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
         return await _asked(visit, form, f"{error.field}: {error.message}")
     wanted = ProcessFilter(type=form.type, error_group=form.error_group)
     changed, after = 0, form.after
-    until = trio.current_time() + _GOES_ON_FOR_S
+    until = trio.current_time() + visit.services.http_limits.batches_s
     did = "Resumed" if form.action == "resume" else "Asked for the repair of"
     while True:
         done = await visit.processes.change_some(change, wanted, limit=BATCH, after=after)

@@ -12,7 +12,7 @@ import attrs
 from msgspec import Struct
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.process_listings import PROCESS_STATUSES, ProcessFilter, ProcessStatus
+from dataloader.jobs.process_listings import PROCESS_STATUSES, ProcessFilter, ProcessStatus, ProcessVersion
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_rows import (
     MOST_COUNTED,
@@ -22,6 +22,7 @@ from dataloader.store.processes.process_rows import (
     get_process_error,
     list_process_rows,
 )
+from dataloader.store.processes.versions import list_versions
 from dataloader.web import shown
 from dataloader.web.pages.copies import Copy, copies
 from dataloader.web.pages.formats import at_least
@@ -132,12 +133,16 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
     """The processes that fit the filter, newest first."""
     database = visit.services.database
     group, fault, found = None, None, ProcessRows()
+    versions: list[ProcessVersion] = []
     try:
         found = await list_process_rows(
             database, query.wanted(), limit=PAGE, after=query.after, count=visit.part is None
         )
-        if query.type is not None and query.error_group is not None and visit.part is None:
-            group = await get_process_error(database, query.type, query.error_group)
+        if query.type is not None and visit.part is None:
+            if query.error_group is None:
+                versions = await list_versions(database, query.type)
+            else:
+                group = await get_process_error(database, query.type, query.error_group)
     except BadRequest as error:
         if visit.part is not None:
             raise
@@ -151,6 +156,8 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         "statuses": PROCESS_STATUSES,
         "count": None if found.count is None else at_least(found.count, MOST_COUNTED),
         "most_waiting": MOST_WAITING,
+        "versions": versions,
+        "most_count": MOST_COUNTED,
         "group": None if group is None else shown.process_error_group(group),
         "fault": fault,
         "copies": _copies(visit, query, fault),

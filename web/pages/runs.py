@@ -34,10 +34,11 @@ _WAITS: Final = {
     "budget": "when the budget allows it",
     "period": "in the next work period",
     "paused": "when the supplier is resumed",
+    "error": "when the supplier's limits are corrected",
 }
 
 RunStatus = Literal[
-    "running", "succeeded", "succeeded_with_failures", "failed", "canceled", "interrupted", "queued", "lost"
+    "running", "succeeded", "succeeded_with_failures", "failed", "canceled", "interrupted", "waiting", "queued", "lost"
 ]
 
 

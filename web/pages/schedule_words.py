@@ -115,7 +115,7 @@ def event_line(event: ScheduleEvent) -> EventLine:
             many = f"{times:,}" if isinstance(times, int) else str(times)
             if why == "missed" and isinstance(times, int) and times >= COUNTED:
                 many += " or more"
-            text = f"{many} left out: {_WHY.get(why, why)}"
+            text = f"{many} left out: {_WHY.get(str(why), why)}"
         case "backfilled":
             text = f"backfilled: {given.get('jobs', 0)} jobs"
         case _:

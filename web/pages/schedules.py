@@ -12,7 +12,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.schedule_contract import ScheduleRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.schedules.planned_jobs import PlannedJob, last_planned_jobs
-from dataloader.store.schedules.schedule_view import read_schedule_view
+from dataloader.store.schedules.schedule_view import ScheduleView, read_schedule_view
 from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.pages import schedule_words
@@ -86,7 +86,10 @@ async def show_schedules(visit: Visit, query: SchedulesQuery) -> PageAnswer:
     """The schedules, by name."""
     page = await visit.schedules.find(limit=PAGE, after=query.after)
     jobs = await last_planned_jobs(visit.services.database, [one.name for one in page.schedules], number=LAST)
-    rows = [_row(one) | {"signs": list(map(_sign, jobs[one.name]))} for one in page.schedules]
+    shown_rows = await visit.masked(_row, page.schedules)
+    rows = [
+        row | {"signs": list(map(_sign, jobs[one.name]))} for one, row in zip(page.schedules, shown_rows, strict=True)
+    ]
     return Page("schedules.html", "Schedules", {"schedules": rows, "next": page.next}, refresh_s=REFRESH_S)
 
 
@@ -110,14 +113,18 @@ def _row(record: ScheduleRecord) -> dict[str, object]:
 async def show_schedule(visit: Visit, query: ScheduleQuery) -> PageAnswer:
     """A schedule: its next times, its last jobs, what was left out, its policies in words."""
     view = await read_schedule_view(visit.services.database, query.name, events=EVENTS, jobs=LAST_OF_ONE)
+    [values] = await visit.masked(_values, [view])
+    values["once"] = None if visit.part else once()
+    return Page("schedule.html", f"Schedule {mask_text(view.record.name)}", values, refresh_s=REFRESH_S)
+
+
+def _values(view: ScheduleView) -> dict[str, object]:
     record = view.record
-    values = _row(record) | {
+    return _row(record) | {
         "planned": None if record.fault else _planned(record),
         "events": [schedule_words.event_line(shown.schedule_event(one)) for one in view.events],
         "jobs": view.jobs,
-        "once": None if visit.part else once(),
     }
-    return Page("schedule.html", f"Schedule {mask_text(record.name)}", values, refresh_s=REFRESH_S)
 
 
 def _planned(record: ScheduleRecord) -> dict[str, object]:

@@ -1,9 +1,10 @@
 """Who looks at a page, and may act on it: the sign-in, its cookie, and what other sites can't send (U17, U18).
 
 A sign-in posts an API token once. The cookie has the token's name and the time, signed with a key that is derived from
-the token's digest by scrypt: a stolen cookie is no cheap way to guess the token. There is no table and no new secret:
-a cookie holds on all replicas, and ends with its token or after `LASTS_S`. Only the pages read it; the API takes
-bearer tokens alone, so that no page of another site can use what the browser sends by itself.
+the token's digest by scrypt: a stolen cookie is no cheap way to guess the token. There is no new secret: a cookie holds
+on all replicas. It ends with its token, after `LASTS_S`, or by a sign-out, which a table records for all replicas. Only
+the pages read it; the API takes bearer tokens alone, so that no page of another site can use what the browser sends by
+itself.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ import trio
 from itsdangerous import BadSignature, TimestampSigner
 from werkzeug.datastructures import Headers
 
-from dataloader.web.auth import LOCAL_ACTOR, Role, Token, refuse_foreign_hosts, token_of
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.ended_sessions import end_session, has_ended
+from dataloader.web.auth import LOCAL_ACTOR, Role, Token, refuse_foreign_hosts
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.problems import ProblemError
 
 LASTS_S: Final = 12 * 3600
 """Seconds after which a sign-in ends."""
-TRIES: Final = 20
-"""Sign-ins that may fail at once, before each further one waits its time."""
-TRY_EACH_S: Final = 3.0
 _MOST_COOKIE: Final = 1_000
 _SALT: Final = b"dataloader: sessions of the pages"
 
@@ -55,44 +55,46 @@ class Sessions:
     """The sign-ins of one app. `own_key` signs what only this process needs to read again."""
 
     tokens: Sequence[Token]
+    database: Database
     own_key: bytes = attrs.field(factory=lambda: secrets.token_bytes(32), init=False, repr=False)
     _keys: dict[str, bytes] = attrs.field(factory=dict, init=False, repr=False)
     _one_at_a_time: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
-    _tries: float = attrs.field(default=TRIES, init=False)
-    _tried_at: float = attrs.field(default=0.0, init=False)
 
     async def visitor(self, cookie: str | None) -> Visitor | None:
-        """Who has this cookie; None: nobody whom we know, who has to sign in. Without tokens it is who is here."""
+        """Return who has this cookie; None: nobody whom we know, who has to sign in. Without tokens it is who is here.
+
+        Raises `StoreError` if the database does not say whether the sign-in has ended.
+        """
         if not self.tokens:
             return LOCAL
+        token = await self._token_of(cookie)
+        if cookie is None or token is None or await has_ended(self.database, _hash_of(cookie)):
+            return None
+        return Visitor(token.name, token.role)
+
+    async def sign_out(self, cookie: str | None) -> None:
+        """End the sign-in of a cookie, on all replicas. One that is no valid cookie ends nothing."""
+        if cookie is not None and await self._token_of(cookie) is not None:
+            await end_session(self.database, _hash_of(cookie), lasts_s=LASTS_S)
+
+    async def _token_of(self, cookie: str | None) -> Token | None:
+        """The token by which a cookie was made, None if there is no such token or the cookie is not ours."""
         if not cookie or len(cookie) > _MOST_COOKIE:
             return None
-        name = cookie.rsplit(".", 2)[0]
+        name = cookie.rsplit(".", 3)[0]
         token = next((one for one in self.tokens if one.name == name), None)
         if token is None:
             return None
         try:
-            (await self._signer(token)).unsign(cookie, max_age=LASTS_S)
+            signed = (await self._signer(token)).unsign(cookie, max_age=LASTS_S).decode()
         except BadSignature:
             return None
-        return Visitor(token.name, token.role)
+        return token if signed.rpartition(".")[0] == name else None
 
-    async def sign_in(self, secret: str) -> str | None:
-        """The cookie for who knows a token; None: the token is unknown. Raises `ProblemError` 429 after many tries."""
-        now = trio.current_time()
-        self._tries = min(TRIES, self._tries + (now - self._tried_at) / TRY_EACH_S)
-        self._tried_at = now
-        if self._tries < 1:
-            raise ProblemError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                "Too many sign-ins have failed; try again in some seconds.",
-                headers={"Retry-After": str(round(TRY_EACH_S))},
-            )
-        token = token_of(self.tokens, secret)
-        if token is None:
-            self._tries -= 1
-            return None
-        return (await self._signer(token)).sign(token.name).decode()
+    async def sign_in(self, token: Token) -> str:
+        """Return the cookie for a token."""
+        # Two sign-ins within a second have different cookies, so that each ends by itself.
+        return (await self._signer(token)).sign(f"{token.name}.{secrets.token_hex(8)}").decode()
 
     async def _signer(self, token: Token) -> TimestampSigner:
         """What signs for a token. Its key takes a twentieth of a second, once a process."""
@@ -103,6 +105,10 @@ class Sessions:
 
 def _key_of(token: Token) -> bytes:
     return hashlib.scrypt(token.digest, salt=_SALT, n=1 << 14, r=8, p=1)
+
+
+def _hash_of(cookie: str) -> bytes:
+    return hashlib.sha256(cookie.encode()).digest()
 
 
 def cookie_name(kind: str, headers: Headers) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from dataloader.web.client_address import FORWARDED
 from dataloader.web.pages.addresses import HOME, own_path
 from dataloader.web.pages.assets import CACHED, find_asset
 from dataloader.web.pages.page_routes import (
@@ -59,15 +60,16 @@ async def show_sign_in(visit: Visit, query: SignInQuery) -> PageAnswer:
 async def sign_in(visit: Visit, form: SignInForm) -> PageAnswer:
     """Take a token; its text is not kept."""
     to = own_path(form.to)
-    cookie = await visit.services.sessions.sign_in(form.token)
-    if cookie is None:
+    token = visit.services.token_check.find(form.token, visit.address, forwarded=FORWARDED in visit.headers)
+    if token is None:
         return Page("sign_in.html", "Sign in", {"to": to, "wrong": True}, status=HTTPStatus.UNPROCESSABLE_ENTITY)
-    return Redirect(to, cookies=[session_cookie(cookie)])
+    return Redirect(to, cookies=[session_cookie(await visit.services.sessions.sign_in(token))])
 
 
 @pages.act("/sign-out", role=None)
-async def sign_out(_visit: Visit) -> PageAnswer:
-    """End the sign-in of this browser."""
+async def sign_out(visit: Visit) -> PageAnswer:
+    """End the sign-in of this browser, also for copies of its cookie."""
+    await visit.services.sessions.sign_out(visit.session)
     return Redirect(SIGN_IN, cookies=[session_cookie("")])
 
 

@@ -78,7 +78,7 @@ def _row(state: TaskState) -> dict[str, object]:
         "supplier_shown": shown.text(supplier),
         "own": state,
         "task": shown.task(state),
-        "why": None if state.closed is None else limit_words.CLOSED[state.closed],
+        "why": limit_words.why_closed(state.closed, state.error),
         "limits": limit_words.limit_rows(limit_words.TASK_LIMITS, state.declared, state.override, state.limits),
     }
 

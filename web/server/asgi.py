@@ -21,6 +21,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.web.client_address import client_of
 from dataloader.web.server.bodies import Body
 from dataloader.web.server.connections import Client
 from dataloader.web.server.streamed import StreamedResponse
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-END_S: Final = 10.0
-"""How long the end of a response may take, whatever is cancelled."""
 PIECE: Final = 1 << 16
 
 
@@ -41,6 +40,8 @@ class Request(TrioRequest):
     request_id = ""
     client: Client
     """The connection on which it came."""
+    address: str
+    """The address of the client, which may have sent it through a proxy."""
     received: Body
     is_text = True
     """Whether its path and query are UTF-8 once unescaped."""
@@ -60,10 +61,11 @@ class QuartConnection:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_receive, request.received, receive, nursery.cancel_scope)
                 response = await self._app.handle_request(request)
+                end_s = self._app.services.http_limits.end_s
                 if isinstance(response, StreamedResponse):
-                    await _send_pieces(send, response, request)
+                    await _send_pieces(send, response, request, end_s)
                 else:
-                    await _send(send, response)
+                    await _send(send, response, end_s)
                 nursery.cancel_scope.cancel()
         finally:
             request.received.drop()
@@ -81,6 +83,8 @@ class QuartConnection:
         )
         client = cast("Any", scope)["state"]["client"]
         request.client = client
+        peer = scope["client"]
+        request.address = client_of(peer[0] if peer else "", headers, services.settings.trusted_proxies)
         request.received = Body(request.content_length, services.receiving, services.refusals, client.ask_for_body)
         request.body = cast("Any", request.received)
         request.is_text = _is_text(scope["raw_path"]) and _is_text(scope["query_string"])
@@ -100,7 +104,7 @@ async def _receive(body: Body, receive: ASGIReceiveCallable, request: trio.Cance
             return
 
 
-async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse) -> None:
+async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse, end_s: float) -> None:
     headers = encode_headers(response.headers)
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     data = memoryview(await cast("Response", response).get_data(as_text=False))
@@ -110,11 +114,11 @@ async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse) -
     # With the last message Hypercorn ends the stream and sends "disconnect", which cancels the request while this send
     # still runs. It must go on to close the connection, or to set the timer that closes an idle one.
     end: ASGISendEvent = {"type": "http.response.body", "body": bytes(data), "more_body": False}
-    with trio.move_on_after(END_S, shield=True):
+    with trio.move_on_after(end_s, shield=True):
         await send(end)
 
 
-async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, request: Request) -> None:
+async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, request: Request, end_s: float) -> None:
     """Send a response while it is made. One that does not come to its end has no last chunk."""
     async with aclosing(response.pieces) as pieces:
         headers = encode_headers(response.headers)
@@ -134,7 +138,7 @@ async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, reque
             log.warning("a streamed answer took too long", path=mask_text(request.path))
             request.client.give_way()
             return
-    with trio.move_on_after(END_S, shield=True):
+    with trio.move_on_after(end_s, shield=True):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -15,18 +15,11 @@ import attrs
 import trio
 
 from dataloader.web.problems import ProblemError, too_busy
+from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
 
-BODY_S: Final = 30.0
-"""The time in which a body must arrive."""
 NOT_COUNTED: Final = 16 << 10
 """The first bytes of each body, and of each answer, that are not counted."""
-YOUNG_S: Final = 1.0
-"""A body that has been arriving for less time does not give way to others."""
-BEFORE_ITS_ROUTE: Final = 128 << 10
-"""The limit of a body until the limit of its route is known."""
-MOST_RECEIVED: Final = 32 << 20
-MOST_SENT: Final = 32 << 20
 _CLOSE: Final = {"Connection": "close"}
 """The unread rest of the body would come before the next request."""
 
@@ -65,7 +58,8 @@ class Body:
         self._ask = ask
         self._long_bodies = long_bodies
         self._refusals = refusals
-        self._limit = BEFORE_ITS_ROUTE
+        self._limits = long_bodies.limits
+        self._limit = self._limits.body_before_route_bytes
         self._data = bytearray()
         self._taken = 0
         self._refused: ProblemError | None = None
@@ -104,13 +98,13 @@ class Body:
         self._limit = limit
         if max(self._announced or 0, len(self._data)) > limit:
             self._refuse_as_long()
-        with trio.move_on_after(BODY_S) as waiting:
+        with trio.move_on_after(self._limits.body_s) as waiting:
             if not self._ended.is_set():
                 await self._ask()
             await self._ended.wait()
         if waiting.cancelled_caught:
             self._refusals.count(Refusal.LATE_BODY)
-            detail = f"The body did not arrive within {BODY_S:g} s."
+            detail = f"The body did not arrive within {self._limits.body_s:g} s."
             self._refuse(ProblemError(HTTPStatus.REQUEST_TIMEOUT, detail, headers=_CLOSE))
         if self._refused is not None:
             raise self._refused
@@ -139,6 +133,7 @@ class Body:
 class LongBodies(Bound):
     """The bytes that long bodies hold. While they arrive, the oldest of them gives way to the others."""
 
+    limits: HttpLimits = attrs.field(default=STANDARD, kw_only=True)
     _coming: dict[Body, float] = attrs.field(factory=dict)
 
     def take_for(self, body: Body, number: int) -> bool:
@@ -147,7 +142,7 @@ class LongBodies(Bound):
             self._coming.setdefault(body, trio.current_time())
         while not self.take(number):
             oldest, began = next(iter(self._coming.items()))
-            if oldest is body or trio.current_time() < began + YOUNG_S:
+            if oldest is body or trio.current_time() < began + self.limits.young_body_s:
                 return False
             oldest.give_way()
         return True

@@ -22,14 +22,13 @@ from typing import Final, Protocol
 
 import trio
 
+from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
 
 FILES_FOR_CONNECTIONS: Final = 3, 4
 """The share of the process's files that connections may take."""
 AT_WORK: Final = 3, 4
 """The share of the connections whose requests may be worked on at a time."""
-YOUNG_S: Final = 0.1
-"""A connection that has been in its phase for less than this does not give way."""
 
 
 class Phase(enum.IntEnum):
@@ -55,9 +54,13 @@ class Client(Protocol):
         """Close the socket at once."""
 
 
-def most_connections(wanted: int) -> int:
-    """How many connections there may be: `wanted`, but no more than the process's files allow."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+def most_connections(wanted: int, files: int | None = None) -> int:
+    """Return how many connections there may be: `wanted`, or fewer if the process may open too few files.
+
+    `files` is the number that it may open; None: ask the system.
+    """
+    if files is None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     share, of = FILES_FOR_CONNECTIONS
     return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, files * share // of))
 
@@ -65,9 +68,10 @@ def most_connections(wanted: int) -> int:
 class Connections:
     """All connections of a server by phase; within a phase, those that have been in it for longest come first."""
 
-    def __init__(self, most: int, refusals: Refusals) -> None:
+    def __init__(self, most: int, refusals: Refusals, limits: HttpLimits = STANDARD) -> None:
         """`most` is how many there may be."""
         self.most = most
+        self._young_s = limits.young_connection_s
         self._refusals = refusals
         self._phases: dict[Client, Phase] = {}
         self._order: dict[Phase, dict[Client, float]] = {phase: {} for phase in Phase}
@@ -90,12 +94,13 @@ class Connections:
     async def room(self) -> None:
         """Return when another connection may be accepted: there is room, or one has given way.
 
-        A new connection has `YOUNG_S` to send its request; until one may give way, others wait in the kernel's queue.
+        A new connection has `young_connection_s` to send its request. Until one may give way, others wait in the
+        kernel's queue.
         """
         while len(self) >= self.most:
             if not self.make_room():
                 self._changed = trio.Event()
-                with trio.move_on_after(min(map(self._due_s, _GIVING_WAY))):
+                with trio.move_on_at(min(map(self._may_go_at, _GIVING_WAY))):
                     await self._changed.wait()
 
     def make_room(self) -> bool:
@@ -107,9 +112,9 @@ class Connections:
         return True
 
     def who_may_go(self, phase: Phase) -> Iterator[Client]:
-        """Those that have been in `phase` for at least `YOUNG_S`, the longest first."""
+        """Those that have been in `phase` for at least `young_connection_s`, the longest first."""
         now = trio.current_time()
-        return (client for client, since in self._order[phase].items() if since + YOUNG_S <= now)
+        return (client for client, since in self._order[phase].items() if since + self._young_s <= now)
 
     def end(self, client: Client, why: Refusal) -> None:
         """Close a connection, and count it as refused for the reason `why`."""
@@ -117,10 +122,9 @@ class Connections:
         client.give_way()
         self._refusals.count(why)
 
-    def _due_s(self, phase: Phase) -> float:
-        """The seconds until the oldest one of a phase may give way."""
-        since = next(iter(self._order[phase].values()), math.inf)
-        return since + YOUNG_S - trio.current_time()
+    def _may_go_at(self, phase: Phase) -> float:
+        """Return when the oldest connection of a phase may give way: a time of Trio's clock, perhaps a past one."""
+        return next(iter(self._order[phase].values()), math.inf) + self._young_s
 
     def enter(self, client: Client) -> None:
         """Add a new connection, for which `room` has made room."""

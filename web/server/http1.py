@@ -33,28 +33,17 @@ from dataloader.jobs.logger import get_logger
 from dataloader.web.problems import MEDIA_TYPE, Problem
 from dataloader.web.server.connections import Connections, Phase
 from dataloader.web.server.headers import HEADERS, NO_PAGE, REQUEST_ID
+from dataloader.web.server.limits import HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
 
 log = get_logger(__name__)
 
-HEADER_S: Final = 10.0
-"""The time in which a request's header must arrive, from the start of the connection or from its own first byte."""
-IDLE_S: Final = 75.0
-"""How long a connection is kept for the next request."""
-TAKEN_S: Final = 10.0
-"""The time in which a client must take each piece of an answer."""
-CLOSE_S: Final = 1.0
-"""The time in which a connection is closed: the client takes what was sent last, and stops sending."""
-HEADER_BYTES: Final = 16 << 10
-HEADER_FIELDS: Final = 100
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _RECEIVE: Final = 1 << 16
 _HEADER_ALONE: Final = {h11.CLIENT: h11.SEND_BODY, h11.SERVER: h11.SEND_RESPONSE}
 _DETAILS: Final = {
     HTTPStatus.BAD_REQUEST: "This is not a valid HTTP/1.1 request, or the end of its body is ambiguous.",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
-        f"The header of a request may have {HEADER_FIELDS} fields and {HEADER_BYTES:,} bytes."
-    ),
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The header of a request may have {fields} fields and {bytes:,} bytes.",
     HTTPStatus.NOT_IMPLEMENTED: "The `Transfer-Encoding` must be `chunked`.",
 }
 
@@ -68,10 +57,16 @@ class Server:
     context: WorkerContext
     connections: Connections
     refusals: Refusals
+    limits: HttpLimits
 
 
 class Parser(h11.Connection):
     """h11 with a limit for the header, and which ignores what follows a connection's last request."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        """The server's side."""
+        super().__init__(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
+        self._limits = limits
 
     def receive_data(self, data: bytes) -> None:
         """Take what has arrived."""
@@ -87,7 +82,7 @@ class Parser(h11.Connection):
             end = _BLANK_LINE.search(received)
             header = received[: end.end()] if end else received
             # Two more lines: the request line, and the blank one at the end.
-            if len(header) > HEADER_BYTES or header.count(b"\n") > HEADER_FIELDS + 2:
+            if len(header) > self._limits.header_bytes or header.count(b"\n") > self._limits.header_fields + 2:
                 raise h11.RemoteProtocolError("the header is too long", error_status_hint=431)
         return super().next_event()
 
@@ -95,9 +90,10 @@ class Parser(h11.Connection):
 class Http1(H11Protocol):
     """HTTP/1.1 without upgrades, that refuses requests whose body has an ambiguous end (request smuggling)."""
 
-    def __init__(self, *args: Any, refusals: Refusals, **more: Any) -> None:
+    def __init__(self, *args: Any, refusals: Refusals, limits: HttpLimits, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.connection: h11.Connection = Parser(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
+        self.connection: h11.Connection = Parser(limits)
+        self._limits = limits
         self._refusals = refusals
         self._waits_to_be_asked = False
         self._method = b""
@@ -145,7 +141,9 @@ class Http1(H11Protocol):
             type="about:blank",
             title=status.phrase,
             status=status,
-            detail=_DETAILS.get(status, status.description),
+            detail=_DETAILS.get(status, status.description).format(
+                fields=self._limits.header_fields, bytes=self._limits.header_bytes
+            ),
             request_id=request_id,
         )
         body = msgspec.json.encode(problem)
@@ -217,9 +215,10 @@ class Connection:
         self._server = server
         self._connections = server.connections
         self._refusals = server.refusals
+        self._limits = server.limits
         self._stream = stream
         self._sending = trio.Lock()
-        self._reading = trio.CancelScope(deadline=trio.current_time() + HEADER_S)
+        self._reading = trio.CancelScope(deadline=trio.current_time() + self._limits.header_s)
         self._header_began = True
         self._head = b""
         self._ending = False
@@ -227,15 +226,16 @@ class Connection:
     async def run(self) -> None:
         """Serve it to its end. It is in `connections` already."""
         try:
-            await self._serve()
+            try:
+                await self._serve()
+            finally:
+                self._connections.leave(self)
+                with trio.move_on_after(self._limits.close_s, shield=True):
+                    await self._stream.aclose()
         except* OSError:
             pass  # the client has gone
         except* Exception as group:  # noqa: BLE001 - an error of one connection must not end the others
             log.info("a connection was ended: what came was no HTTP", error=str(group.exceptions[0]))
-        finally:
-            self._connections.leave(self)
-            with trio.move_on_after(CLOSE_S, shield=True):
-                await self._stream.aclose()
 
     async def ask_for_body(self) -> None:
         """Ask the client for the body of its request, if it waits for that."""
@@ -261,6 +261,7 @@ class Connection:
                 server=here,
                 send=self._send,
                 refusals=self._refusals,
+                limits=self._limits,
             )
             with self._reading:
                 await self._read()
@@ -275,7 +276,7 @@ class Connection:
             phase = self._connections.phase_of(self)
             if phase is Phase.IDLE and not self._header_began:
                 self._header_began = True
-                self._reading.deadline = trio.current_time() + HEADER_S
+                self._reading.deadline = trio.current_time() + self._limits.header_s
             await self._protocol.handle(RawData(data))
         if self._connections.phase_of(self) is Phase.RECEIVING:
             self._refusals.count(Refusal.CUT_BODY)
@@ -306,7 +307,7 @@ class Connection:
             # The next header may have begun while this request was answered.
             self._header_began = event.idle and bool(self._protocol.connection.trailing_data[0])
             self._connections.move(self, Phase.IDLE if event.idle else Phase.RECEIVING)
-            wait_s = HEADER_S if self._header_began else IDLE_S
+            wait_s = self._limits.header_s if self._header_began else self._limits.idle_s
             self._reading.deadline = trio.current_time() + wait_s if event.idle else math.inf
 
     async def _send_data(self, data: bytes) -> None:
@@ -317,7 +318,7 @@ class Connection:
             if before is not None:
                 self._connections.move(self, Phase.SENDING)
             # Half an answer is of no use, so a cancellation waits for the send, which has a deadline.
-            with trio.move_on_after(TAKEN_S, shield=True) as sending:
+            with trio.move_on_after(self._limits.taken_s, shield=True) as sending:
                 try:
                     await self._stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -341,7 +342,7 @@ class Connection:
         """
         self._ending, self._header_began = True, False
         unread = self._protocol.connection.their_state is not h11.DONE
-        self._reading.deadline = trio.current_time() + (CLOSE_S if unread else 0)
+        self._reading.deadline = trio.current_time() + (self._limits.close_s if unread else 0)
         if self._connections.phase_of(self) is not None:
             self._connections.move(self, Phase.IDLE)
         async with self._sending:

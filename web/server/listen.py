@@ -5,7 +5,7 @@ duplicate of it, and serves the same queue of connections.
 
 The socket has `TCP_USER_TIMEOUT`, which accepted connections inherit: the kernel drops a connection whose client has
 taken no data for that long. When `shutdown` returns, new connections are refused, idle ones are closed, and open
-requests are cancelled after `GRACE_S` seconds.
+requests are cancelled after `grace_s` seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hypercorn.utils import repr_socket_addr
 from dataloader.jobs.logger import get_logger
 from dataloader.web.app import App
 from dataloader.web.server.http1 import Connection, Server
+from dataloader.web.server.limits import HttpLimits
 from dataloader.web.server.refusals import Refusal
 
 log = get_logger(__name__)
@@ -34,10 +35,6 @@ log = get_logger(__name__)
 BACKLOG: Final = 4096
 STALLED_AFTER_S: Final = 10.0
 """The kernel drops a connection whose client has taken no data for this long."""
-GRACE_S: Final = 3.0
-"""The time that open requests have to finish at the shutdown."""
-NO_FILE_S: Final = 0.1
-"""The pause after a connection for which the process, or the machine, had no file."""
 _NO_FILE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
@@ -70,13 +67,14 @@ async def serve_web(
     `started` gives the URLs. After an error `sock` is still open, so that this can be called again.
     """
     services = app.services
-    config, context = _config(), WorkerContext(None)
+    limits = services.http_limits
+    config, context = _config(limits), WorkerContext(None)
     wrapped = ASGIWrapper(app)
     lifespan = Lifespan(wrapped, config, ConnectionState({}))
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
     connections = services.connections
     _warn_of_few_files(connections.most, services.settings.max_connections)
-    server = Server(wrapped, config, context, connections, services.refusals)
+    server = Server(wrapped, config, context, connections, services.refusals, limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()
@@ -89,7 +87,7 @@ async def serve_web(
                 accepting.cancel_scope.cancel()
             await context.terminated.set()
             connections.close_idle()
-            serving.cancel_scope.deadline = trio.current_time() + GRACE_S
+            serving.cancel_scope.deadline = trio.current_time() + limits.grace_s
         await lifespan.wait_for_shutdown()
         nursery.cancel_scope.cancel()
 
@@ -106,7 +104,7 @@ async def _accept(listener: trio.SocketListener, server: Server, serving: trio.N
                 raise
             server.refusals.count(Refusal.NO_FILE)
             server.connections.make_room()
-            await trio.sleep(NO_FILE_S)
+            await trio.sleep(server.limits.no_file_s)
             continue
         connection = Connection(server, stream)
         server.connections.enter(connection)
@@ -123,9 +121,9 @@ def _warn_of_few_files(most: int, wanted: int) -> None:
         )
 
 
-def _config() -> Config:
+def _config(limits: HttpLimits) -> Config:
     config = Config()
-    config.shutdown_timeout = GRACE_S
+    config.shutdown_timeout = limits.grace_s
     config.keep_alive_max_requests = 100_000
     config.include_server_header = False
     config.accesslog = None

@@ -36,6 +36,7 @@ class Refusal(enum.StrEnum):
     ANSWERS = "too_many_bytes_sent"
     SLOW_READER = "slow_reader"
     WAITS = "too_many_waits"
+    WRONG_TOKENS = "too_many_wrong_tokens"
 
 
 class Refusals:

@@ -22,12 +22,13 @@ import attrs
 
 from dataloader.flows.etl.declare.for_processes import why_not
 from dataloader.flows.etl.declare.pipeline_config import LONGEST_S, Given, PipelineConfig, check_names
+from dataloader.flows.etl.declare.task_options import QUEUE, check_task_options
 from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
 from dataloader.flows.etl.sources.source import Record, Request, Source
 from dataloader.jobs.dask_address import ALLOWED, refusal_of
 from dataloader.jobs.limits import Budget
-from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import as_names
@@ -107,7 +108,8 @@ class Load:
     much CPU time. With `dask`, a scheduler's address, these are beside the workers of that Dask cluster; with True the
     address is DL_DASK. With `reads` it also takes a `Reader`, to look things up in the database (E2). `pipeline` has
     settings of `PipelineConfig` for this load. `budgets` limit the requests to its source in addition to the pause. A
-    run is stopped after `timeout_s` seconds.
+    run is stopped after `timeout_s` seconds. `queue` is that of its jobs. `schedule` has the fields of
+    `Tasks.schedule`, such as `{"cron": "30 3 * * *", "zone": "Europe/Berlin"}`; the schedule has the load's name.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
@@ -125,17 +127,25 @@ class Load:
     reads: bool = False
     timeout_s: float | None = None
     description: str = ""
+    queue: str = QUEUE
+    schedule: Mapping[str, Any] | None = None
 
     def __attrs_post_init__(self) -> None:
-        if not self.name or len(self.name) > MAX_NAME:
-            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
+        check_name("name", self.name, MAX_NAME)
+        check_task_options(self.queue, self.schedule)
         check_names(self.pipeline, f"load {self.name}: pipeline")
         # If only one end of the pause is declared, the other is known when the run begins.
         PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})
         if self.detail is not None and not self.target.key:
             raise ValueError(f"load {self.name}: target.key: is missing; a list whose details are asked for needs it")
-        if self.target.history is not None and self.windows is None and self.target.history.as_of is None:
-            raise ValueError(f"load {self.name}: windows: is missing; history needs an instant for each snapshot")
+        for target in (self.target, *(() if self.detail is None else (self.detail.target,))):
+            history = target.history
+            if history is not None and self.windows is None and history.as_of is None and not history.is_of_changes:
+                raise ValueError(
+                    f"load {self.name}: windows: is missing; history of table {target.table} needs an instant for each"
+                    " snapshot: give windows, or History(as_of=…), such as as_of=lambda snapshot: datetime.now(UTC) for"
+                    " what the source has now, or History(changed_at=…), if rows have the time of their change"
+                )
         if self.target.delete_missing is not None and self.windows is not None and self.windows.column is None:
             raise ValueError(
                 f"load {self.name}: windows.column: is missing; delete_missing needs it to find the rows of a window "

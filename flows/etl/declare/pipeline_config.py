@@ -25,9 +25,11 @@ class PipelineConfig:
     `workers` read and transform responses; at most `queue_size` responses wait for them. A batch is written when
     `batch_size` rows or more have gathered, or `batch_timeout` after its first one. Between the end of a response and
     the next request to the same source there is a random pause from `rate_min` to `rate_max`. A request is tried up
-    to `attempts` times, each for at most `request_timeout`. More than `max_failures` failures in a row, of requests,
-    records and batches, end the run. A run that comes to its end has failed if more than `max_failed_segments` of its
-    segments could not be loaded, or more than the share `max_failed_share` (0 to 1) of its records or details.
+    to `attempts` times, each for at most `request_timeout`. More than `max_failures` failures in a row end the run: of
+    requests, batches and segments, and of answers and batches without a good record, while more than
+    `max_failed_share` of the records have failed so far. A run that comes to its end has failed if more than
+    `max_failed_segments` of its segments could not be loaded, or more than the share `max_failed_share` (0 to 1) of its
+    records or details.
     `drain_timeout` is how long a cancelled run may still process and write the responses that it has.
 
     Raises `ValueError`, which names the setting, its value and what is allowed.

@@ -7,8 +7,9 @@ committed as a whole.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, Literal
 from zoneinfo import ZoneInfo
 
@@ -22,10 +23,31 @@ SEGMENTS: Final = ("hour", "day", "week", "month", "year")
 MOST_SEGMENTS: Final = 100_000
 
 
+def begin_of_day(day: date, zone: tzinfo) -> datetime:
+    """The first instant of a day in a zone: midnight, unless the clock is put forward over it.
+
+    Then it is the moment of the change: in Santiago and Cairo a day may begin at 01:00. A midnight that comes twice
+    begins the day when it comes first. If there is no such day, it is the beginning of the next one.
+    """
+    # In a gap the two readings of a wall clock time are swapped: the offset after it gives the earlier instant.
+    after, before = (datetime.combine(day, time(fold=fold), zone).astimezone(UTC) for fold in (1, 0))
+    if after >= before:
+        return before.astimezone(zone)
+    seconds = range(int((before - after).total_seconds()))
+    passed = bisect_left(seconds, day, key=lambda passed: (after + timedelta(seconds=passed)).astimezone(zone).date())
+    return (after + timedelta(seconds=passed)).astimezone(zone)
+
+
+def is_begin_of_day(moment: datetime) -> bool:
+    """Whether an instant, in its own zone, is the first of its day."""
+    assert moment.tzinfo is not None  # noqa: S101 - windows have a zone
+    return moment.astimezone(UTC) == begin_of_day(moment.date(), moment.tzinfo).astimezone(UTC)
+
+
 def instant(value: date | datetime, zone: ZoneInfo) -> datetime:
-    """A day or an instant as an instant: a day is its midnight; a value without a zone is in `zone`."""
+    """A day or an instant as an instant: a day is its first one; a value without a zone is in `zone`."""
     if not isinstance(value, datetime):
-        value = datetime.combine(value, time())
+        return begin_of_day(value, zone)
     return value.replace(tzinfo=zone) if value.tzinfo is None else value.astimezone(zone)
 
 
@@ -65,6 +87,10 @@ class Windows:
     def begin(self) -> datetime:
         """Where the very first run begins."""
         return instant(self.start, self._zone())
+
+    def ends_before(self, end: datetime, until: date | datetime) -> bool:
+        """Whether `until`, a day or an instant, is after `end`."""
+        return end.astimezone(UTC) < instant(until, self._zone()).astimezone(UTC)
 
     def plan(
         self,

@@ -20,6 +20,7 @@ from dataloader.flows.etl.fetch.request_sender import RequestSender
 from dataloader.flows.etl.plan.segment import Part, Segment
 from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState
 from dataloader.flows.etl.sources.source import Request, Response, SourceConnection, SourceError
+from dataloader.jobs.text import said_by
 
 MAX_REDIRECTS: Final = 5
 """Redirects of one request; each is sent in a request slot of its own."""
@@ -58,7 +59,7 @@ class Fetcher:
             else:
                 for request in (*segment.details, *self._requests_of(part, table.detail, ids)):
                     await self._walk(part, request)
-                    part.completed.asked(request.key)
+                    await self.shared.detail_asked(part, request)
             part.is_asked = True
             await self.shared.close_if_done(part)
             if not part.ends_segment:
@@ -78,7 +79,7 @@ class Fetcher:
             try:
                 request = detail.of(given)
             except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
-                told = f"its request can't be made: {type(error).__name__}: {error}"
+                told = f"its request can't be made: {said_by(error)}"
                 self.shared.progress.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
             else:
                 yield attrs.evolve(request, segment=segment) if segment else request

@@ -18,17 +18,18 @@ from typing import Final, Generic, TypeVar
 import attrs
 import trio
 
+from dataloader.flows.etl.declare.pipeline_limits import LIMITS
 from dataloader.flows.etl.run.load_progress import LoadProgress
+from dataloader.jobs.errors import StoreError
 from dataloader.jobs.limits import Budget
 from dataloader.store.connection.bridge import Database
-from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
+from dataloader.store.etl.suppliers import SlotAnswer, aio_return_slot, aio_take_slot
+from dataloader.store.limits.closed_supplier import ClosedSupplier
 
 T = TypeVar("T")
 
 LEASE_MARGIN_S: Final = 15.0
 """How much longer than its request's deadline a slot may be held: the time for the database's statements."""
-LINGER_S: Final = 2.0
-"""The seconds for the answer to a cancelled request, after which its connection is closed."""
 LOOK_S: Final = (0.1, 1.0)
 """The shortest and longest pause between looks at a slot that another run has: nobody knows when its request ends."""
 
@@ -96,7 +97,8 @@ class _Sent(Generic[T]):
 class RateLimiter:
     """The request slots of one run, whose fencing token is `holder`. Times in seconds.
 
-    `linger_s` tells how long the answer to a cancelled request may be waited for.
+    `linger_s` tells how long the answer to a cancelled request may be waited for. A run that was stopped has
+    `last_word_s` to return its slot.
     """
 
     database: Database
@@ -105,7 +107,8 @@ class RateLimiter:
     rate_min: float
     rate_max: float
     lease_s: float
-    linger_s: Callable[[], float] = lambda: LINGER_S
+    linger_s: Callable[[], float] = lambda: LIMITS.linger_s
+    last_word_s: float = 2.5
     budgets: tuple[Budget, ...] = ()
     draw: random.Random = attrs.field(factory=random.Random)
 
@@ -122,18 +125,21 @@ class RateLimiter:
         finally:
             pause_s = self.draw.uniform(self.rate_min, self.rate_max)
             waits_for = "pause" if slot.hint_s <= pause_s else "retry-after"
-            # Shielded, with the store's deadline: otherwise no run could send a request until the slot's lease ends.
-            await self.database.write(  # noqa: ASYNC102
-                aio_return_slot, source, self.holder, max(pause_s, slot.hint_s), waits_for
-            )
+            # Shielded, also in a run that was stopped: otherwise no request could be sent until the slot's lease ends.
+            until = max(trio.current_effective_deadline(), trio.current_time() + self.last_word_s)
+            with trio.CancelScope(deadline=until, shield=True):
+                await self.database.write(aio_return_slot, source, self.holder, max(pause_s, slot.hint_s), waits_for)
 
     async def _wait(self, source: str) -> float:
         """Wait for the slot; returns when it ends at the latest, by Trio's clock."""
-        look_s = LOOK_S[0]
+        look_s, closed = LOOK_S[0], ClosedSupplier(source)
         try:
             while True:
                 asked_at = trio.current_time()
-                answer = await self.database.write(aio_take_slot, source, self.holder, self.lease_s, self.budgets)
+                try:
+                    answer = await self.database.write(aio_take_slot, source, self.holder, self.lease_s, self.budgets)
+                except StoreError as error:
+                    answer = SlotAnswer(closed.wait_s(error), "error")
                 if answer.waits_for is None:
                     return asked_at + self.lease_s
                 wait_s = answer.wait_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import attrs
 import trio
@@ -18,14 +18,6 @@ from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.flows.etl.sources.source import Source, SourceError
 
 T = TypeVar("T")
-
-RETRY_S: Final = (1.0, 30.0)
-"""The first wait between two tries of a request, which doubles, and the longest."""
-
-
-def wait_s(tries: int) -> float:
-    """How many seconds to wait before the next try when `tries` have failed."""
-    return min(RETRY_S[0] * 2.0 ** (tries - 1), RETRY_S[1])
 
 
 @attrs.frozen(eq=False)
@@ -43,13 +35,18 @@ class RequestSender:
         tries = after
         while True:
             if tries:
-                await trio.sleep(wait_s(tries))
+                await trio.sleep(self._wait_s(tries))
             tries += 1
             try:
                 return await ask(tries)
             except SourceError as error:
                 if not self.shared.is_to_be_tried_again(error, tries):
                     raise
+
+    def _wait_s(self, tries: int) -> float:
+        """How many seconds to wait before the next try when `tries` have failed."""
+        first_s, longest_s = self.shared.limits.retry_s
+        return min(first_s * 2.0 ** (tries - 1), longest_s)
 
     async def send(self, slot: RequestSlot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
         """Send a request in its slot by `ask`, called with its timeout in seconds; return the answer.

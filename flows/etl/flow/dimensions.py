@@ -27,11 +27,12 @@ import attrs
 import trio
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
+from dataloader.flows.etl.declare.task_options import QUEUE, check_task_options
 from dataloader.flows.etl.parse.transform import brief
 from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.jobs.errors import DataloaderError, LeaseLost, StoreError, StoreUnavailable
-from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.store.etl.dimension_load import DimensionLoad, aio_load_dimension
 from dataloader.store.etl.history import History
 from dataloader.store.etl.run_journal import staging_name
@@ -66,7 +67,7 @@ class Dimension:
 class Dimensions:
     """Tables that are merged together, `parallel` at a time, or as many as the setting DL_DWD__PARALLEL_WORKERS says.
 
-    Each takes a connection of the transactions' pool.
+    Each takes a connection of the transactions' pool. `queue` and `schedule` are those of a `Load`.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
@@ -75,10 +76,12 @@ class Dimensions:
     tables: tuple[Dimension, ...]
     parallel: int | None = None
     description: str = ""
+    queue: str = QUEUE
+    schedule: Mapping[str, Any] | None = None
 
     def __attrs_post_init__(self) -> None:
-        if not self.name or len(self.name) > MAX_NAME:
-            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
+        check_name("name", self.name, MAX_NAME)
+        check_task_options(self.queue, self.schedule)
         if self.parallel is not None and (type(self.parallel) is not int or not 1 <= self.parallel <= 100):
             raise ValueError(f"parallel: must be an integer from 1 to 100, not {self.parallel!r}")
         names = [dimension.table for dimension in self.tables]
@@ -134,6 +137,7 @@ class _Merging:
         """Merge one table when a place is free. A failure is noted, and does not stop the others."""
         run, log = self.run, LoadLog.of(self.run.job, self.dimensions.name)
         load = DimensionLoad(
+            name=self.dimensions.name,
             table=dimension.table,
             query=dimension.query,
             key=dimension.key,

@@ -18,17 +18,20 @@ import attrs
 
 from dataloader.flows.etl.declare.load import Load
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
+from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
+from dataloader.flows.etl.declare.task_options import QUEUE, check_task_options
 from dataloader.flows.etl.flow.dimensions import Dimensions, TablesFailed, run_dimensions
 from dataloader.flows.etl.plan.planner import LoadArgs, read_args
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
-from dataloader.flows.etl.run.etl_run import EtlRun, TaskEnd
+from dataloader.flows.etl.run.etl_run import EtlRun, TaskEnd, wait_for
 from dataloader.flows.etl.run.etl_task import add_etl_task, declared_by, names_of
 from dataloader.flows.etl.run.load_run import run_one
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
-from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.outcomes import Canceled, GiveUp
 from dataloader.jobs.tasks import Task, Tasks
+from dataloader.store.etl.load_holders import LoadIsHeld
 from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
 
 
@@ -36,16 +39,20 @@ from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
 class Flow:
     """A run of several tasks: `layers` are their names with their loads and dimensions, in order.
 
+    `queue` and `schedule` are those of a `Load`. The schedules of its loads are not those of the flow.
+
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
 
     name: str
     layers: Mapping[str, Sequence[Load | Dimensions]]
     description: str = ""
+    queue: str = QUEUE
+    schedule: Mapping[str, Any] | None = None
 
     def __attrs_post_init__(self) -> None:
-        if not self.name or len(self.name) > MAX_NAME:
-            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
+        check_name("name", self.name, MAX_NAME)
+        check_task_options(self.queue, self.schedule)
         names = [task.name for _, task in self.tasks]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"layers: must be one or more tasks, each name once, not {', '.join(names) or 'none'}")
@@ -57,16 +64,23 @@ class Flow:
 
 
 def add_flows(tasks: Tasks, *flows: Flow) -> None:
-    """Register each flow as a task of its name. Raises `ValueError` for a name that is taken."""
+    """Register each flow as a task of its name, with its schedule. Raises `ValueError` for a name that is taken."""
     for flow in flows:
-        add_etl_task(tasks, run_flow, flow, f"Run {', '.join(flow.layers)}.")
+        add_etl_task(tasks, run_flow, flow, f"Run {', '.join(flow.layers)}.", kind="flow", read_args=_read_args)
 
 
 def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
     """Register each set of dimensions as a task of its name. Raises `ValueError` for a name that is taken."""
     for dimensions in sets:
-        flow = Flow(name=dimensions.name, layers={"": [dimensions]}, description=dimensions.description)
-        add_etl_task(tasks, run_flow, flow, f"Merge {', '.join(d.table for d in dimensions.tables)}.")
+        flow = Flow(
+            name=dimensions.name,
+            layers={"": [dimensions]},
+            description=dimensions.description,
+            queue=dimensions.queue,
+            schedule=dimensions.schedule,
+        )
+        text = f"Merge {', '.join(d.table for d in dimensions.tables)}."
+        add_etl_task(tasks, run_flow, flow, text, kind="flow", read_args=_read_args)
 
 
 def loads_of(tasks: Mapping[str, Task]) -> set[str]:
@@ -78,10 +92,15 @@ def loads_of(tasks: Mapping[str, Task]) -> set[str]:
     return loads
 
 
-async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None) -> object:
-    """Run a flow as a job: the handler of its task. Its args are those of a load, for all its loads, and `as_of`."""
+async def run_flow(
+    flow: Flow, job: Job, cancel: CancellationToken | None = None, *, limits: PipelineLimits = LIMITS
+) -> object:
+    """Run a flow as a job: the handler of its task. Its args are those of a load, for all its loads, and `as_of`.
+
+    `limits` are for tests, as those of `run_load`.
+    """
     try:
-        as_of, asked = _read_args(job.args)
+        as_of, asked = _read_args(job.args, limits)
         settings = job.resource(PipelineSettings)
         configs = {
             task.name: settings.config(task.name, task.pipeline, asked.pipeline)
@@ -90,11 +109,14 @@ async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None
         }
     except ValueError as error:
         return GiveUp(str(error))
-    run = EtlRun(job=job, name=flow.name, cancel=cancel or CancellationToken())
+    run = EtlRun(job=job, name=flow.name, cancel=cancel or CancellationToken(), limits=limits)
     state = await run.begin("flow", [(layer, task.name) for layer, task in flow.tasks])
     day = as_of or state.started_at.astimezone(UTC).date()
-    async with run.noted():
-        reasons = await _Layers(run, configs, asked, state, day).run(flow)
+    try:
+        async with run.noted():
+            reasons = await _Layers(run, configs, asked, state, day).run(flow)
+    except LoadIsHeld as held:
+        return wait_for(held, limits)
     if run.cancel.is_cancelled:
         return Canceled("the run's cancellation token was cancelled")
     return GiveUp("; ".join(reasons)) if reasons else run.summary()
@@ -139,11 +161,11 @@ class _Layers:
         return []
 
 
-def _read_args(args: Mapping[str, Any]) -> tuple[date | None, LoadArgs]:
+def _read_args(args: Mapping[str, Any], limits: PipelineLimits = LIMITS) -> tuple[date | None, LoadArgs]:
     rest = dict(args)
     text = rest.pop("as_of", None)
     try:
         as_of = None if text is None else date.fromisoformat(text)
     except (TypeError, ValueError):
-        raise ValueError(f"args.as_of: must be a day, such as 2026-01-31, not {text!r}") from None
-    return as_of, read_args(rest)
+        raise BadRequest("args.as_of", f"must be a day, such as 2026-01-31, not {text!r:.200}") from None
+    return as_of, read_args(rest, limits)

@@ -26,11 +26,13 @@ class Content:
     """What a body holds. `document` is the whole of it as plain values, where a walk over pages finds its way in it.
 
     Behind the `records` come those of `rest`, which are read as one goes, and may raise `SourceError`: all of a large
-    file's would take twenty times its length. What is broken among them is known then.
+    file's would take twenty times its length. What is broken among them is known then. `unsure` counts broken
+    parts that are records or pieces of one.
     """
 
     records: list[Record] = attrs.field(factory=list, repr=False)
     broken: list[Broken] = attrs.field(factory=list)
+    unsure: int = 0
     document: Any = attrs.field(default=None, repr=False)
     rest: Iterator[Record] = attrs.field(factory=lambda: iter(()), repr=False)
 

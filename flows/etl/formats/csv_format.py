@@ -5,24 +5,27 @@ Nothing is guessed, and a row that does not fit is named as broken while the res
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
 import attrs
 
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.formats.content import Content, refuse_html
-from dataloader.flows.etl.sources.source import Record, SourceError
+from dataloader.flows.etl.sources.source import SAMPLE, Record, SourceError
 
 MOST_BLANK: Final = 100
 """The most lines at the beginning of a CSV file that are searched for one that is not blank."""
 # Bytes that can't be decoded come as half surrogates (PEP 383), which no decoded text has.
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
+_MARK: Final = "\ufeff"
+"""The byte order mark, decoded."""
 
 
 @attrs.frozen
@@ -36,8 +39,10 @@ class Csv:
             without a name must be empty, and is left out.
         quote: one character around cells that have delimiters or line breaks.
 
-    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded. Blank lines are
-    ignored. A quote that is never closed breaks up to 131,072 characters after it; then reading goes on.
+    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded; a header line that
+    can't be decoded is an error, since all values of its columns would be lost. Blank lines are ignored. A quote that
+    is never closed breaks up to 131,072 characters after it; then reading goes on. Each line among them counts as a
+    broken record, since it may have been one.
     """
 
     delimiter: str = attrs.field(default=",", validator=option_checks.one_character)
@@ -68,18 +73,19 @@ class Csv:
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records of all rows.
 
-        Raises `SourceError` if there is no header line, or it names a column twice; also for a page of HTML.
+        Raises `SourceError` if there is no header line, it can't be decoded, or it names a column twice; also for a
+        page of HTML, and for the byte order mark of another encoding.
         """
         encoding = self.encoding or charset or "utf-8"
         if encoding.lower().replace("_", "-") in {"utf-8", "utf8"}:
             encoding = "utf-8-sig"
         lines = _Lines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
         with _decoding(encoding):
-            lines.check_first()
+            lines.check_first(encoding)
         rows = csv.reader(iter(lines), delimiter=self.delimiter, quotechar=self.quote, strict=True)
         content = Content()
         with _decoding(encoding):
-            columns = _header(rows) if self.columns is None else self.columns
+            columns = _header(rows, lines, encoding) if self.columns is None else self.columns
         content.rest = self._records(content, columns, rows, lines, encoding)
         return content
 
@@ -93,23 +99,28 @@ class Csv:
         lines.is_undecoded = False
         nameless = [place for place, name in enumerate(columns) if not name]
         width = len(columns)
+        of_row = lines.of_row
         while True:
             first = rows.line_num + 1
+            of_row.clear()
             try:
                 row = next(rows)
             except StopIteration:
                 break
             except csv.Error as error:
-                content.add_broken(f"line {first}", str(error), _printable(lines.last))
+                _add_broken_lines(content, first, str(error), of_row)
                 lines.is_undecoded = False
                 continue
             if lines.is_undecoded:
-                text = _printable(self.delimiter.join(row))
-                content.add_broken(f"line {first}", "bytes that are not text in the file's encoding", text)
+                undecoded = "bytes that are not text in the file's encoding"
+                if len(row) == width:
+                    content.add_broken(f"line {first}", undecoded, _printable(self.delimiter.join(row)))
+                else:
+                    _add_broken_lines(content, first, undecoded, of_row)
                 lines.is_undecoded = False
             elif len(row) != width:
                 if row:
-                    content.add_broken(f"line {first}", f"{len(row)} cells, not {width}", self.delimiter.join(row))
+                    _add_broken_lines(content, first, f"{len(row)} cells, not {width}", of_row)
             elif nameless and any(row[place] for place in nameless):
                 content.add_broken(f"line {first}", "a cell in a column without a name", self.delimiter.join(row))
             elif nameless:
@@ -128,40 +139,71 @@ def _decoding(encoding: str) -> Iterator[None]:
 
 
 class _Lines:
-    """The lines of a text; remembers the last one, and whether one since the flag was last cleared is undecoded."""
+    """The lines of a text; keeps those of a row, until it is cleared, and whether one of them is undecoded."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
-        self.last = ""
+        self.of_row: list[str] = []
         self.is_undecoded = False
         self._text = text
         self._first: list[str] = []
 
-    def check_first(self) -> None:
-        """Raise `SourceError` if the first line that is not blank, of the first hundred, is that of a page of HTML."""
+    def check_first(self, encoding: str) -> None:
+        """Check the first line that is not blank, of the first hundred, and remove a byte order mark.
+
+        Raises `SourceError` if the line is that of a page of HTML, or begins with the mark of UTF-8 in another
+        encoding.
+        """
         for line in itertools.islice(self._text, MOST_BLANK):
             self._first.append(line)
             if line.strip():
                 break
         refuse_html("".join(self._first))
+        if not self._first:
+            return
+        other = ""
+        with suppress(UnicodeError):  # most multi-byte encodings have no such text
+            other = codecs.BOM_UTF8.decode(encoding)
+        if other and self._first[0].startswith(other):
+            raise SourceError(
+                f"the text begins with the byte order mark of UTF-8, but its encoding is given as {encoding}",
+                is_retryable=False,
+            )
+        self._first[0] = self._first[0].removeprefix(_MARK)
 
     def __iter__(self) -> Iterator[str]:
         for line in itertools.chain(self._first, self._text):
-            self.last = line
+            self.of_row.append(line)
             if not line.isascii() and _UNDECODED.search(line):
                 self.is_undecoded = True
             yield line
 
 
-def _header(rows: Iterator[list[str]]) -> list[str]:
+def _header(rows: Iterator[list[str]], lines: _Lines, encoding: str) -> list[str]:
+    """The names of the columns. What makes a row broken makes the header line an error: no row is right without it."""
     try:
         columns = next(rows, None)
     except csv.Error as error:
         raise SourceError(f"the header line can't be read: {error}", is_retryable=True) from error
     if not columns or not any(columns):
         raise SourceError("there is no header line, and no columns are declared", is_retryable=True)
+    told = _printable(", ".join(columns))[:SAMPLE]
+    if lines.is_undecoded:
+        name = encoding.removesuffix("-sig")
+        raise SourceError(f"the header line is not {name}: {told}; set Csv(encoding=…)", is_retryable=True)
+    if any("\0" in name for name in columns):
+        raise SourceError(f"the header line has NUL characters: {told!r}; is it {encoding}?", is_retryable=True)
     if repeated := _repeated(columns):
         raise SourceError(f"the header line names {repeated!r} more than once", is_retryable=False)
     return columns
+
+
+def _add_broken_lines(content: Content, first: int, error: str, of_row: Sequence[str]) -> None:
+    """Add each line of a broken row, except blank ones: a wrong quote joins the lines after it to its row."""
+    content.add_broken(f"line {first}", error, _printable(of_row[0].rstrip("\r\n")))
+    for number, line in enumerate(of_row[1:], first + 1):
+        if text := line.strip():
+            content.add_broken(f"line {number}", f"part of the broken row of line {first}: {error}", _printable(text))
+            content.unsure += 1
 
 
 def _repeated(names: Sequence[str]) -> str | None:

@@ -76,6 +76,8 @@ class Zip:
 class Compressed:
     """A body compressed by gzip or xz, told apart by its first bytes.
 
+    Many servers label a compressed file as compressed for the transport, so that it comes unpacked; that is read, too.
+
     Args:
         inner: the format of what is in it.
         max_bytes: how much it may unpack to.
@@ -93,6 +95,10 @@ class Compressed:
     def has_end(self) -> bool:
         """True: a body that was cut off can't be unpacked."""
         return True
+
+    def for_unpacked(self, body: bytes) -> Format:
+        """The format of a body that was unpacked on its way: the inner one, unless it is still compressed."""
+        return self.inner if decompressor(body[: len(XZ)]) is None else self
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records of what is in it. Raises `SourceError` for what is neither, or damaged."""
@@ -140,6 +146,7 @@ def words(error: Exception) -> str:
 def _join(whole: Content, part: Content, name: str) -> None:
     """Add what a member holds; `name` is said with what is broken, where there are several."""
     whole.records += part.records
+    whole.unsure += part.unsure
     for broken in part.broken:
         whole.add_broken(f"{name} {broken.key}".lstrip(), broken.error, broken.sample)
     whole.document = part.document

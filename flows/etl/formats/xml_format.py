@@ -1,9 +1,11 @@
 """XML documents: each element of a name becomes one flat record.
 
-Read by the standard library's expat, piece by piece. What makes XML dangerous is refused: a document that declares
-entities (they can expand without bound, or name files), refers to some outside of it, or nests deeper than 100
-elements. Rejected: defusedxml, which makes the same refusals around ElementTree, but has had no release in years, and
-still builds a tree that we would take apart again.
+Read by the standard library's expat, piece by piece. What makes XML dangerous is refused: a document with declarations
+of its own (an internal DTD subset: entities can expand without bound or name files, and attributes can have defaults
+for each element), one that refers to entities outside of it, or nests deeper than 100 elements. A few bytes can make
+much of a record, by dotted names and inherited attributes: so names have a limit, a record has one, and all records
+together have one that grows with the document. Rejected: defusedxml, which makes the same refusals around ElementTree,
+but has had no release in years, and still builds a tree that we would take apart again.
 """
 
 from __future__ import annotations
@@ -21,6 +23,14 @@ from dataloader.flows.etl.formats.content import Content
 from dataloader.flows.etl.sources.source import SourceError
 
 MAX_DEPTH: Final = 100
+_NIL: Final = "http://www.w3.org/2001/XMLSchema-instance}nil"
+MAX_NAME: Final = 1_000
+"""Characters of a field's dotted name, of an element's or attribute's own name, and of a namespace."""
+MAX_RECORD: Final = 64 << 20
+"""Characters of the names and values of one record."""
+MAX_GROWTH: Final = 20
+"""The records may have so many times the characters of the document, and `_FREE` in any case."""
+_FREE: Final = 1 << 20
 _PIECE: Final = 64 * 1024
 _DECLARED: Final = re.compile(rb"""^\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._:-]{1,40})["']""")
 _BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -43,7 +53,12 @@ class Xml:
 
     A record has the item's attributes, and the texts of the elements in it, by name; what is deeper has a dotted name
     (`owner.name`, also for an attribute `name` of an element `owner`). What comes several times is a list. The item's
-    own text, if it has one, is `text`. Values are texts without the white space around them. Namespaces are dropped.
+    own text, if it has one, is `text`. Values are texts without the white space around them; an empty element
+    with `xsi:nil` is None. Namespaces are dropped.
+
+    A document with declarations of its own (`<!DOCTYPE x [...]>`) is refused, and so are names of more than 1,000
+    characters, records of more than 64 Mi characters, and records that have, together, more than a Mi characters and 20
+    times those of the document.
 
     Args:
         item: the items' name, such as `Valute`, or the end of their path, such as `Cube/Cube`. An item within an item
@@ -80,12 +95,16 @@ class Xml:
         parser.StartElementHandler = collector.start
         parser.EndElementHandler = collector.end
         parser.CharacterDataHandler = collector.text
+        parser.StartDoctypeDeclHandler = _refuse_internal_subset
+        parser.StartNamespaceDeclHandler = _check_namespace
         parser.EntityDeclHandler = _refuse_entity
         parser.ExternalEntityRefHandler = _refuse_entity
         parser.SkippedEntityHandler = _refuse_entity
         try:
             while piece:
-                parser.Parse(decoder.decode(piece).encode(), False)  # noqa: FBT003 - expat takes it by place only
+                text = decoder.decode(piece)
+                collector.left += MAX_GROWTH * len(text)
+                parser.Parse(text.encode(), False)  # noqa: FBT003 - expat takes it by place only
                 piece = stream.read(_PIECE)
             parser.Parse(decoder.decode(b"", final=True).encode(), True)  # noqa: FBT003 - as above
         except expat.ExpatError as error:
@@ -103,15 +122,19 @@ class _Collector:
     def __init__(self, wanted: tuple[str, ...], inherit: tuple[str, ...]) -> None:
         self.content = Content()
         self.root = ""
+        self.left = _FREE
+        """The characters that the records may still have; it grows with what has been read."""
         self._wanted = wanted
         self._inherit = inherit
         self._path: list[str] = []
         self._around: list[dict[str, str]] = []
         self._item: dict[str, Any] | None = None
         self._item_depth = 0
+        self._item_left = 0
         # One of each for every element that is open, from the item inwards.
         self._texts: list[list[str]] = []
         self._is_leaf: list[bool] = []
+        self._is_nil: list[bool] = []
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         self._path.append(_local(name))
@@ -120,19 +143,19 @@ class _Collector:
             raise SourceError(f"elements are nested deeper than the {MAX_DEPTH} allowed", is_retryable=False)
         if self._item is not None:
             self._is_leaf[-1] = False
-            self._texts.append([])
-            self._is_leaf.append(True)
-            for attribute, value in attributes.items():
-                self._put((*self._path[self._item_depth :], _local(attribute)), value)
         elif tuple(self._path[-len(self._wanted) :]) == self._wanted:
-            self._item = {name: self._inherited(name) for name in self._inherit}
+            self._item, self._item_left = {}, MAX_RECORD
             self._item_depth = len(self._path)
-            self._texts.append([])
-            self._is_leaf.append(True)
-            for attribute, value in attributes.items():
-                self._put((_local(attribute),), value)
+            for inherited in self._inherit:
+                self._item[inherited] = self._counted(inherited, self._inherited(inherited))
         else:
             self._around.append({_local(attribute): value for attribute, value in attributes.items()})
+            return
+        self._texts.append([])
+        self._is_leaf.append(True)
+        self._is_nil.append(attributes.get(_NIL, "").strip() in {"true", "1"})
+        for attribute, value in attributes.items():
+            self._put((*self._path[self._item_depth :], _local(attribute)), value)
 
     def text(self, data: str) -> None:
         if self._item is not None:
@@ -143,9 +166,10 @@ class _Collector:
             self._around.pop()
         else:
             text, is_leaf = "".join(self._texts.pop()).strip(), self._is_leaf.pop()
+            is_nil = self._is_nil.pop()
             if len(self._path) > self._item_depth:
                 if text or is_leaf:
-                    self._put(tuple(self._path[self._item_depth :]), text)
+                    self._put(tuple(self._path[self._item_depth :]), None if is_nil and not text else text)
             else:
                 if text:
                     self._put(("text",), text)
@@ -153,10 +177,11 @@ class _Collector:
                 self._item = None
         self._path.pop()
 
-    def _put(self, path: tuple[str, ...], value: str) -> None:
+    def _put(self, path: tuple[str, ...], value: str | None) -> None:
         item = self._item
         assert item is not None  # noqa: S101 - for mypy: only called within an item
         name = ".".join(path)
+        value = self._counted(name, value)
         if name not in item:
             item[name] = value
         elif isinstance(item[name], list):
@@ -164,11 +189,43 @@ class _Collector:
         else:
             item[name] = [item[name], value]
 
+    def _counted(self, name: str, value: str | None) -> str | None:
+        """The value of a field, when it and its name are within the limits."""
+        _check_name(name)
+        size = len(name) + len(value or "")
+        self._item_left -= size
+        self.left -= size
+        if self._item_left < 0:
+            raise SourceError(f"a record has more than the {MAX_RECORD:,} characters allowed", is_retryable=False)
+        if self.left < 0:
+            raise SourceError(
+                f"the records have more than {MAX_GROWTH} times the characters of the document, which is not allowed",
+                is_retryable=False,
+            )
+        return value
+
     def _inherited(self, name: str) -> str:
         for attributes in reversed(self._around):
             if name in attributes:
                 return attributes[name]
         raise SourceError(f"inherit: no element around {self._path[-1]} has an attribute {name}", is_retryable=False)
+
+
+def _check_name(name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise SourceError(
+            f"a name has more than the {MAX_NAME:,} characters allowed: {name[:60]!r}…", is_retryable=False
+        )
+
+
+def _check_namespace(_prefix: str | None, uri: str | None) -> None:
+    """Refuse a long one: the parser repeats it with the name of each element."""
+    _check_name(uri or "")
+
+
+def _refuse_internal_subset(_name: str, _system: str | None, _public: str | None, has_subset: int) -> None:
+    if has_subset:
+        raise SourceError("the document has declarations of its own, which is not allowed", is_retryable=False)
 
 
 def _refuse_entity(*_declaration: Any) -> NoReturn:

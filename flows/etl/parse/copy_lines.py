@@ -21,6 +21,7 @@ import attrs
 import msgspec
 
 from dataloader.jobs.errors import Unstorable
+from dataloader.jobs.text import text_of
 from dataloader.store.etl.target_table import as_names
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -106,7 +107,7 @@ class LineEncoder:
         except UnicodeEncodeError as error:
             raise Unstorable(f"column {name}: half of a surrogate pair is no text") from error
         except Exception as error:
-            raise Unstorable(f"column {name}: {error}") from error
+            raise Unstorable(f"column {name}: {text_of(error)}") from error
         if "\0" in text:
             raise Unstorable(f"column {name}: a NUL character is no text for PostgreSQL")
         return text

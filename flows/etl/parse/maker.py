@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from dataloader.flows.etl.parse.transform import Processed
 from dataloader.flows.etl.run.pipeline_state import Fetched
 from dataloader.flows.etl.sources.source import Page, Response, Source, SourceError
+from dataloader.jobs.text import said_by
 
 
 class Maker(Protocol):
@@ -27,4 +28,4 @@ def read_page(source: Source, response: Response) -> Page:
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"the answer can't be read: {type(error).__name__}: {error}", is_retryable=False) from error
+        raise SourceError(f"the answer can't be read: {said_by(error)}", is_retryable=False) from error

@@ -13,6 +13,7 @@ import msgspec
 
 from dataloader.flows.etl.parse.transform import Processed, RefusedRecord
 from dataloader.flows.etl.sources.source import Broken, Page, Request, SourceError
+from dataloader.jobs.text import storable_text
 from dataloader.store.etl.staging import Lines
 
 
@@ -49,7 +50,8 @@ class Made(msgspec.Struct, tag="made"):
         return cls(
             records=made.records,
             lines=[(lines.columns, lines.number, len(lines.text)) for lines in made.lines],
-            dropped=made.dropped,
+            # Names of fields go to a log line alone. JSON has no lone surrogates.
+            dropped=frozenset(storable_text(str(name)) for name in made.dropped),
             left_out=made.left_out,
             refused=made.refused,
             more_refused=made.more_refused,
@@ -91,7 +93,7 @@ class Unread(msgspec.Struct, tag="unread"):
     @classmethod
     def of(cls, error: SourceError) -> Unread:
         """What crosses of it."""
-        return cls(str(error), error.is_retryable, error.retry_after_s, error.status, error.ends_walk)
+        return cls(storable_text(str(error)), error.is_retryable, error.retry_after_s, error.status, error.ends_walk)
 
     def error(self) -> SourceError:
         """The error again."""

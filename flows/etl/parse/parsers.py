@@ -85,8 +85,6 @@ class Parsers:
             fetched.error = error
         fetched.is_read.set()
         if fetched.page is not None:
-            # Before its records: their failures are a row that a request which was answered earlier does not end.
-            self.shared.progress.worked()
             try:
                 made = await maker.make(fetched, fetched.page, metadata)
             except SourceError as error:

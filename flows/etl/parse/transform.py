@@ -21,9 +21,10 @@ from dataloader.flows.etl.declare.load import Made, Row
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.flows.etl.parse.database_reader import Reader
 from dataloader.flows.etl.sources.source import Page, Record
+from dataloader.jobs.error_groups import first_error, is_outage
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.jobs.text import storable_text
+from dataloader.jobs.text import said_by, storable_json, storable_text, text_of
 from dataloader.store.etl.merge import CONTENT_HASH
 from dataloader.store.etl.staging import SEQUENCE, Lines
 
@@ -43,6 +44,8 @@ PIECE: Final = 10_000
 class Recipe:
     """How records become rows of one table: `encoder` has the columns that may be written, in order.
 
+    `changed_at` is the column with the time of a row, if there must be one.
+
     `takes_id`: the transform is a detail's, and gets what was asked for as well; it gets a `Reader` if it `reads`.
     """
 
@@ -52,6 +55,7 @@ class Recipe:
     hash_without: frozenset[str]
     takes_id: bool = False
     reads: bool = False
+    changed_at: str | None = None
     identify: Callable[[Record], str | int | None] | None = None
 
 
@@ -117,9 +121,9 @@ def process(
                 found = _ids_of(recipe.identify(record))
                 ids += found
                 without_id += not found
-        except StoreUnavailable:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a transform raises is this record's failure
+        except Exception as error:
+            if is_outage(error):  # also one that the transform has wrapped: it is no record's failure
+                raise StoreUnavailable(str(first_error(error))) from error
             if len(refused) < MAX_REFUSED:
                 refused.append(_refusal(recipe, index, record, error))
             else:
@@ -142,6 +146,8 @@ def process(
 
 
 def _ids_of(detail: str | int | None) -> list[str | int]:
+    if isinstance(detail, str):
+        detail.encode()  # raises an error for a lone surrogate, which no request can have
     if detail is None or isinstance(detail, (str, int)):
         return [] if detail is None else [detail]
     raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
@@ -201,6 +207,9 @@ class _Table:
         for name in self._recipe.key:
             if row.get(name) is None:
                 raise ValueError(f"column {name} of the key has no value")
+        changed_at = self._recipe.changed_at
+        if changed_at is not None and row.get(changed_at) is None:
+            raise ValueError(f"column {changed_at}, the time of the row's change, has no value")
         self._place += 1
         cells = {**self._metadata, **row, SEQUENCE: self._place}
         if shape.payload is not None:
@@ -269,16 +278,13 @@ def _number(value: Decimal) -> int | Decimal | str:
 
 def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> RefusedRecord:
     values: Sequence[object] = [record[name] for name in recipe.key if name in record] or list(record.values())[:3]
-    key = ", ".join(map(str, values))
-    return RefusedRecord(index, brief(key, MAX_KEY), brief(f"{type(error).__name__}: {error}"), sample_of(record))
+    key = ", ".join(map(text_of, values))
+    return RefusedRecord(index, brief(key, MAX_KEY), brief(said_by(error)), sample_of(record))
 
 
 def sample_of(value: object) -> str:
     """The beginning of a value as JSON, masked, for people."""
-    try:
-        return brief(msgspec.json.encode(value, enc_hook=str).decode())
-    except Exception:  # noqa: BLE001 - a record that is no JSON is shown all the same
-        return brief(repr(value))
+    return brief(storable_json(value))
 
 
 def brief(text: str, limit: int = MAX_SAMPLE) -> str:

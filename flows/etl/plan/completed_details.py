@@ -23,31 +23,34 @@ class CompletedDetails:
         """An answer has arrived."""
         self._open[key] += 1
 
-    def dropped(self, key: str) -> None:
-        """An answer can't be read; its request may be sent again."""
+    def dropped(self, key: str) -> bool:
+        """Note an unreadable answer, whose request may be sent again. Return whether this completes the detail."""
         self._open[key] -= 1
+        return self._complete(key)
 
     def failed(self, key: str) -> None:
         """A request failed for good, or rows of its answer could not be staged."""
         self._failed.add(key)
 
-    def asked(self, key: str) -> None:
-        """No more requests will come for it."""
+    def asked(self, key: str) -> bool:
+        """Note that no more requests will be sent for it. Return whether this completes it."""
         self._asked.add(key)
-        self._look_at(key)
+        return self._complete(key)
 
     def staged(self, key: str) -> None:
         """The rows of an answer are staged."""
         self._open[key] -= 1
-        self._look_at(key)
+        self._complete(key)
 
     def take(self) -> list[str]:
         """Return the complete ones, each once."""
         taken, self.done = self.done, []
         return taken
 
-    def _look_at(self, key: str) -> None:
-        if key in self._asked and key not in self._failed and not self._open[key]:
-            self._asked.discard(key)
-            del self._open[key]
-            self.done.append(key)
+    def _complete(self, key: str) -> bool:
+        if key not in self._asked or key in self._failed or self._open[key]:
+            return False
+        self._asked.discard(key)
+        del self._open[key]
+        self.done.append(key)
+        return True

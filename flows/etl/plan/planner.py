@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -13,13 +14,17 @@ import attrs
 import trio
 
 from dataloader.flows.etl.declare.load import Load
+from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
+from dataloader.flows.etl.plan.known_history import KnownHistory
 from dataloader.flows.etl.plan.segment import Segment, Table
 from dataloader.flows.etl.sources.source import AskForList, Request, Window, ask_at_once
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
 
-MOST_RETRIED: Final = 1_000
-"""The most failures that one segment retries."""
+MAX_SEGMENT_NAME: Final = 1_500
+"""Bytes of a segment's name: an index stores at most 2,704 bytes of it, the run and the load."""
+KEPT_OF_NAME: Final = 150
+"""Characters that are kept at each end of a longer name."""
 
 Kept = Mapping[int, Sequence[Mapping[str, Any]]]
 """The requests that are stored with failures, by the failures' numbers."""
@@ -37,26 +42,33 @@ class LoadArgs:
     pipeline: Mapping[str, Any] = attrs.field(factory=dict)
     failures: tuple[int, ...] | None = None
 
+    @property
+    def is_span(self) -> bool:
+        """Whether the args name a span of time."""
+        return self.since is not None or self.until is not None
 
-def read_args(args: Mapping[str, Any]) -> LoadArgs:
-    """The args of a load's job. Raises `ValueError`, which names the field, its value and what is allowed."""
+
+def read_args(args: Mapping[str, Any], limits: PipelineLimits = LIMITS) -> LoadArgs:
+    """The args of a load's job. Raises `BadRequest`, which names the field, its value and what is allowed."""
     for name in args:
         if name not in {"from", "to", "pipeline", "failures"}:
-            raise ValueError(f"args.{name}: must be one of from, to, pipeline, failures")
+            raise BadRequest(f"args.{name}", "must be one of from, to, pipeline, failures")
     pipeline = args.get("pipeline") or {}
     if not isinstance(pipeline, Mapping):
-        raise ValueError(  # noqa: TRY004 - as for all args
-            f"args.pipeline: must be an object with settings such as rate_min, not {pipeline!r}"
-        )
+        raise BadRequest("args.pipeline", f"must be an object with settings such as rate_min, not {pipeline!r:.200}")
     failures = args.get("failures")
     if failures == "all":
         failures = ()
     elif failures is not None and (
         not isinstance(failures, list) or not failures or any(type(number) is not int for number in failures)
     ):
-        raise ValueError(f'args.failures: must be "all", or a list of numbers of failures, not {failures!r:.80}')
-    if failures and len(failures) > MOST_RETRIED:
-        raise ValueError(f'args.failures: must be {MOST_RETRIED:,} numbers at most, or "all", not {len(failures):,}')
+        raise BadRequest("args.failures", f'must be "all", or a list of numbers of failures, not {failures!r:.80}')
+    if failures is not None and (given := [name for name in ("from", "to") if args.get(name) is not None]):
+        raise BadRequest(
+            f"args.{given[0]}", "can't be combined with failures, which are retried whatever their windows"
+        )
+    if failures and len(failures) > (most := limits.most_retried):
+        raise BadRequest("args.failures", f'must be {most:,} numbers at most, or "all", not {len(failures):,}')
     return LoadArgs(
         since=_instant(args, "from"),
         until=_instant(args, "to"),
@@ -74,27 +86,65 @@ def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
             return kind.fromisoformat(text)
         except (TypeError, ValueError):
             continue
-    raise ValueError(f"args.{name}: must be a day or an instant, such as 2026-01-31, not {text!r}")
+    raise BadRequest(f"args.{name}", f"must be a day or an instant, such as 2026-01-31, not {text!r:.200}")
+
+
+def refuse_span(load: Load, asked: LoadArgs) -> None:
+    """Refuse `from` and `to` for a load that has no windows: it would load everything. Raises `BadRequest`."""
+    if load.windows is None and asked.is_span:
+        name, value = ("from", asked.since) if asked.since is not None else ("to", asked.until)
+        raise BadRequest(
+            name, f"must be left out, not {value}: {load.name} has no windows, so each run loads everything"
+        )
+
+
+def windows_of(load: Load, asked: LoadArgs, *, watermark: datetime | None, now: datetime) -> list[Window]:
+    """The windows from `watermark` until `now`, or those that were asked for, in order; one for a load without any.
+
+    Raises `BadRequest` for a span that is empty or too long.
+    """
+    if load.windows is None:
+        return [Window()]
+    return load.windows.plan(watermark=watermark, now=now.astimezone(UTC), since=asked.since, until=asked.until)
+
+
+def why_idle(load: Load, asked: LoadArgs, windows: Sequence[Window], watermark: datetime | None) -> str:
+    """Why a run of these windows sends no request, if it sends none."""
+    if not windows:
+        before = "now" if asked.until is None else str(asked.until)
+        loaded = (
+            "the load begins later" if watermark is None else f"everything before {watermark.isoformat()} is loaded"
+        )
+        return f"there is nothing to load before {before}: {loaded}; give from to load a span again"
+    span = Window(windows[0].start, windows[-1].end)
+    return f"the source of {load.name} has nothing to request{'' if load.windows is None else f' for {span}'}"
 
 
 async def new_segments(
-    load: Load, asked: LoadArgs, tables: list[Table], ask: AskForList, *, watermark: datetime | None, now: datetime
+    load: Load,
+    windows: Sequence[Window],
+    tables: list[Table],
+    ask: AskForList,
+    *,
+    watermark: datetime | None,
+    known: KnownHistory | None = None,
 ) -> AsyncGenerator[Segment, None]:
-    """The segments from `watermark` until `now`, or those that were asked for, in order. `ask` sends list requests."""
-    if load.windows is None:
-        windows, moves = [Window()], False
-    else:
-        windows = load.windows.plan(watermark=watermark, now=now.astimezone(UTC), since=asked.since, until=asked.until)
-        # The watermark says that everything before it is loaded, so a run that begins after it must not move it.
-        loaded_to = watermark or load.windows.begin()
-        moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
+    """The segments of windows, in order. `ask` sends list requests; all before `watermark` is loaded."""
     if load.source.walks_are_segments:
-        async with aclosing(single_walks(load, windows, ask)) as walks:
+        async with aclosing(single_walks(load, windows, ask, known)) as walks:
             async for window, request in walks:
-                name = storable_text(f"{request.endpoint} {request.key}".strip())
-                made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
+                made = Segment(
+                    name=name_of_walk(request),
+                    window=window,
+                    tables=tables,
+                    requests=partial(_these, [request]),
+                    is_dated=load.windows is None or load.source.window(request) is not None,
+                )
                 yield made  # noqa: ASYNC119 - load_run.py closes us, too
         return
+    # The watermark says that everything before it is loaded, so a run that begins after it must not move it.
+    loaded_to = None if load.windows is None else watermark or load.windows.begin()
+    moves = loaded_to is not None and all(one.start is not None and one.start <= loaded_to for one in windows[:1])
     for window in windows:
         yield Segment(
             name=str(window),
@@ -106,12 +156,29 @@ async def new_segments(
         )
 
 
+def name_of_walk(request: Request) -> str:
+    """The name of the segment of a source whose walks are segments."""
+    return segment_name(f"{request.endpoint} {request.key}".strip())
+
+
+def segment_name(name: str) -> str:
+    """`name` as an index can store it. The middle of a long one is replaced by a digest of the whole."""
+    stored = storable_text(name)
+    if len(stored.encode()) <= MAX_SEGMENT_NAME:
+        return stored
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return f"{stored[:KEPT_OF_NAME]}…{digest}…{stored[-KEPT_OF_NAME:]}"
+
+
 async def single_walks(
-    load: Load, windows: Sequence[Window], ask: AskForList = ask_at_once
+    load: Load, windows: Sequence[Window], ask: AskForList = ask_at_once, known: KnownHistory | None = None
 ) -> AsyncGenerator[tuple[Window, Request], None]:
     """The requests of a source whose walks are segments, such as files, each once, with the window that it belongs to.
 
     For a load with windows they are in the order of their own windows, so that an older snapshot comes first.
+
+    Raises `BadRequest` if one without a window of its own would become a snapshot that is older than the newest one of
+    the table that is `known`.
     """
     if not windows:
         return
@@ -123,7 +190,12 @@ async def single_walks(
             return
         # A request without a window of its own is for what the source has now.
         by_now = windows[-1] if load.target.history is not None else span
-        found = [(_within(span, load.source.window(request)) or by_now, request) async for request in requests]
+        found = []
+        async for request in requests:
+            window = _within(span, load.source.window(request))
+            if window is None and known is not None:
+                known.check_undated(by_now, name_of_walk(request))
+            found.append((window or by_now, request))
     for window, request in sorted(found, key=lambda walk: walk[0].start or _EVER):
         yield window, request
 

@@ -15,17 +15,15 @@ import attrs
 import trio
 
 from dataloader.flows.etl.declare.load import Detail, Target
+from dataloader.flows.etl.declare.windows import is_begin_of_day
 from dataloader.flows.etl.parse.transform import Recipe
 from dataloader.flows.etl.plan.completed_details import CompletedDetails
 from dataloader.flows.etl.sources.source import Request, Source, Window
-from dataloader.jobs.logger import get_logger
 from dataloader.store.etl.history import History
 from dataloader.store.etl.history_merge import HistoryMerge
 from dataloader.store.etl.merge import Merge, Mode, Scope
 from dataloader.store.etl.staging import StagedSegment
 from dataloader.store.etl.target_table import TableInfo
-
-log = get_logger(__name__)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -53,6 +51,7 @@ class Segment:
     `is_refused` when its table refused rows of it. `planned` is the number of segments of the run, if known before.
     `retries` are the failures that it retries: then it consists of single requests, and `details` are those for
     details. `done` are the details that are complete already; `counts` is what was done for it and is recorded.
+    `is_dated` unless it is a file without a window of its own, in a load with windows.
     """
 
     name: str
@@ -66,6 +65,7 @@ class Segment:
     number: int = 0
     is_whole: bool = True
     is_refused: bool = False
+    is_dated: bool = True
     done: Collection[str] = frozenset()
     counts: Counter[str] = attrs.field(factory=Counter)
 
@@ -151,8 +151,6 @@ class Part:
         brought = {name for shape in self.shapes for name in shape}
         columns = [name for name in self.table.recipe.encoder.columns if name in brought]
         if not self.staged and (not is_complete or target.delete_missing is None or window.start is None):
-            if is_complete and (target.delete_missing is not None or target.history is not None):
-                log.warning("the source has no record at all: no row is marked as deleted", table=target.table)
             return []
         if target.history is not None:
             return [self._history_merge(target.history, columns, token, is_complete=is_complete)]
@@ -173,6 +171,15 @@ class Part:
             )
         ]
 
+    def keeps_missing(self, *, is_complete: bool) -> bool:
+        """Whether all rows of the table would be closed or marked as deleted, if an empty source were no fault."""
+        if self.staged or not is_complete or self.segment.is_retry:
+            return False
+        target = self.table.target
+        if target.history is not None:
+            return target.history.complete
+        return target.delete_missing is not None and self.segment.window.start is None
+
     def _scope(self) -> Scope | None:
         """The rows of the target that are deleted if a complete segment lacks them."""
         window, column = self.segment.window, self.table.scope_column
@@ -180,7 +187,7 @@ class Part:
             return Scope()
         is_of_days = column is not None and self.table.info.column(column).type == "date"
         if is_of_days and any(
-            moment is not None and moment.time() != dt.time() for moment in (window.start, window.end)
+            moment is not None and not is_begin_of_day(moment) for moment in (window.start, window.end)
         ):
             return None  # if only a part of a day is loaded, its missing rows need not be deleted
         return Scope(column, window.start, window.end)
@@ -195,8 +202,9 @@ class Part:
             segment=self.staged_as(token),
             rows=self.staged,
             key=self.table.target.key,
-            columns=columns,
+            columns=[name for name in columns if name not in history.columns],
             shapes=self.shapes,
-            as_of=history.instant(self.segment, info),
+            as_of=None if history.is_of_changes else history.instant(self.segment, info),
             is_complete=is_complete,
+            is_marked=history.is_of_changes and history.is_current in columns,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -9,11 +10,14 @@ from typing import Any, Final
 import attrs
 import trio
 
+from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
+from dataloader.flows.etl.run.load_log import log
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.outcomes import Snooze, StopReason
 from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.load_holders import LoadIsHeld
 from dataloader.store.etl.run_journal import (
     SUCCEEDED_WITH_FAILURES,
     RunState,
@@ -23,7 +27,6 @@ from dataloader.store.etl.run_journal import (
 )
 from dataloader.store.queue.transaction import Transactions
 
-CLEAN_UP_S: Final = 5.0
 DRAIN_S: Final = 4.0
 """The seconds in which responses that have arrived are written when the process ends, which has ten in all."""
 LOST: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
@@ -46,7 +49,8 @@ class TaskEnd:
 class EtlRun:
     """The run of the job `job` under the name `name`; `cancel` stops it as a cancel of the job does.
 
-    `ended` has its tasks that have begun, by their names; `status` is the run's, once it has ended.
+    `limits` are times that no user sets. `ended` has its tasks that have begun, by their names; `status` is the run's,
+    once it has ended. `held` is set if it waits for another run of one of its loads.
 
     Raises `LookupError` if the process has no database for its jobs.
     """
@@ -54,11 +58,13 @@ class EtlRun:
     job: Job
     name: str
     cancel: CancellationToken = attrs.field(factory=CancellationToken)
+    limits: PipelineLimits = LIMITS
     database: Database = attrs.field(init=False)
     transactions: Transactions = attrs.field(init=False)
     claimed: ClaimedJob = attrs.field(init=False)
     kind: str = attrs.field(init=False, default="")
     ended: dict[str, TaskEnd] = attrs.field(init=False, factory=dict)
+    held: LoadIsHeld | None = attrs.field(init=False, default=None)
     status: str = attrs.field(init=False, default="running")
 
     def __attrs_post_init__(self) -> None:
@@ -67,7 +73,10 @@ class EtlRun:
         self.claimed = self.job.resource(ClaimedJob)
 
     async def begin(self, kind: str, tasks: Sequence[tuple[str, str]]) -> RunState:
-        """Begin the run of these tasks, (layer, name), or resume it."""
+        """Begin the run of these tasks, (layer, name), or resume it.
+
+        Raises `LoadIsHeld` for the kind `load` if another run holds the load; then nothing is recorded.
+        """
         self.kind, claimed = kind, self.claimed
         return await self.transactions.run(aio_begin_run, claimed.job_id, claimed.token, self.name, kind, tasks)
 
@@ -78,36 +87,46 @@ class EtlRun:
         try:
             yield
             is_over = True
+        except LoadIsHeld as held:
+            self.held = held
+            raise
         finally:
             statuses = [end.status for end in self.ended.values()]
             status = self.status = _worst(statuses) if is_over else self.status_of_stop()
             summary = self.summary()
             self.job.keep(summary)
             if not self.is_lost:
-                with trio.move_on_after(CLEAN_UP_S, shield=True):
+                with trio.move_on_after(self.limits.clean_up_s, shield=True):
                     await self.transactions.run(aio_end_run, self.claimed.job_id, self.claimed.token, status, summary)
 
     def summary(self) -> Summary:
         """What the run has done; the summary of a single load is its own."""
         if self.kind == "load":
             return next((end.summary for end in self.ended.values()), {"status": self.status})
-        return {"status": self.status, "tasks": {name: end.summary for name, end in self.ended.items()}}
+        reason = {} if self.held is None else {"reason": str(self.held)}
+        return {"status": self.status, **reason, "tasks": {name: end.summary for name, end in self.ended.items()}}
 
     @asynccontextmanager
     async def task(self, name: str) -> AsyncIterator[TaskEnd]:
-        """Record that a task of the run begins, and how it ends, also when the job is stopped or the task fails."""
-        end = self.ended[name] = TaskEnd()
+        """Record that a task of the run begins, and how it ends, also when the job is stopped or the task fails.
+
+        The run holds the load for the length of the block. Raises `LoadIsHeld` if another run holds it.
+        """
+        end = TaskEnd()
         await self._note(name, "running", end.summary)
+        self.ended[name] = end
         try:
             yield end
         finally:
             end.status = end.status or self.status_of_stop()
             if not self.is_lost:
-                with trio.move_on_after(CLEAN_UP_S, shield=True):
+                with trio.move_on_after(self.limits.clean_up_s, shield=True):
                     await self._note(name, end.status, end.summary)
 
     def status_of_stop(self) -> str:
-        """The status of a run that was stopped."""
+        """The status of a run that was stopped, or that waits for another one."""
+        if self.held is not None:
+            return "waiting"
         match self.job.stopped_by:
             case None | StopReason.TIMEOUT:
                 return "failed"
@@ -134,6 +153,14 @@ class EtlRun:
     async def _note(self, task: str, status: str, summary: Summary) -> None:
         claimed = self.claimed
         await self.transactions.run(aio_note_task, claimed.job_id, claimed.token, task, status, summary)
+
+
+def wait_for(held: LoadIsHeld, limits: PipelineLimits) -> Snooze:
+    """Give the job back to the queue until the other run may have ended: for a tenth of the time that has passed."""
+    shortest_s, longest_s = limits.wait_s
+    pause_s = min(max(held.held_s / 10, shortest_s), longest_s) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+    log.info("a run waits for another run of its load", load=held.load, other=str(held.run_id), again_in_s=pause_s)
+    return Snooze(pause_s, str(held))
 
 
 def _worst(statuses: Sequence[str | None]) -> str:

@@ -14,10 +14,10 @@ from typing import Any, Final
 import attrs
 import trio
 
-from dataloader.flows.etl.parse.transform import Processed
+from dataloader.flows.etl.parse.transform import MAX_KEY, Processed, brief
 from dataloader.flows.etl.run.load_log import Phase
 from dataloader.flows.etl.sources.source import Page
-from dataloader.store.etl.run_journal import Failure
+from dataloader.store.etl.failure_rows import Failure
 
 PHASES: Final[tuple[Phase, ...]] = ("requests", "processing", "writing")
 FAILED: Final = {
@@ -28,10 +28,19 @@ FAILED: Final = {
     "batch": "rows_failed",
 }
 """The count that each kind of failure adds to; a batch counts as its rows. A segment is counted at its end."""
+_OF_RECORDS: Final = frozenset({"record", "row"})
+"""Failures that count by their share: a single one says nothing about the run."""
 MAX_LISTED: Final = 1_000
 """The most failures that the summary lists; all are in the table of failures."""
 MANY_UNSAVED: Final = 1_000
 """With this many unsaved failures they are saved at once, rather than with their segment."""
+
+
+def failed_records(counts: Mapping[str, int]) -> tuple[int, int]:
+    """How many records and rows have failed, and of how many."""
+    records, failed = counts.get("records", 0), counts.get("records_failed", 0)
+    # A record may have become several rows, each of which can be refused.
+    return failed + counts.get("rows_failed", 0), max(records, counts.get("rows", 0) + failed)
 
 
 @attrs.define
@@ -52,10 +61,18 @@ class PhaseTimes:
 
 @attrs.define(eq=False, kw_only=True)
 class LoadProgress:
-    """The progress of one run. `too_many` is called once, when more than `max_failures` failures come in a row."""
+    """The progress of one run. `too_many` is called once, when more than `max_failures` failures come in a row.
+
+    Such failures are requests, batches and segments, and answers and batches without a good record. The latter count
+    only while more than `max_failed_share` of the records have failed so far: bad records often come together.
+
+    `idle` says why the run sends no request, if it sends none; `remarks` what it leaves out, each with
+    how often.
+    """
 
     load: str
     max_failures: int
+    max_failed_share: float = 0.0
     too_many: Callable[[], None] = lambda: None
     telemetry: Callable[[str, Mapping[str, int]], None] = lambda _load, _counts: None
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -69,6 +86,8 @@ class LoadProgress:
     unwritten: int = 0
     segment: str = ""
     segments_planned: int | None = None
+    idle: str = ""
+    remarks: Counter[str] = attrs.field(factory=Counter)
     began: float = attrs.field(factory=trio.current_time)
     _in_a_row: int = 0
 
@@ -90,27 +109,37 @@ class LoadProgress:
             self.failures.append(failure)
         if not is_on_record:
             self.unsaved.append(failure)
+        if failure.phase not in _OF_RECORDS:
+            self._failed_in_a_row()
+
+    def spoiled(self) -> None:
+        """An answer or a batch has no good record."""
+        failed, tried = failed_records(self.counts)
+        if failed > self.max_failed_share * tried:
+            self._failed_in_a_row()
+
+    def _failed_in_a_row(self) -> None:
         self._in_a_row += 1
         if self._in_a_row == self.max_failures + 1:
             self.too_many()
 
     def processed(self, page: Page, processed: Processed, segment: str, requests: Sequence[Mapping[str, Any]]) -> None:
-        """A page's records were made rows, in their order, or failed: what failed of them."""
+        """A page's records were made rows, or failed: what failed of them."""
         for broken in page.broken:
-            self.failed(self._of_record(segment, requests, broken.key, broken.error, broken.sample))
-        following = 0
+            key, error = brief(broken.key, MAX_KEY), brief(broken.error)
+            self.failed(self._of_record(segment, requests, key, error, brief(broken.sample)))
         for refused in processed.refused:
-            if refused.index > following:
-                self.worked()
-            following = refused.index + 1
             self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
         if processed.more_refused:
             more = f"{processed.more_refused} more records"
             why = "their errors are not kept: too many records of one answer failed"
             failure = self._of_record(segment, requests, more, why, "")
             self.failed(attrs.evolve(failure, times=processed.more_refused))
-        elif following < processed.records:
+        refused_in_all = len(processed.refused) + processed.more_refused
+        if processed.records > refused_in_all or not (processed.records or page.broken):
             self.worked()
+        else:
+            self.spoiled()
 
     def _of_record(
         self, segment: str, requests: Sequence[Mapping[str, Any]], key: str, error: str, sample: str
@@ -146,7 +175,7 @@ class LoadProgress:
         return shown if self.waiting is None else {**shown, "waiting": dict(self.waiting)}
 
     def summary(self, status: str, reason: str) -> dict[str, Any]:
-        """The outcome of the run, for the job's result; `reason` says why it failed or was stopped, or is empty."""
+        """The outcome of the run, for the job's result; `reason` says why it failed, was stopped or did nothing."""
         return {
             "status": status,
             **({"reason": reason} if reason else {}),

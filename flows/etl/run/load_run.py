@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -14,20 +14,22 @@ import trio
 
 from dataloader.flows.etl.declare.load import Load, Target
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
-from dataloader.flows.etl.fetch.rate_limiter import LEASE_MARGIN_S, LINGER_S, RateLimiter
+from dataloader.flows.etl.fetch.rate_limiter import LEASE_MARGIN_S, RateLimiter
 from dataloader.flows.etl.fetch.request_sender import RequestSender
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.flows.etl.parse.transform import Recipe
+from dataloader.flows.etl.plan.known_history import KnownHistory, aio_known_history
 from dataloader.flows.etl.plan.planner import (
-    MOST_RETRIED,
     Kept,
     LoadArgs,
     check_failures,
     new_segments,
     retried_segments,
+    why_idle,
+    windows_of,
 )
 from dataloader.flows.etl.plan.segment import Segment, Table
-from dataloader.flows.etl.run.etl_run import CLEAN_UP_S, EtlRun
+from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.flows.etl.run.load_progress import FAILED, LoadProgress
@@ -37,15 +39,10 @@ from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
+from dataloader.jobs.lease_margin import last_word_s
 from dataloader.store.etl.run_journal import RunState, aio_next_failures, aio_open_failures, aio_watermark, staging_name
 from dataloader.store.etl.staging import aio_create_staging, aio_drop_staging
 from dataloader.store.etl.target_table import TableInfo, aio_describe
-
-SHOW_S: Final = 1.0
-"""How often the progress is shown."""
-LOG_S: Final = 30.0
-"""How often it is logged (E9)."""
 
 
 async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadArgs, state: RunState) -> Verdict:
@@ -54,7 +51,12 @@ async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadAr
     Raises `TargetError` if the target table does not fit the declaration.
     """
     metrics = run.job.resource(LoadMetrics)
-    progress = LoadProgress(load=load.name, max_failures=config.max_failures, telemetry=metrics.count)
+    progress = LoadProgress(
+        load=load.name,
+        max_failures=config.max_failures,
+        max_failed_share=config.max_failed_share,
+        telemetry=metrics.count,
+    )
     verdict = CANCELED
     async with run.task(load.name) as noted:
         try:
@@ -100,7 +102,25 @@ class _Loading:
                 return CANCELED
             case "failed":
                 return give_up(self.progress, self.config)
-        return judge(self.progress, self.config)
+        verdict = judge(self.progress, self.config)
+        return verdict if verdict.reason else attrs.evolve(verdict, reason=self._remarks())
+
+    def _remarks(self) -> str:
+        """Return the parts of its request that a successful run left out, and why; empty if there are none."""
+        progress = self.progress
+        remarks = [one if times == 1 else f"{one} ({times:,} times)" for one, times in progress.remarks.items()]
+        if progress.counts["requests"]:
+            return "; ".join(remarks)
+        LoadLog.of(self.run_of_job.job, self.load.name).warning(
+            "the run has sent no request", phase="run", why=progress.idle
+        )
+        return "; ".join([progress.idle, *remarks])
+
+    def _remark(self, text: str) -> None:
+        """Say once that the run leaves out a part of its request."""
+        if text not in self.progress.remarks:
+            self.progress.remarks[text] = 1
+            LoadLog.of(self.run_of_job.job, self.load.name).warning(text, phase="run")
 
     def _pipeline(self, state: RunState) -> Pipeline:
         run, config = self.run_of_job, self.config
@@ -112,6 +132,7 @@ class _Loading:
             config=config,
             progress=self.progress,
             log=LoadLog.of(run.job, self.load.name),
+            limits=run.limits,
         )
         rate_limiter = RateLimiter(
             database=run.database,
@@ -120,7 +141,8 @@ class _Loading:
             rate_min=config.rate_min,
             rate_max=config.rate_max,
             lease_s=config.request_timeout + LEASE_MARGIN_S,
-            linger_s=partial(run.drain_s, LINGER_S),
+            linger_s=partial(run.drain_s, run.limits.linger_s),
+            last_word_s=last_word_s(run.claimed.lease_s),
             budgets=self.load.budgets,
             draw=random.Random(),  # noqa: S311 - pauses, not secrets
         )
@@ -156,20 +178,21 @@ class _Loading:
         return end
 
     async def _show(self, log: LoadLog) -> None:
-        log_at = trio.current_time() + LOG_S
+        limits = self.run_of_job.limits
+        log_at = trio.current_time() + limits.log_s
         while True:
             progress = self.progress.snapshot()
             self.run_of_job.job.progress_nowait({"load": self.load.name, **progress})
             if trio.current_time() >= log_at:
                 log.info("progress", phase="run", **progress)
-                log_at += LOG_S
-            await trio.sleep(SHOW_S)
+                log_at += limits.log_s
+            await trio.sleep(limits.show_s)
 
     async def _segments(
         self, state: RunState, tables: list[Table], sender: RequestSender
     ) -> AsyncGenerator[Segment, None]:
         """The segments to be loaded, in order, without those that this run has committed before."""
-        run, load = self.run_of_job, self.load
+        load = self.load
         done = state.segments.get(load.name, {})
         details = state.details.get(load.name, {})
         # Not by `count`: they are in this process's metrics already, or in those of another process.
@@ -185,23 +208,55 @@ class _Loading:
             if not load.target.key:
                 told = "is not allowed: without a key rows that are there would come twice; run the load again"
                 raise BadRequest("args.failures", told)
+            self.progress.idle = f"{load.name} has no failure that can be retried alone"
             segments = retried_segments(partial(self._kept_behind, bool(done)), tables)
         else:
-            watermark, moved_by = await run.database.run(aio_watermark, load.name)
-            if moved_by == run.claimed.job_id:
-                # The run goes on behind what it has done, which has been looked back from already.
-                load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
-            segments = new_segments(load, self.asked, tables, sender.listed, watermark=watermark, now=state.started_at)
+            segments = await self._planned(state, tables, sender)
         number = 0
-        async with aclosing(segments), aclosing(self._not_behind(segments, tables[0])) as wanted:
-            async for segment in wanted:
+        async with aclosing(segments):
+            async for segment in segments:
                 number += 1
+                if self.asked.is_span and not segment.is_dated:
+                    self._remark("files without a separate window are loaded; from and to do not apply to them")
                 if segment.name not in done:
                     segment.number = number
                     if came_in := details.get(segment.name):
                         segment.done, segment.counts = came_in.keys, came_in.counts
                         self.progress.counts.update(came_in.counts)
                     yield segment  # noqa: ASYNC119 - the fetcher closes us, too
+
+    async def _planned(
+        self, state: RunState, tables: list[Table], sender: RequestSender
+    ) -> AsyncGenerator[Segment, None]:
+        """Yield the segments of the run's windows.
+
+        Raises `BadRequest`, before a request is sent, if the asked windows cannot be loaded.
+        """
+        run, load = self.run_of_job, self.load
+        if load.windows is None and self.asked.is_span:
+            self._remark(f"{load.name} has no windows: it loads everything; from and to do not apply to it")
+        watermark, moved_by = await run.database.run(aio_watermark, load.name)
+        if moved_by == run.claimed.job_id:
+            # The run continues after its last segment, and has applied look_back already.
+            load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
+        windows = windows_of(load, self.asked, watermark=watermark, now=state.started_at)
+        end, until = windows[-1].end if windows else None, self.asked.until
+        if load.windows is not None and end is not None and until is not None and load.windows.ends_before(end, until):
+            self._remark(f"nothing after {end.isoformat(timespec='seconds')} is loaded: to, {until}, is still to come")
+        known = [await self._known(table) for table in tables]
+        for one in known:
+            if one is not None and load.windows is not None and not load.source.walks_are_segments:
+                one.check_windows(windows)
+        self.progress.idle = why_idle(load, self.asked, windows, watermark)
+        segments = new_segments(load, windows, tables, sender.listed, watermark=watermark, known=known[0])
+        # A backfill loads all of its span again.
+        is_skipping = load.source.walks_are_segments and (load.windows is None or self.asked.since is None)
+        return self._without_merged(segments, known[0]) if is_skipping and known[0] else segments
+
+    async def _known(self, table: Table) -> KnownHistory | None:
+        if table.target.history is None:
+            return None
+        return await self.run_of_job.database.run(aio_known_history, self.load.name, table.target)
 
     async def _kept_behind(self, is_any_done: bool, number: int) -> Kept:  # noqa: FBT001 - given by a partial
         """The next failures to retry, after the one with that number.
@@ -211,7 +266,7 @@ class _Loading:
         run, asked = self.run_of_job, self.asked.failures
         if not asked:
             mine = run.claimed.job_id
-            return await run.database.run(aio_next_failures, self.load.name, mine, number, MOST_RETRIED)
+            return await run.database.run(aio_next_failures, self.load.name, mine, number, run.limits.most_retried)
         # All failures that the args ask for are one segment.
         if number or is_any_done:
             return {}
@@ -219,20 +274,20 @@ class _Loading:
         check_failures(asked, kept)
         return kept
 
-    async def _not_behind(self, segments: AsyncGenerator[Segment, None], table: Table) -> AsyncGenerator[Segment, None]:
-        """The snapshots without those that the table has merged before its last one: they can't change it any more."""
-        history = table.target.history
-        behind = frozenset[tuple[str, datetime]]()
-        if history is not None:
-            behind = await self.run_of_job.database.run(aio_snapshots_behind, table.info, self.load.name)
+    async def _without_merged(
+        self, segments: AsyncGenerator[Segment, None], known: KnownHistory
+    ) -> AsyncGenerator[Segment, None]:
+        """The files without those that the table has merged before its newest snapshot."""
         left_out = 0
-        async for segment in segments:
-            if history is not None and (segment.name, instant_of(history.instant(segment, table.info))) in behind:
-                left_out += 1
-            else:
-                yield segment  # noqa: ASYNC119 - who iterates closes us
+        async with aclosing(segments):
+            async for segment in segments:
+                if known.has_merged(segment):
+                    left_out += 1
+                else:
+                    yield segment  # noqa: ASYNC119 - who iterates closes us
         if left_out:
-            told = "snapshots older than the last one are left out: the table has merged them before"
+            self.progress.idle = f"nothing is new: the table has merged {left_out:,} older snapshots before"
+            told = "snapshots older than the newest one are left out: the table has merged them before"
             LoadLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
@@ -245,9 +300,11 @@ class _Loading:
         try:
             yield tables
         finally:
-            with trio.move_on_after(CLEAN_UP_S, shield=True):
-                for table in tables:
-                    await transactions.run(aio_drop_staging, table.staging)
+            # A lost run has no time for it: the next run drops what is left.
+            if not self.run_of_job.is_lost:
+                with trio.move_on_after(self.run_of_job.limits.clean_up_s, shield=True):
+                    for table in tables:
+                        await transactions.run(aio_drop_staging, table.staging)
 
     async def _table(self, target: Target, *, is_detail: bool) -> Table:
         transactions, load = self.run_of_job.transactions, self.load
@@ -258,7 +315,9 @@ class _Loading:
         if target.history is None and target.key:
             info.check_key(target.key)
         staging = staging_name(self.run_of_job.claimed.job_id, self.run_of_job.claimed.token, int(is_detail))
-        await transactions.run(aio_create_staging, info, staging, columns, target.key)
+        if target.history is not None:
+            target.history.check_table(info)
+        await transactions.run(aio_create_staging, info, staging, columns, target.key, target.history)
         detail = load.detail if is_detail else None
         return Table(
             info=info,
@@ -273,6 +332,7 @@ class _Loading:
                     documents={name for name in columns if info.column(name).is_document},
                 ),
                 key=target.key,
+                changed_at=None if target.history is None else target.history.changed_at,
                 hash_without=frozenset(target.hash_without),
                 takes_id=is_detail,
                 reads=load.reads if detail is None else detail.reads,
@@ -287,5 +347,5 @@ def loaded_columns(info: TableInfo, target: Target) -> list[str]:
     """The columns of a table that a load may fill: not those that the database or the merge writes."""
     ours = {target.delete_missing}
     if target.history is not None:
-        ours |= {*target.history.columns}
+        ours |= target.history.not_loaded
     return [column.name for column in info.columns if not column.generated and column.name not in ours]

@@ -12,10 +12,11 @@ from typing import Final, Literal
 import attrs
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
-from dataloader.flows.etl.run.load_progress import LoadProgress
-from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES, Failure
+from dataloader.flows.etl.run.load_progress import LoadProgress, failed_records
+from dataloader.store.etl.failure_rows import Failure
+from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES
 
-_WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected")
+_WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected", "woven")
 """The counts of merges for rows that are in the table now."""
 
 _OF_SEGMENTS: Final = frozenset({"request", "batch", "segment"})
@@ -26,7 +27,7 @@ RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """How a load ended, with the reason as a sentence if it did not simply succeed."""
+    """The end of a load, with a reason, as a sentence, if it did not simply succeed or left something out."""
 
     end: RunEnd
     reason: str = ""
@@ -74,12 +75,7 @@ def _too_many(counts: Mapping[str, int], config: PipelineConfig) -> Iterator[tup
     if failed > config.max_failed_segments or (failed and is_all):
         bound = f"max_failed_segments is {config.max_failed_segments:,}"
         yield f"{failed:,} of {failed + loaded:,} segments could not be loaded ({bound})", _OF_SEGMENTS
-    records = counts.get("records", 0)
-    # A record may have become several rows, each of which can be refused.
-    tried = max(records, counts.get("rows", 0) + counts.get("records_failed", 0))
-    yield from _of_share(
-        "records", counts.get("records_failed", 0) + counts.get("rows_failed", 0), tried, config, _OF_RECORDS
-    )
+    yield from _of_share("records", *failed_records(counts), config, _OF_RECORDS)
     failed = counts.get("details_failed", 0)
     yield from _of_share("details", failed, failed + counts.get("details", 0), config, frozenset({"detail"}))
 

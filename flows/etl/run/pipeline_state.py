@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 import attrs
 import trio
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
 from dataloader.flows.etl.parse.transform import MAX_KEY, brief
 from dataloader.flows.etl.plan.segment import Part
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.flows.etl.sources.source import Page, Request, Response, SourceError
-from dataloader.store.etl.run_journal import Failure
+from dataloader.store.etl.failure_rows import Failure
 from dataloader.store.etl.staging import Lines
 
 WRITER_QUEUE: Final = 4
 """The most processed responses that wait for the writer, as a multiple of `queue_size`; above 2 the log warns."""
-
-MOST_BYTES: Final = 8 * 2**20
-"""With this many bytes of responses and rows that wait to be processed or written, no request is sent."""
 
 
 @attrs.define(eq=False)
@@ -57,6 +55,16 @@ class Rows:
     number: int
     lines: list[Lines] = attrs.field(repr=False)
     counts: Mapping[str, int]
+
+
+@attrs.frozen(eq=False)
+class DetailComplete:
+    """Notice to the writer that details of the part are complete, although no more of their rows will follow."""
+
+    part: Part
+
+
+ToWriter: TypeAlias = Rows | Part | DetailComplete
 
 
 @attrs.frozen(eq=False)
@@ -99,7 +107,7 @@ class Backpressure:
     """
 
     places: int
-    most_bytes: int = attrs.field(factory=lambda: MOST_BYTES)
+    most_bytes: int = LIMITS.most_bytes
     bytes: int = 0
     _freed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
@@ -141,13 +149,15 @@ class PipelineState:
         token: the job's, which fences what the run writes.
         last_failure: the number of the last failure that earlier attempts of the job have put on record; 0 for none.
         load: the load's name.
+        limits: rows, bytes and times that no user sets.
         parts: those that are not committed yet, in their order. The fetcher begins them, the writer ends them.
         backpressure: how many more responses the fetcher may have in memory.
         retry_queue: the requests that the fetcher has to send again.
         to_workers: the fetcher sends responses.
         fetched: the parsers receive them.
-        to_writer: the parsers send rows; a part itself follows when all of its rows are sent.
-        processed: the writer receives both.
+        to_writer: the parsers send rows; a part itself follows when all of its rows are sent. The fetcher sends details
+            that its last step completes.
+        processed: the writer receives all three.
     """
 
     run_id: UUID
@@ -157,19 +167,20 @@ class PipelineState:
     config: PipelineConfig
     progress: LoadProgress
     log: LoadLog
+    limits: PipelineLimits = LIMITS
     parts: deque[Part] = attrs.field(init=False, factory=deque)
     backpressure: Backpressure = attrs.field(init=False)
     retry_queue: RetryQueue = attrs.field(init=False, factory=RetryQueue)
     to_workers: trio.MemorySendChannel[Fetched] = attrs.field(init=False)
     fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
-    to_writer: trio.MemorySendChannel[Rows | Part] = attrs.field(init=False)
-    processed: trio.MemoryReceiveChannel[Rows | Part] = attrs.field(init=False)
+    to_writer: trio.MemorySendChannel[ToWriter] = attrs.field(init=False)
+    processed: trio.MemoryReceiveChannel[ToWriter] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # `backpressure` bounds the responses on their way to the workers.
-        self.backpressure = Backpressure(self.config.queue_size)
+        self.backpressure = Backpressure(self.config.queue_size, self.limits.most_bytes)
         self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
-        self.to_writer, self.processed = trio.open_memory_channel[Rows | Part](WRITER_QUEUE * self.config.queue_size)
+        self.to_writer, self.processed = trio.open_memory_channel[ToWriter](WRITER_QUEUE * self.config.queue_size)
 
     def failure(
         self,
@@ -209,6 +220,13 @@ class PipelineState:
         requests = [] if error.ends_walk and not part.segment.is_retry else [request]
         self.progress.failed(self.failure(part, phase, key, str(error), requests=requests))
 
+    async def detail_asked(self, part: Part, request: Request) -> None:
+        """Note that no more requests will be sent for a detail.
+
+        Its rows may be staged by then, for the fetcher returns its slot after it has passed the answer on.
+        """
+        await self._tell_writer(part, is_complete=part.completed.asked(request.key))
+
     async def answer_done(self, part: Part) -> None:
         """An answer is processed: its rows are sent to the writer, or it is given up."""
         part.open -= 1
@@ -217,8 +235,13 @@ class PipelineState:
 
     async def drop_answer(self, part: Part, request: Request) -> None:
         """An answer can't be read; its request was sent again or has failed."""
-        part.completed.dropped(request.key)
+        await self._tell_writer(part, is_complete=part.completed.dropped(request.key))
         await self.answer_done(part)
+
+    async def _tell_writer(self, part: Part, *, is_complete: bool) -> None:
+        """Notify the writer of a complete detail whose rows are staged already."""
+        if is_complete:
+            await self.to_writer.send(DetailComplete(part))
 
     async def close_if_done(self, part: Part) -> None:
         """Send the part to the writer, after its rows, if all of its requests and answers are done."""

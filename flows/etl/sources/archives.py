@@ -6,38 +6,96 @@ A compressed tar archive is one stream. To know its members is to unpack all of 
 unpacking all that is before it. So an open archive remembers where it stands: members that are asked for in the order
 of the archive, as `list_members` gives them, cost one more pass in all. Only one that lies behind, such as one that is
 asked for again after a failure, starts from the beginning. (Opened anew for each, n members would cost n² / 2.)
+
+tarfile reads what describes a member into memory whole, while it holds the interpreter, and older versions of it take
+quadratic time for digits there (CVE-2024-6232). So such headers have a limit, and their number has one.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import os
+import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
-from typing import IO, Final, Self, cast
+from typing import IO, Any, Final, Self, cast
 
 from dataloader.flows.etl.formats.content import bounded
 from dataloader.flows.etl.formats.packed_format import DAMAGED, XZ, decompressor, members_of, words
+from dataloader.flows.etl.sources.links import open_inside
 from dataloader.flows.etl.sources.source import SourceError
+from dataloader.jobs.logger import get_logger
 
+log = get_logger(__name__)
+
+MAX_HEADER: Final = 10_240
+"""Bytes of an extended header of a tar archive: two paths of the longest length that Linux has, and some more."""
+MAX_MEMBERS: Final = 100_000
+"""Members of an archive. An empty one takes 512 bytes of a tar archive, which may be compressed to one."""
 _ZIP: Final = b"PK"
-_BROKEN: Final = (*DAMAGED, tarfile.TarError)
+_EXTENDED: Final = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
+# ValueError and RecursionError: tarfile raises them for numbers of many digits, and for long chains of headers.
+_BROKEN: Final = (*DAMAGED, tarfile.TarError, ValueError, RecursionError)
+_FIXED: Final[Mapping[tuple[int, int], int]] = {(3, 11): 10, (3, 12): 6}
+"""The first release of a version of Python whose tarfile reads headers in linear time. Later versions all do."""
 
 
-def list_members(path: Path, pattern: str, max_bytes: int) -> list[str]:
+class _Header(tarfile.TarInfo):
+    """A member's header, refused before what it announces is read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read the block of a header. Raises `SourceError` for one that announces too much, and for sparse files."""
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _EXTENDED and not 0 <= info.size <= MAX_HEADER:
+            raise SourceError(
+                f"the archive has an extended header of {info.size:,} bytes, more than the {MAX_HEADER:,} allowed",
+                is_retryable=False,
+            )
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            raise _sparse()
+        return info
+
+    def _proc_gnusparse_10(self, *_args: Any) -> None:
+        # tarfile calls it for a file whose map of any length stands in its data; test_archives.py sees to the name.
+        raise _sparse()
+
+
+def _sparse() -> SourceError:
+    return SourceError("the archive has a sparse file, which is not supported", is_retryable=False)
+
+
+@cache
+def warn_of_old_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
+    """Warn, once, if tarfile of this Python stops the process for a while when it reads a hostile header."""
+    first = _FIXED.get((version[0], version[1]), 0)
+    if version[2] < first:
+        log.warning(
+            "tarfile of this Python is slow with hostile headers (CVE-2024-6232): update it",
+            python=".".join(map(str, version)),
+            fixed=f"{version[0]}.{version[1]}.{first}",
+        )
+
+
+def list_members(path: Path, pattern: str, max_bytes: int, folders: Sequence[Path] | None = None) -> list[str]:
     """The names of the files in an archive that a pattern takes, in the order in which they are read best.
 
     Args:
         path: the archive.
         pattern: with `*` and `?`, for the whole path in the archive.
         max_bytes: how much all members may unpack to.
+        folders: those in one of which the archive must be; None for anywhere.
 
     Raises:
         SourceError: the archive can't be read, is damaged, or unpacks to more; it has no such member, or one twice.
     """
-    with Archive(path, max_bytes=max_bytes) as archive:
+    with Archive(path, max_bytes=max_bytes, folders=folders) as archive:
         names = fnmatch.filter(archive.names(), pattern)
     if not names:
         raise SourceError(f"{path}: the archive has no file that matches {pattern}", is_retryable=False)
@@ -49,13 +107,15 @@ def list_members(path: Path, pattern: str, max_bytes: int) -> list[str]:
 class Archive:
     """An open archive. One thread at a time uses it."""
 
-    def __init__(self, path: Path, *, max_bytes: int) -> None:
-        """Nothing is opened before the first call."""
+    def __init__(self, path: Path, *, max_bytes: int, folders: Sequence[Path] | None = None) -> None:
+        """Nothing is opened before the first call. It must be in one of the `folders`, if there are any."""
+        self._folders = folders
         self._path = path
         self._max_bytes = max_bytes
         self._files = ExitStack()
         self._zip: zipfile.ZipFile | None = None
         self._tar: tarfile.TarFile | None = None
+        self._count = 0
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +133,8 @@ class Archive:
         try:
             self._open()
             if self._zip is not None:
-                return members_of(self._zip, "*")
-            return [info.name for info in cast("tarfile.TarFile", self._tar) if info.isreg()]
+                return self._names_of_zip(self._zip)
+            return [info.name for info in self._members()]
         except _BROKEN as error:
             raise self._damaged(error) from error
 
@@ -88,6 +148,28 @@ class Archive:
             self.close()
             raise self._damaged(error) from error
 
+    def _names_of_zip(self, archive: zipfile.ZipFile) -> list[str]:
+        names = members_of(archive, "*")
+        if len(names) > MAX_MEMBERS:
+            raise self._too_many()
+        # Members may share their bytes. None unpacks to more than what is announced.
+        if sum(archive.NameToInfo[name].file_size for name in names) > self._max_bytes:
+            raise SourceError(
+                f"{self._path}: unpacks to more than the {self._max_bytes:,} bytes allowed", is_retryable=False
+            )
+        return names
+
+    def _members(self) -> Iterator[tarfile.TarInfo]:
+        """The files of the tar archive from its current place on."""
+        archive = cast("tarfile.TarFile", self._tar)
+        while (info := archive.next()) is not None:
+            cast("Any", archive).members.clear()  # it keeps all
+            self._count += 1
+            if self._count > MAX_MEMBERS:
+                raise self._too_many()
+            if info.isreg():
+                yield info
+
     def _read_zip(self, name: str, max_bytes: int) -> bytes:
         archive = cast("zipfile.ZipFile", self._zip)
         if name not in archive.NameToInfo:
@@ -99,8 +181,8 @@ class Archive:
         for is_second_try in (False, True):
             if is_second_try:
                 self._open()
-            for info in iter(cast("tarfile.TarFile", self._tar).next, None):
-                if info.name == name and info.isreg():
+            for info in self._members():
+                if info.name == name:
                     member = cast("tarfile.TarFile", self._tar).extractfile(info)
                     return self._whole(cast("IO[bytes]", member), name, max_bytes)
         raise self._missing(name)
@@ -112,7 +194,8 @@ class Archive:
     def _open(self) -> None:
         """Open it, at its beginning."""
         self.close()
-        stream = self._files.enter_context(self._path.open("rb"))
+        self._count = 0
+        stream = self._files.enter_context(open_inside(self._path, self._folders))
         beginning = stream.read(len(XZ))
         stream.seek(0)
         if beginning.startswith(_ZIP):
@@ -123,7 +206,9 @@ class Archive:
         if opener is None:
             self._check_end(stream)
         bound, _ = bounded(unpacking, self._max_bytes, f"{self._path}:")
-        self._tar = self._files.enter_context(tarfile.open(fileobj=bound, mode="r|"))  # noqa: SIM115 - the stack closes it
+        self._tar = self._files.enter_context(
+            tarfile.open(fileobj=bound, mode="r|", tarinfo=_Header)  # noqa: SIM115 - the stack closes it
+        )
 
     def _check_end(self, stream: IO[bytes]) -> None:
         """Check for the zero blocks at a tar archive's end: tarfile alone takes an archive without them as complete."""
@@ -132,6 +217,11 @@ class Archive:
         if size < tarfile.BLOCKSIZE or any(stream.read()):
             raise tarfile.ReadError("it is no archive, or its end is missing")
         stream.seek(0)
+
+    def _too_many(self) -> SourceError:
+        return SourceError(
+            f"{self._path}: the archive has more than the {MAX_MEMBERS:,} members allowed", is_retryable=False
+        )
 
     def _missing(self, name: str) -> SourceError:
         return SourceError(f"{self._path}: there is no {name} in the archive any more", is_retryable=False)

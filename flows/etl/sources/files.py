@@ -22,8 +22,9 @@ import trio
 
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.formats.content import GIB, Format
-from dataloader.flows.etl.sources.archives import Archive, list_members
+from dataloader.flows.etl.sources.archives import Archive, list_members, warn_of_old_python
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
+from dataloader.flows.etl.sources.links import is_inside, open_inside
 from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
 from dataloader.jobs.logger import get_logger
 
@@ -75,6 +76,8 @@ class Files(Source):
         settled_s: takes only files whose size and time have not changed for so many seconds: a run looks twice. One
             that changes meanwhile is left to the next run; if it is named, without a pattern, that is an error.
         record_source: adds to each record `source_file`, the file's name, or the member's path.
+        follow_links: takes also what a pattern finds by links that lead out of the folder before its first star. A path
+            without a pattern may be a link.
         max_body_bytes: a file, or a member, with more is an error.
         max_unpacked_bytes: an archive whose members have more, together, is an error.
     """
@@ -85,6 +88,7 @@ class Files(Source):
     window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
     settled_s: float = attrs.field(default=0.0, kw_only=True, validator=_check_settled)
     record_source: bool = attrs.field(default=True, kw_only=True)
+    follow_links: bool = attrs.field(default=False, kw_only=True)
     max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole(1))
     max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=option_checks.whole(1))
 
@@ -96,6 +100,8 @@ class Files(Source):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[FilesConnection]:
         """A connection, which keeps an archive open between its members, for the length of a block."""
+        if self.members is not None:
+            warn_of_old_python()
         connection = FilesConnection(self)
         try:
             yield connection
@@ -113,20 +119,22 @@ class Files(Source):
                 if is_wanted(path.name, self.window_of, window):
                     yield Request(endpoint=str(path))
                 continue
-            for member in await self._listed(list_members, path, self.members, self.max_unpacked_bytes):
+            for member in await self._listed(
+                list_members, path, self.members, self.max_unpacked_bytes, self.folders_of(path)
+            ):
                 if is_wanted(member, self.window_of, window):
                     yield Request(endpoint=str(path), key=member)
 
     async def _settled(self) -> list[Path]:
         """The files that are there, and stand still."""
         if not self.settled_s:
-            return await self._listed(_list_files, self.paths)
-        before: Looks = await self._listed(_look_at, self.paths)
+            return await self._listed(_list_files, self.paths, self.follow_links)
+        before: Looks = await self._listed(_look_at, self.paths, self.follow_links)
         if not before:
             return []
         # By our own clock: that of the disk's server may differ, and copies bring times of their own.
         await trio.sleep(self.settled_s)
-        now: Looks = await self._listed(_look_at, self.paths)
+        now: Looks = await self._listed(_look_at, self.paths, self.follow_links)
         changing = [path for path in now if before.get(path) != now[path]]
         for path in changing:
             if str(path) in self.paths:
@@ -134,6 +142,12 @@ class Files(Source):
         if changing:
             log.info("files that change are left to the next run", files=len(changing), first=str(changing[0]))
         return [path for path in now if path not in changing]
+
+    def folders_of(self, path: Path) -> Sequence[Path] | None:
+        """The folders in one of which a file must be; None if it may be anywhere."""
+        if self.follow_links or str(path) in self.paths:
+            return None
+        return [_folder_of(pattern) for pattern in self.paths if glob.has_magic(pattern)]
 
     async def _listed(self, function: Callable[..., T], *args: Any) -> T:
         with trio.move_on_after(LISTING_S):
@@ -184,13 +198,16 @@ class FilesConnection:
         self._archive = None
 
     async def _read_file(self, request: Request) -> bytes:
-        return await _in_thread(threads_of(self.source), _read, Path(request.endpoint), self.source.max_body_bytes)
+        path = Path(request.endpoint)
+        folders = self.source.folders_of(path)
+        return await _in_thread(threads_of(self.source), _read, path, self.source.max_body_bytes, folders)
 
     async def _read_member(self, request: Request) -> bytes:
         async with self._turn:
             if self._archive is None or self._archive_path != request.endpoint:
                 self.close()
-            archive = self._archive or Archive(Path(request.endpoint), max_bytes=self.source.max_unpacked_bytes)
+            path, most = Path(request.endpoint), self.source.max_unpacked_bytes
+            archive = self._archive or Archive(path, max_bytes=most, folders=self.source.folders_of(path))
             # An abandoned thread keeps its archive; an archive is used again only after its thread has returned.
             self._archive = None
             limit = self.source.max_body_bytes
@@ -241,9 +258,9 @@ def _read_member(archive: Archive, name: str, limit: int) -> bytes:
         raise
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read(path: Path, limit: int, folders: Sequence[Path] | None) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_inside(path, folders) as file:
             before = os.fstat(file.fileno())
             body = file.read(limit + 1)
             after = os.fstat(file.fileno())
@@ -256,10 +273,10 @@ def _read(path: Path, limit: int) -> bytes:
     return body
 
 
-def _look_at(patterns: tuple[str, ...]) -> Looks:
+def _look_at(patterns: tuple[str, ...], follow_links: bool) -> Looks:  # noqa: FBT001 - for a thread, by place
     """What the patterns take, as it is now."""
     looks = {}
-    for path in _list_files(patterns):
+    for path in _list_files(patterns, follow_links):
         try:
             is_now = path.stat()
         except OSError:  # gone, or not there yet under this name
@@ -268,19 +285,31 @@ def _look_at(patterns: tuple[str, ...]) -> Looks:
     return looks
 
 
-def _list_files(patterns: tuple[str, ...]) -> list[Path]:
-    """The files that the patterns take, sorted, each once."""
+def _folder_of(pattern: str) -> Path:
+    """The folder before a pattern's first star."""
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
+
+
+def _list_files(patterns: tuple[str, ...], follow_links: bool) -> list[Path]:  # noqa: FBT001 - as above
+    """The files that the patterns take, sorted, each once; not what links outside of a pattern's folder lead to."""
     found: set[str] = set()
+    outside: list[str] = []
     for pattern in patterns:
         if not glob.has_magic(pattern):
             if not Path(pattern).is_file():
                 raise SourceError(f"{pattern}: there is no such file", is_retryable=True)
             found.add(pattern)
             continue
-        parts = Path(pattern).parts
-        folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+        folder = _folder_of(pattern)
         if not folder.is_dir():
             raise SourceError(f"{pattern}: there is no folder {folder}; is the disk there?", is_retryable=True)
         paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no whole pattern
-        found.update(path for path in paths if Path(path).is_file())
+        for path in paths:
+            if Path(path).is_file():
+                if follow_links or is_inside(path, [folder]):
+                    found.add(path)
+                else:
+                    outside.append(path)
+    if outside:
+        log.warning("files that links out of their folder lead to are left out", files=len(outside), first=outside[0])
     return [Path(path) for path in sorted(found)]

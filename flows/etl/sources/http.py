@@ -20,8 +20,10 @@ import httpx2
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.formats.content import Format
 from dataloader.flows.etl.formats.json_format import Json
+from dataloader.flows.etl.formats.packed_format import Compressed
 from dataloader.flows.etl.sources import retry_after
 from dataloader.flows.etl.sources.credentials import Auth
+from dataloader.flows.etl.sources.http_body import is_compressed
 from dataloader.flows.etl.sources.http_client import (
     NO_CONTENT,
     Hop,
@@ -161,7 +163,7 @@ class Http(Source):
 
     def error(self, request: Request, what: str, **fields: Any) -> SourceError:
         """A `SourceError` of a request, without secrets."""
-        asked = f"{request.method} {(request.endpoint or self.url).partition('?')[0]}"
+        asked = f"{request.method} {request.endpoint or self.url}"
         if request.params:
             asked += f"?{httpx2.QueryParams(request.params)}"
         return SourceError(self.auth.hide(f"{asked}: {what}"), **fields)
@@ -170,7 +172,10 @@ class Http(Source):
         """The records, and the request for the next page. Raises `SourceError`."""
         if response.status in NO_CONTENT or self.statuses.get(response.status) == "empty":
             return Page(records=[])
-        content = self.format.parse(io.BytesIO(response.body), charset_of(response.headers.get("content-type", "")))
+        format_ = self.format
+        if isinstance(format_, Compressed) and is_compressed(response.headers.get("content-encoding", "")):
+            format_ = format_.for_unpacked(response.body)
+        content = format_.parse(io.BytesIO(response.body), charset_of(response.headers.get("content-type", "")))
         if self.pages is None:
             return Page(records=content.all(), broken=content.broken)
         following = self.pages.following(response, content.whole(), self.auth.params)

@@ -15,6 +15,11 @@ def _gunzip() -> Any:
     return zlib.decompressobj(16 + zlib.MAX_WBITS)
 
 
+def is_compressed(encoding: str) -> bool:
+    """Whether a body with this Content-Encoding is unpacked as it comes in."""
+    return encoding.strip().lower() in _GZIP
+
+
 class HttpBody:
     """A body, as far as it has arrived. `is_full` when it exceeded the limit; `damage` says what is wrong with it.
 
@@ -64,9 +69,8 @@ class HttpBody:
 
     def _begin(self) -> None:
         self._has_begun = True
-        encoding = self._encoding.strip().lower()
-        self._unpacking = _gunzip() if encoding in _GZIP else None
-        if self._unpacking is None and encoding not in _PLAIN:
+        self._unpacking = _gunzip() if is_compressed(self._encoding) else None
+        if self._unpacking is None and self._encoding.strip().lower() not in _PLAIN:
             self.damage = f"it is compressed by {self._encoding!r}, which was not asked for"
 
     def _write(self, piece: bytes) -> None:

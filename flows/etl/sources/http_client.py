@@ -5,6 +5,7 @@ Secrets are added in the transport, below everything that keeps or logs a reques
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -22,6 +23,7 @@ import trio
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.sources import retry_after
 from dataloader.flows.etl.sources.http_body import HttpBody
+from dataloader.flows.etl.sources.page_walk import without
 from dataloader.flows.etl.sources.source import SAMPLE, Request, Response, SourceError
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ KEPT_S: Final = 60.0
 """How long an idle connection is kept: longer than the pauses between requests usually are."""
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_WHOLE_RANGE: Final = re.compile(r"bytes\s+0-(?P<last>[0-9]{1,18})/(?P<length>[0-9]{1,18})")
 _WHOLE: Final = "dataloader.whole"
 """The extension of a request that has its complete address; the request's own lacks the secret parts."""
 NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
@@ -101,12 +104,12 @@ class HttpConnection:
 
     async def _ask(self, request: Request, body: HttpBody) -> httpx2.Response:
         """Send the request, and fill in the body of the answer."""
-        url = self.source.resolve(request.endpoint)
-        options: dict[str, Any] = {"params": request.params or None}
+        url, params = self.source.resolve(request.endpoint), request.params
+        options: dict[str, Any] = {}
         if request.body is not None or request.method == "POST":
-            sent = request.params if request.body is None else request.body
+            sent, params = (params, {}) if request.body is None else (request.body, params)
             options = {"content": msgspec.json.encode(sent), "headers": {"Content-Type": "application/json"}}
-            options["params"] = None if request.body is None else request.params or None
+        url = with_params(url, params)
         if isinstance(request, Hop):
             options["extensions"] = {_WHOLE: request.whole}
             if request.whole.userinfo:
@@ -138,6 +141,10 @@ class HttpConnection:
             raise self.source.error(
                 request, f"the answer has more than the {limit:,} bytes allowed", is_retryable=False
             )
+        if answer.status_code == HTTPStatus.PARTIAL_CONTENT and self._is_part(answer.headers):
+            told = answer.headers.get("content-range", "no Content-Range")
+            what = f"status 206: only a part of the answer came ({told}), although all of it was requested"
+            raise self.source.error(request, what, is_retryable=True)
         if body.damage:
             raise self.source.error(request, f"the answer is damaged: {body.damage}", is_retryable=True)
         is_framed = not {"content-length", "transfer-encoding"}.isdisjoint(answer.headers) or body.has_end
@@ -148,6 +155,19 @@ class HttpConnection:
                 "ends_with_connection=True takes it for whole"
             )
             raise self.source.error(request, what, is_retryable=True)
+
+    def _is_part(self, headers: Mapping[str, str]) -> bool:
+        """Whether an answer with status 206 lacks something, unless the source's own headers ask for a range.
+
+        Some services, such as PostgREST, answer so with a range of records, which has another unit than bytes.
+        """
+        if any(name.lower() == "range" for name in self.source.headers):
+            return False
+        said = headers.get("content-range", "").strip().lower()
+        if said and not said.startswith("bytes"):
+            return False
+        whole = _WHOLE_RANGE.fullmatch(said)
+        return whole is None or int(whole["last"]) + 1 != int(whole["length"])
 
     def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
         status = answer.status_code
@@ -180,7 +200,7 @@ class _Signing(httpx2.AsyncBaseTransport):
         url, headers = request.extensions.get(_WHOLE, request.url), request.headers.copy()
         if is_same_place(url, self._own):
             headers.update(self._headers)
-            url = url.copy_merge_params(self._params) if self._params else url
+            url = with_params(url, self._params)
         signed = httpx2.Request(
             request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
         )
@@ -188,6 +208,15 @@ class _Signing(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def with_params(url: httpx2.URL, params: Mapping[str, Any]) -> httpx2.URL:
+    """The URL with these parameters in place of those of the same names; the rest of its query stays as it is."""
+    if not params:
+        return url
+    kept = without(url.query.decode("ascii"), params)
+    added = str(httpx2.QueryParams(params))
+    return url.copy_with(query="&".join(part for part in (kept, added) if part).encode("ascii"))
 
 
 def is_redirect(status: int, headers: Mapping[str, str]) -> bool:

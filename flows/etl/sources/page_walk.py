@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection
-from typing import Any, Final
-from urllib.parse import parse_qsl, urldefrag, urljoin, urlsplit
+from typing import Final
+from urllib.parse import unquote_plus, urldefrag, urljoin
 
 import attrs
 import msgspec
 
+from dataloader.flows.etl.formats.content import Content
 from dataloader.flows.etl.sources.source import Request, Response, SourceError
 
 # Possessive quantifiers, so that no header can make the match slow.
@@ -24,62 +25,130 @@ _LINK: Final = re.compile(
 _PARAM: Final = re.compile(rf""";\s*+({_NAME})\s*+(?:=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s";,]*+)))?""")
 
 
-def follow(address: str, response: Response, secrets: Collection[str], max_pages: int) -> Request:
-    """The request to an address that an answer names, without the parameters that are `secrets`."""
+EQUAL_PAGES: Final = 5
+"""So many pages in a row with the same records end a walk whose pages may be equal by chance."""
+_encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+def follow(address: str, response: Response, content: Content, secrets: Collection[str], max_pages: int) -> Request:
+    """The request to an address that an answer names: as it is named, without the parameters that are `secrets`.
+
+    Only the service knows how its addresses are encoded, so nothing else of it is decoded and encoded again.
+    """
     try:
         whole = urldefrag(urljoin(response.url, address.strip())).url
     except ValueError as error:
         raise SourceError(f"the address of the next page can't be read: {error}", is_retryable=False) from error
-    params: dict[str, Any] = {}
-    for name, value in parse_qsl(urlsplit(whole).query, keep_blank_values=True):
-        if name in secrets:
-            continue
-        if name not in params:
-            params[name] = value
-        elif isinstance(params[name], list):
-            params[name].append(value)
-        else:
-            params[name] = [params[name], value]
-    # The first request may have had only a path, with which the address is compared.
-    request = attrs.evolve(response.request, endpoint=response.url.partition("?")[0])
-    following = attrs.evolve(request, endpoint=whole.partition("?")[0], params=params, page=request.page + 1)
-    return check_circle(following, request, max_pages)
+    endpoint, mark, query = whole.partition("?")
+    query = without(query, secrets)
+    request = response.request
+    # The parameters of a POST are its body, which each page is asked for with.
+    params = request.params if request.method == "POST" else {}
+    if request.page == 1:
+        # It may have only a path and parameters, with which no address can be compared.
+        request = attrs.evolve(request, endpoint=response.url, params=params)
+    following = attrs.evolve(
+        request, endpoint=f"{endpoint}{mark if query else ''}{query}", params=params, page=request.page + 1
+    )
+    return check_circle(following, request, content, max_pages)
 
 
-def step(following: Request | None, response: Response, count: int, max_pages: int) -> Request:
-    """The next request of numbered pages. Raises `SourceError` if a page repeats the one before.
+def without(query: str, names: Collection[str]) -> str:
+    """A query without the parameters of these names; the others are as they were."""
+    parts = re.split("([&;])", query)
+    kept = [
+        (separator, part)
+        for separator, part in zip(["", *parts[1::2]], parts[::2], strict=True)
+        if unquote_plus(part.partition("=")[0]) not in names
+    ]
+    return "".join((separator if place else "") + part for place, (separator, part) in enumerate(kept))
 
-    An interface that does not know the page's parameter would send the first page for ever.
+
+def step(following: Request | None, response: Response, content: Content, max_pages: int) -> Request:
+    """The next request of numbered pages. Raises `SourceError` if a page has the same records as the one before.
+
+    An interface that does not know the page's parameter would send the first page for ever. Two pages of a single
+    record may well be equal, but not `EQUAL_PAGES`.
     """
-    mark = hashlib.blake2b(response.body, digest_size=8).hexdigest()
-    # Two pages of a single record may well be equal.
-    if count > 1 and mark == response.request.mark:
-        page = response.request.page
-        raise SourceError(
-            f"page {page} is the same as page {page - 1}; does the interface know the parameters "
-            f"{', '.join(response.request.params)}?",
-            is_retryable=False,
-            ends_walk=True,
-        )
+    seen = _seen(response.request, content, most=2 if count_of(content) > 1 else EQUAL_PAGES)
     if following is None:
         raise _endless(max_pages)
-    return attrs.evolve(following, mark=mark)
+    return attrs.evolve(following, mark=str(seen))
 
 
-def check_circle(following: Request, request: Request, max_pages: int) -> Request:
+def check_circle(following: Request, request: Request, content: Content, max_pages: int) -> Request:
     """The following request. Raises `SourceError` if the walk has come to the same page before.
 
     By Brent's algorithm: the mark is that of the page whose number is the last power of two, and each later page is
-    compared with it. A circle of any length is noticed within about three times its length, by one mark alone.
+    compared with it. A circle of any length is noticed within about three times its length, by one mark alone. If the
+    requests differ for ever, `EQUAL_PAGES` pages with the same records are a circle, too.
     """
     if following.page > max_pages:
         raise _endless(max_pages)
-    mark = _mark(request) if request.page.bit_count() == 1 else request.mark
+    seen = _seen(request, content, most=EQUAL_PAGES)
+    mark = _mark(request) if request.page.bit_count() == 1 else _Seen.of(request).request
     if _mark(following) in {mark, _mark(request)}:
         raise SourceError(
             f"the walk goes in a circle: page {following.page} would repeat an earlier request", is_retryable=False
         )
-    return attrs.evolve(following, mark=mark)
+    return attrs.evolve(following, mark=str(attrs.evolve(seen, request=mark)))
+
+
+@attrs.frozen
+class _Seen:
+    """The memory of a walk: the mark of an earlier request, and how many pages in a row had the `records` so far."""
+
+    request: str = ""
+    records: str = ""
+    times: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> _Seen:
+        """Read the memory from a request; a request that an earlier release has stored has one mark alone."""
+        mark, _, rest = request.mark.partition(".")
+        records, _, times = rest.partition(".")
+        return cls(mark, records, int(times) if times.isdecimal() else 0)
+
+    def __str__(self) -> str:
+        return f"{self.request}.{self.records}.{self.times}"
+
+
+def _seen(request: Request, content: Content, *, most: int) -> _Seen:
+    """Return the memory of the walk after this page. Raises `SourceError` if `most` pages in a row had its records.
+
+    Bodies may differ in a request's number or a time, and say nothing. Pages without records are not counted: some
+    interfaces search a part of their data for each page, and find nothing there.
+    """
+    before = _Seen.of(request)
+    if not count_of(content):
+        return _Seen(before.request)
+    records = _mark_of_records(content)
+    times = before.times + 1 if records == before.records else 1
+    if times >= most:
+        first, page = request.page - times + 1, request.page
+        which = f"page {page} has" if times == 2 else f"pages {first} to {page} have"
+        asked = ", ".join(request.params)
+        about = f"know the parameters {asked}" if asked else "lead from each page to another one"
+        raise SourceError(
+            f"{which} the same records{f' as page {first}' if times == 2 else ''}; does the interface {about}?",
+            is_retryable=False,
+            ends_walk=True,
+        )
+    return _Seen(before.request, records, times)
+
+
+def count_of(content: Content) -> int:
+    """How many records came; broken ones came, too."""
+    return len(content.records) + len(content.broken)
+
+
+def _mark_of_records(content: Content) -> str:
+    told = [content.records, [[one.key, one.error, one.sample] for one in content.broken]]
+    try:
+        text = _encode(told)
+    except (TypeError, ValueError, RecursionError):  # a format of one's own may give anything
+        text = repr(told).encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def _mark(request: Request) -> str:

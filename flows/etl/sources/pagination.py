@@ -2,8 +2,8 @@
 
 A strategy adds to the first request what it needs, and finds the following request in an answer. It has no state: what
 a walk must remember (its page, a mark of an earlier one) is in its requests, so that each can be sent again by itself.
-No walk goes on for ever: it ends in an error when it comes to the same page again, or has more than `max_pages`. The
-file http.py decides whether another host may be requested.
+No walk goes on for ever: it ends in an error when it comes to the same page again, by its request or its records, or
+has more than `max_pages`. The file http.py decides whether another host may be requested.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.formats.content import MISSING, Content, describe, look_up
-from dataloader.flows.etl.sources.page_walk import check_circle, follow, links, step
+from dataloader.flows.etl.sources.page_walk import check_circle, count_of, follow, links, step
 from dataloader.flows.etl.sources.source import Param, Request, Response, SourceError
 
 MAX_PAGES: Final = 100_000
@@ -77,7 +77,7 @@ class PageNumber:
         secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
     ) -> Request | None:
         """The next number, until the end."""
-        count = _count(content)
+        count = count_of(content)
         total = _total(self.total_path, content.document)
         done = (response.request.page - 1) * self.size + count
         if done >= total if total is not None else count < self.size:
@@ -89,7 +89,7 @@ class PageNumber:
                 is_retryable=False,
                 ends_walk=count == 0,
             )
-        return step(self._next(response.request, total), response, count, self.max_pages)
+        return step(self._next(response.request, total), response, content, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
         """The next number, where the total is known and lies behind this page; None after `max_pages`."""
@@ -133,15 +133,16 @@ class Offset:
         secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
     ) -> Request | None:
         """The one from where this ended, until the end."""
-        count = _count(content)
+        count = count_of(content)
         total = _total(self.total_path, content.document)
-        done = self._offset(response.request) + count
+        # A page that seems to have more than `size` records may have pieces of records among them: skip none for these.
+        done = self._offset(response.request) + max(count - content.unsure, min(count, self.size))
         if done >= total if total is not None else count < self.size:
             return None
         if count == 0:
             told = f"no records at {done:,}, though {self.total_path} says {total:,}"
             raise SourceError(told, is_retryable=False, ends_walk=True)
-        return step(self._from(response.request, done, total), response, count, self.max_pages)
+        return step(self._from(response.request, done, total), response, content, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
         """The one `size` records on, where the total is known and lies behind it; None after `max_pages`."""
@@ -192,7 +193,7 @@ class Cursor:
         if isinstance(cursor, bool) or not isinstance(cursor, (str, int)):
             raise SourceError(f"path: {self.path} is {describe(cursor)}, not a cursor", is_retryable=False)
         following = _with(response.request, {self.param: cursor}, page=response.request.page + 1)
-        return check_circle(following, response.request, self.max_pages)
+        return check_circle(following, response.request, content, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
         """Nobody knows."""
@@ -212,13 +213,13 @@ class LinkHeader:
     def following(
         self,
         response: Response,
-        content: Content,  # noqa: ARG002 - as the others
+        content: Content,
         secrets: Collection[str] = (),
     ) -> Request | None:
         """The one to the address in the header."""
         for address, relations in links(response.headers.get("link", "")):
             if "next" in relations:
-                return follow(address, response, secrets, self.max_pages)
+                return follow(address, response, content, secrets, self.max_pages)
         return None
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
@@ -249,7 +250,7 @@ class NextUrl:
             return None
         if not isinstance(address, str):
             raise SourceError(f"path: {self.path} is {describe(address)}, not an address", is_retryable=False)
-        return follow(address, response, secrets, self.max_pages)
+        return follow(address, response, content, secrets, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
         """Nobody knows."""
@@ -262,11 +263,6 @@ def _with(request: Request, params: Mapping[str, Param], **changes: Any) -> Requ
 
 def _size(name: str | None, size: int) -> dict[str, Param]:
     return {} if name is None else {name: size}
-
-
-def _count(content: Content) -> int:
-    """How many records came; broken ones came, too."""
-    return len(content.records) + len(content.broken)
 
 
 def _total(path: str | None, document: Any) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import attrs
 
 from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.text import storable_text
 
 
 def _shown(value: object) -> str:
@@ -23,7 +24,7 @@ def _shown(value: object) -> str:
 
 
 def _sample(text: str) -> str:
-    return mask_text(text[:SAMPLE])
+    return storable_text(mask_text(text[:SAMPLE]))
 
 
 SAMPLE: Final = 200
@@ -64,11 +65,11 @@ class Window:
 class Request:
     """One request to a source, with all that is needed to send it again, so that a failed one can be kept as JSON.
 
-    endpoint: a URL without its query, a path, or an object's name.
+    endpoint: a URL, a path, or an object's name. Only the address of a next page has its query, which is sent as it is.
     params: the query; a list where a name occurs several times. No secrets: the source adds them when it sends.
     key: the single thing that is requested (the id of a detail, the member of an archive), if it is one.
     page: its number, from 1, within a walk over pages.
-    mark: what the walk remembers of an earlier page, to notice that it goes in a circle.
+    mark: what the walk remembers of earlier pages, to notice that they come again.
     total: how many records the walk has, if an earlier page has said so.
     segment: for a retried request, the segment in which it failed first.
     """
@@ -106,8 +107,8 @@ class Broken:
     `key` says which part (`row 12`), `error` what is wrong with it, `sample` how it begins, without secrets.
     """
 
-    key: str
-    error: str
+    key: str = attrs.field(converter=storable_text)
+    error: str = attrs.field(converter=storable_text)
     sample: str = attrs.field(default="", converter=_sample)
 
 

@@ -1,8 +1,7 @@
 """Decides at a segment's end what is merged and recorded, by the failures of this segment and of those before it.
 
 Segments end in their order. The watermark never moves over a segment that failed; a segment that lacks only rows that
-are recorded as failures has not failed. Later snapshots are not merged until an incomplete one is repaired. Nothing is
-written here; the writer does that.
+are recorded as failures has not failed. Nothing is written here; the writer does that.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ class SegmentOrder:
     def end(self, part: Part, *, is_done: bool) -> SegmentEnd:
         """Judge a part and its segment; `is_done` unless the run was stopped before all of it had come."""
         segment = part.segment
-        # Once a snapshot is in, none that is older can be: the window that is not whole would be missing for ever.
-        has_history = part.table.target.history is not None and segment.window.start is not None
-        waits = has_history and not self.is_whole_so_far
-        segment.is_whole &= part.is_whole and not waits
+        segment.is_whole &= part.is_whole
         ends_segment = is_done and part.ends_segment
         if ends_segment:
             self.is_whole_so_far &= segment.is_whole
@@ -51,9 +47,7 @@ class SegmentOrder:
         # failures that are tried again, what fails once more is a failure of its own.
         is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
         left_out = None
-        if waits:
-            left_out = "an older one must be complete first"
-        elif not part.table.target.key and not is_noted:
+        if not part.table.target.key and not is_noted:
             left_out = "without a key its rows would come twice"
         moves_watermark = ends_segment and self.is_whole_so_far and segment.moves_watermark
         return SegmentEnd(

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
 
 import attrs
 import trio
 
 from dataloader.flows.etl.parse.transform import brief
 from dataloader.flows.etl.plan.segment import Part
-from dataloader.flows.etl.run.etl_run import CLEAN_UP_S
-from dataloader.flows.etl.run.pipeline_state import PipelineState, Rows
+from dataloader.flows.etl.run.pipeline_state import DetailComplete, PipelineState, Rows, ToWriter
 from dataloader.flows.etl.sources.source import Request
 from dataloader.flows.etl.write.segment_end import SegmentOrder
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
@@ -25,9 +23,6 @@ from dataloader.store.etl.refused_rows import RefusedSearch
 from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl.staging import Lines, aio_stage
 from dataloader.store.queue.transaction import Transactions
-
-MOST_ROWS: Final = 10_000
-"""Rows of a batch at the most, where `batch_size` is less: a response that has more than that is several batches."""
 
 
 @attrs.define(eq=False)
@@ -72,7 +67,7 @@ class Writer:
     async def run(self) -> None:
         """Write until no more rows come, then the rest; after a stop that may be a part of a segment."""
         while True:
-            message: Rows | Part | None = None
+            message: ToWriter | None = None
             with trio.CancelScope(deadline=self._oldest) as scope:
                 try:
                     message = await self.shared.processed.receive()
@@ -82,6 +77,8 @@ class Writer:
                 await self._flush_all()
             elif isinstance(message, Rows):
                 await self._add(message)
+            elif isinstance(message, DetailComplete):
+                await self._keep_in_time(message.part)
             elif message is not None:
                 message.is_ready = True
                 await self._commit_ready()
@@ -91,7 +88,7 @@ class Writer:
 
     async def _add(self, rows: Rows) -> None:
         size, left = self.shared.config.batch_size, rows.number
-        most = max(size, MOST_ROWS)
+        most = max(size, self.shared.limits.most_rows)
         if not left:
             self._batches.setdefault(rows.part, Batch()).answers.append(rows)
             self._flush_within(self.shared.config.batch_timeout)
@@ -128,6 +125,10 @@ class Writer:
         await self._stage(part, batch)
         # One answer may be very many batches.
         await self._save_if_many()
+        await self._keep_in_time(part)
+
+    async def _keep_in_time(self, part: Part) -> None:
+        """Keep the part's complete details, if there are any, `batch_timeout` after the last time that it was done."""
         if part.keeps_details and part.completed.done:
             self._unkept.add(part)
             if (wait_s := part.kept_at + self.shared.config.batch_timeout - trio.current_time()) > 0:
@@ -177,38 +178,45 @@ class Writer:
 
     async def _take_apart(self, part: Part, batch: Batch) -> None:
         """Put the rows that the database takes into the staging table."""
-        search = RefusedSearch(part.staged_as(self.shared.token), batch.lines, self.shared.config.max_failures)
+        search = RefusedSearch(part.staged_as(self.shared.token), batch.lines, self.shared.limits.most_refused)
         try:
             while not search.is_over:
                 search.staged += await self.transactions.run(search.aio_go_on)
         finally:
-            batch.settled = search.staged + len(search.refused)
+            batch.settled = search.settled
             part.staged += search.staged
             self._refused(part, batch, search)
-        # A search that has failed itself is a failure more in a row.
-        if search.was_last_taken:
+        # A search that has failed itself is a failure of its own.
+        if search.staged:
             self.shared.progress.worked()
+        else:
+            self.shared.progress.spoiled()
 
     def _refused(self, part: Part, batch: Batch, search: RefusedSearch) -> None:
         """Rows that the database refused are failures of their own; the others of their batch are staged."""
         # One of them may be what a row that the table has already has become.
-        part.lacks_records |= bool(search.refused)
-        following = 0
+        part.lacks_records |= bool(search.refused or search.unsearched)
         for row in search.refused:
-            # Nothing is staged of a search that has failed before its first commit.
-            if search.staged and row.place > following:
-                self.shared.progress.worked()
-            following = row.place + 1
-            cells = dict(zip(row.line.columns, row.line.text.decode(errors="replace").split("\t")[1:], strict=False))
+            cells = _cells(row.line)
             key = ", ".join(cells[name].strip() for name in part.table.target.key if name in cells)
-            sample = brief(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))
             failure = self.shared.failure(
                 part,
                 "row",
-                key or f"number {following} of its batch",
+                key or f"number {row.place + 1} of its batch",
                 row.error,
-                sample=sample,
+                sample=_sample(cells),
                 requests=[batch.requests[row.piece]],
+            )
+            self.shared.progress.failed(failure)
+        for one in search.unsearched:
+            failure = self.shared.failure(
+                part,
+                "row",
+                f"{one.rows} rows from number {one.place + 1} of their batch",
+                f"refused together, after too many single rows: {one.error}",
+                sample=_sample(_cells(one.line)),
+                requests=list({id(batch.requests[piece]): batch.requests[piece] for piece in one.pieces}.values()),
+                times=one.rows,
             )
             self.shared.progress.failed(failure)
         for first in search.refused[:1]:
@@ -274,6 +282,10 @@ class Writer:
         part.count_sent()
         end = self._order.end(part, is_done=is_done)
         merges = part.merges(self.shared.token, is_complete=end.is_complete)
+        if part.keeps_missing(is_complete=end.is_complete):
+            kept = "a source without any record closes no row and marks none as deleted"
+            self.shared.progress.remarks[kept] += 1
+            self.shared.log.warning(kept, phase="writing", segment=segment.name, table=part.table.name)
         if merges and end.left_out is not None:
             merges = []
             told = {"segment": segment.name, "rows": part.staged, "why": end.left_out}
@@ -336,9 +348,18 @@ class Writer:
         """Save the failures since the last segment's end, also after a stop of the run."""
         failures = self.shared.progress.take_unsaved()
         if failures:
-            with trio.move_on_after(CLEAN_UP_S, shield=True):
+            with trio.move_on_after(self.shared.limits.save_s, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
                 return
             # The statement may be repeated: failures that are recorded twice are better than lost ones.
             self.shared.progress.put_back(failures)
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))
+
+
+def _cells(line: Lines) -> dict[str, str]:
+    """The cells of a single row, by the names of its columns."""
+    return dict(zip(line.columns, line.text.decode(errors="replace").split("\t")[1:], strict=False))
+
+
+def _sample(cells: Mapping[str, str]) -> str:
+    return brief(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))

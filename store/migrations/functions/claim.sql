@@ -5,35 +5,46 @@
 -- That is also why look-ups of one row have an ORDER BY, why BETWEEN stands there for =, and why joins by id are written
 -- = ANY (ARRAY[…]): for a table without a page each walk costs the same, and for these there is only one to choose.
 
+-- A token is 53 random bits (exact in JSON), never 0: no state of the database decides it, so a database that was restored, or a
+-- standby that was promoted, cannot issue a token again. Tokens have no order. dl_token_seq is for programs of earlier releases.
+
 -- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
 -- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
 -- A job that has no key (keyed is false) takes no lock: the row's own lock makes it ours alone, whoever else claims. Its
 -- lock_hash and lock_key are NULL.
 -- First it frees the keys of ended jobs, p_freed, as dl_release does, so that one round trip does both.
+-- Ready jobs whose task is not in p_tasks are skipped: they are neither locked nor written, so what one program does not know never
+-- delays another that knows it. A job with cancel_requested ends, whatever its task.
 -- It looks from the job p_after on, the last that an earlier claim has looked at, or from the first: while somebody holds an
 -- old snapshot, the entries of jobs that were claimed since stay in the index, and each claim would walk over all of them.
 -- One row for each candidate, with its verdict:
 --   run       it is ours now; the other columns are filled, but for args of more than 16 MiB (MAX_ARGS_BYTES in
---             store/queue/enqueue.py), which another service has written and no worker should have to hold. What the row has
---             compressed to less than 64 kB is never so long
+--             jobs/model.py), which another service has written and no worker should have to hold. What the row has
+--             compressed to less than 64 kB is never so long. JSON of more than 64 MiB in PostgreSQL's own form is always so long
+--             (a digit in a list takes 3 bytes as text and 12 in that form), and no text is made of it
 --             `more` is what only some jobs have: NULL for all others
 --   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
 --   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
---   task      the worker does not know its task: parked until one that does comes
 --   canceled  it had cancel_requested and has ended
 --   limit     its task has limits, which it did not know when it was added: put into its lane
 --   over      of a lane: what its supplier's budgets leave went to jobs of other lanes; it was left as it was
---   later     (one row for all of them) it could run, but p_slots were taken; it is left as it was
+--   later     (one row for all of them) it could run, but p_slots were taken, or args before it are long (as `large`); it is left as it was
+-- one more, if jobs were left for later because the args of jobs before them have more than a mebibyte, as compressed in their rows. A row
+-- of 3 MB may be 260 MB of JSON, so a claim reads few of them; the first candidate is claimed whatever its args have:
+--   large     more jobs may run: the next claim is worth making immediately, and need not look at more candidates
 -- one more for the last candidate, if none was left for later:
 --   last      a next claim may go on behind it
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
--- p_limited are those of p_tasks that have a lane, p_lanes those of them that are worth a look; the jobs of those that are open are
+-- and one more, if the walk from the first ready job has read more than 10,000 jobs (some 5 ms):
+--   blocked   jobs of unknown tasks stand in front: actors/block_filer.py moves them away. The search for locked jobs would walk over
+--             them again, and is left out
+-- p_limited are those of p_tasks whose jobs wait in a lane, p_lanes the lanes of p_tasks that are worth a look; the jobs of those that are open are
 -- candidates, too, in one order with the ready ones, at most p_limit of a lane. If p_tasks is NULL, they are the only ones: no ready
 -- job is looked at. One row more for each of p_lanes:
 --   lane      task is its name, args why no more of it may start (NULL: nothing keeps them), waited_s in how many seconds it is
 --             worth a look, NULL: when something tells
-CREATE OR REPLACE FUNCTION {schema}.dl_claim_runs(
+CREATE OR REPLACE FUNCTION {schema}.dl_claim_known(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
   p_after uuid, p_limited text[], p_lanes text[])
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
@@ -74,6 +85,7 @@ DECLARE
   v_left text[];
   v_began float8;
   v_looked_s float8;
+  v_read bigint;
 BEGIN
   -- The next job of a freed key may stand before p_after.
   IF cardinality(p_freed) > 0 AND {schema}.dl_release(p_freed) > 0 THEN
@@ -88,30 +100,33 @@ BEGIN
   -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
   -- and LIMIT it would lock more than it returns.
   IF cardinality(p_lanes) = 0 THEN
+    v_read := pg_stat_get_xact_tuples_fetched(to_regclass('{schema}.ix_dl_jobs_ready'));
     WITH picked AS MATERIALIZED (
-      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
-             j.cancel_requested AS stop, j.priority, j.created_at, j.task = ANY (p_limited) AS files
+      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.cancel_requested AS stop, j.priority, j.created_at,
+             j.task = ANY (p_limited) AS files, pg_column_size(j.args) AS size
       FROM {schema}.dl_jobs j
       WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
         AND (j.priority, j.created_at, j.job_id)
           > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
+        AND (j.task = ANY (p_tasks) OR j.cancel_requested)
       ORDER BY j.priority, j.created_at, j.job_id
       LIMIT p_limit
       FOR NO KEY UPDATE SKIP LOCKED
     ), placed AS MATERIALIZED (
       SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
-             OR row_number() OVER (PARTITION BY h, known AND NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
+             OR row_number() OVER (PARTITION BY h, NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
       FROM picked p
     ), ranked AS MATERIALIZED (
-      SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR held OR files ORDER BY priority, created_at, job_id) AS rank
+      SELECT p.*, row_number() OVER (PARTITION BY stop OR held OR files ORDER BY priority, created_at, job_id) AS rank,
+             sum(size) OVER (PARTITION BY stop OR held OR files ORDER BY priority, created_at, job_id) - size AS before
       FROM placed p
     ), judged AS MATERIALIZED (
       SELECT r.job_id, r.h,
              CASE WHEN stop THEN 'canceled'
-                  WHEN NOT known THEN 'task'
                   WHEN files THEN 'limit'
                   WHEN held THEN 'held'
                   WHEN rank > p_slots THEN 'later'
+                  WHEN before > 1048576 THEN 'large'
                   WHEN h IS NULL THEN 'run'
                   WHEN pg_try_advisory_lock(h) THEN 'run'
                   ELSE 'busy' END AS v
@@ -149,15 +164,17 @@ BEGIN
                             NULL::int, NULL::int, NULL::int, v_open.wait_s, NULL::jsonb;
       END IF;
     END LOOP;
+    v_read := pg_stat_get_xact_tuples_fetched(to_regclass('{schema}.ix_dl_jobs_ready'));
     -- As above, with the jobs of open lanes: `spent` is what a supplier's units would be with all before it in this order.
     WITH ready AS MATERIALIZED (
-      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
-             j.cancel_requested AS stop, j.priority, j.created_at, j.task = ANY (p_limited) AS files,
-             NULL::text AS lane, NULL::text AS supplier, NULL::int AS cost, NULL::bigint AS units
+      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.cancel_requested AS stop, j.priority, j.created_at,
+             j.task = ANY (p_limited) AS files,
+             pg_column_size(j.args) AS size, NULL::text AS lane, NULL::text AS supplier, NULL::int AS cost, NULL::bigint AS units
       FROM {schema}.dl_jobs j
       WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
         AND (j.priority, j.created_at, j.job_id)
           > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
+        AND (j.task = ANY (p_tasks) OR j.cancel_requested)
       ORDER BY j.priority, j.created_at, j.job_id
       LIMIT CASE WHEN p_tasks IS NULL THEN 0 ELSE p_limit END
       FOR NO KEY UPDATE SKIP LOCKED
@@ -166,8 +183,8 @@ BEGIN
       FROM unnest(v_lane, v_asked, v_supplier, v_cost, v_units, v_behinds, v_priorities, v_created_ats)
         AS o (lane, asked, supplier, cost, units, behind, priority, created_at)
       CROSS JOIN LATERAL (
-        SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, true AS known, j.cancel_requested AS stop,
-               j.priority, j.created_at
+        SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.cancel_requested AS stop, j.priority, j.created_at,
+               pg_column_size(j.args) AS size
         FROM {schema}.dl_jobs j
         WHERE (j.lane, j.queue, j.priority, j.created_at, j.job_id) > (o.lane, p_queue, o.priority, o.created_at, o.behind)
           AND (j.lane, j.queue) <= (o.lane, p_queue) AND j.status = 'queued' AND j.waits_for = 'limit'
@@ -176,45 +193,49 @@ BEGIN
         FOR NO KEY UPDATE SKIP LOCKED
       ) AS w
     ), turned AS MATERIALIZED (
-      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, true AS known, j.cancel_requested AS stop,
-             j.priority, j.created_at, false AS files, o.lane, o.supplier, o.cost, o.units
+      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.cancel_requested AS stop, j.priority, j.created_at,
+             false AS files, pg_column_size(j.args) AS size, o.lane, o.supplier, o.cost, o.units
       FROM unnest(v_turns) AS t (job_id)
       CROSS JOIN LATERAL (SELECT * FROM {schema}.dl_jobs j WHERE j.job_id = ANY (ARRAY[t.job_id]) ORDER BY j.job_id LIMIT 1) AS j
       JOIN unnest(v_lane, v_supplier, v_cost, v_units) AS o (lane, supplier, cost, units) ON o.lane = j.lane
     ), picked AS (
       SELECT * FROM ready
       UNION ALL
-      SELECT job_id, h, known, stop, priority, created_at, files, lane, supplier, cost, units FROM laned
+      SELECT job_id, h, stop, priority, created_at, files, size, lane, supplier, cost, units FROM laned
       UNION ALL
       SELECT * FROM turned
     ), placed AS MATERIALIZED (
       SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
-             OR row_number() OVER (PARTITION BY h, known AND NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
+             OR row_number() OVER (PARTITION BY h, NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
       FROM picked p
     ), ranked AS MATERIALIZED (
       SELECT p.*,
-             row_number() OVER (PARTITION BY stop OR NOT known OR held OR files ORDER BY priority, created_at, job_id) AS rank,
+             row_number() OVER (PARTITION BY stop OR held OR files ORDER BY priority, created_at, job_id) AS rank,
              sum(cost) OVER (PARTITION BY supplier, stop OR held ORDER BY priority, created_at, job_id) AS spent
       FROM placed p
+    ), sized AS MATERIALIZED (
+      SELECT r.*, sum(CASE WHEN spent > units THEN 0 ELSE size END)
+                    OVER (PARTITION BY stop OR held OR files ORDER BY priority, created_at, job_id) - size AS before
+      FROM ranked r
     ), judged AS MATERIALIZED (
       SELECT r.job_id, r.h, r.lane,
              CASE WHEN stop THEN 'canceled'
-                  WHEN NOT known THEN 'task'
                   WHEN files THEN 'limit'
                   WHEN held THEN 'held'
                   WHEN spent > units THEN 'over'
                   WHEN rank > p_slots THEN 'later'
+                  WHEN before > 1048576 THEN 'large'
                   WHEN h IS NULL THEN 'run'
                   WHEN pg_try_advisory_lock(h) THEN 'run'
                   ELSE 'busy' END AS v
-      FROM ranked r
+      FROM sized r
     )
     SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL), array_agg(judged.lane),
            (SELECT p.job_id FROM ready p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1),
            CASE WHEN p_tasks IS NULL THEN p_limit ELSE (SELECT count(*) FROM ready) END,
            ARRAY(SELECT (SELECT l.job_id FROM laned l WHERE l.lane = o.lane ORDER BY l.priority DESC, l.created_at DESC, l.job_id DESC LIMIT 1)
                  FROM unnest(v_lane) WITH ORDINALITY AS o (lane, number) ORDER BY o.number),
-           array_agg(judged.lane) FILTER (WHERE judged.v IN ('later', 'over'))
+           array_agg(judged.lane) FILTER (WHERE judged.v IN ('later', 'large', 'over'))
     INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_job_lanes, v_last, v_ready, v_lasts, v_left FROM judged;
     -- The next claim goes on behind what this one has taken, and begins at the front again after a quarter of a second; where that takes
     -- long, after ten times as long.
@@ -224,10 +245,14 @@ BEGIN
     FROM unnest(v_lane, v_lasts, v_untils) AS o (lane, last, until)
     WHERE o.last IS NOT NULL AND (o.lane = ANY (v_left)) IS NOT TRUE;
   END IF;
-  IF v_ready < p_limit AND v_created_at IS NULL THEN
+  IF v_created_at IS NULL AND pg_stat_get_xact_tuples_fetched(to_regclass('{schema}.ix_dl_jobs_ready')) - v_read > 10000 THEN
+    RETURN QUERY SELECT 'blocked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                        NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
+  ELSIF v_ready < p_limit AND v_created_at IS NULL THEN
     -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
     PERFORM FROM (
-      SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+      SELECT j.job_id FROM {schema}.dl_jobs j
+      WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL AND (j.task = ANY (p_tasks) OR j.cancel_requested)
       ORDER BY j.priority, j.created_at, j.job_id LIMIT v_ready + 1
     ) AS ready
     OFFSET v_ready;
@@ -243,7 +268,7 @@ BEGIN
     FROM unnest(v_hashes, v_verdicts) AS k (h, v)
     CROSS JOIN LATERAL (
       SELECT FROM {schema}.dl_jobs r
-      WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) BETWEEN k.h AND k.h AND (r.lease_expires_at > now()) IS TRUE
+      WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) BETWEEN k.h AND k.h AND (r.lease_expires_at > now() OR {schema}.dl_lease_counts(r.heartbeat_at, r.lease_ttl_sec)) IS TRUE
       ORDER BY hashtext(r.lock_key), r.job_id LIMIT 1
     ) AS live
     WHERE k.v = 'run' AND k.h IS NOT NULL;
@@ -257,6 +282,11 @@ BEGIN
     END LOOP;
   END IF;
 
+  IF 'large' = ANY (v_verdicts) THEN
+    v_verdicts := array_replace(v_verdicts, 'large', 'later');
+    RETURN QUERY SELECT 'large'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                        NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
+  END IF;
   IF v_lane <> '{}' THEN
     -- One from which as many came as may start is worth a look at once; by turns also one of whose jobs some can't start after all:
     -- others of their keys may.
@@ -293,7 +323,7 @@ BEGIN
   RETURN QUERY
   WITH mine AS (
     UPDATE {schema}.dl_jobs j
-    SET status = 'running', waits_for = NULL, attempt = least(j.attempt, 2147483646) + 1, token = nextval('{schema}.dl_token_seq'), claimed_by = p_worker,
+    SET status = 'running', waits_for = NULL, attempt = least(j.attempt, 2147483646) + 1, token = greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991, 1), claimed_by = p_worker,
         lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
         started_at = coalesce(j.started_at, now()), run_started_at = now()
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
@@ -307,7 +337,8 @@ BEGIN
   )
   SELECT 'run'::text, hashtext(m.lock_key), m.job_id, m.token, m.task,
          CASE WHEN pg_column_size(m.args) <= 65536 THEN m.args::text
-              ELSE (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
+              WHEN pg_column_size(m.args #> '{}') <= 67109888
+              THEN (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
          m.lock_key, m.partition_key, m.attempt, m.max_attempts, m.lease_ttl_sec,
          CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8,
          CASE WHEN num_nonnulls(m.schedule, m.lane, m.previous, m.requested_version) > 0
@@ -329,7 +360,7 @@ BEGIN
       UPDATE {schema}.dl_jobs j
       SET status = CASE w.v WHEN 'canceled' THEN 'canceled'::{schema}.dl_status ELSE j.status END,
           finished_at = CASE w.v WHEN 'canceled' THEN now() ELSE j.finished_at END,
-          waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' WHEN 'limit' THEN 'limit' ELSE 'lock' END,
+          waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'limit' THEN 'limit' ELSE 'lock' END,
           lane = CASE w.v WHEN 'limit' THEN j.task ELSE j.lane END,
           available_at = CASE WHEN w.v IN ('held', 'busy') THEN now() + make_interval(secs => p_backoff_s) ELSE j.available_at END
       FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v NOT IN ('run', 'later', 'over')) AS w
@@ -340,8 +371,7 @@ BEGIN
     SELECT o.job_id, o.queue, CASE o.v WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
            jsonb_build_object('reason', CASE o.v WHEN 'canceled' THEN 'cancel_requested' ELSE 'lock_key' END)
     FROM others o
-    -- Not that its task is unknown: a worker that knows it may be busy, and this one would say so after each sweep.
-    WHERE o.v NOT IN ('task', 'limit');
+    WHERE o.v <> 'limit';
     RETURN QUERY
     SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
            NULL::float8, NULL::jsonb
@@ -349,4 +379,4 @@ BEGIN
   END IF;
 
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_claim_runs(text, int, int, text, text[], int[], float8, int[], uuid, text[], text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_claim_known(text, int, int, text, text[], int[], float8, int[], uuid, text[], text[]) FROM PUBLIC;

@@ -1,5 +1,7 @@
 -- Adding jobs: dl_enqueue for anybody's transaction, and what it shares with our own statement (store/queue/enqueue.py).
--- All run with the caller's rights. A refusal has SQLSTATE 22023, names the argument at the beginning of its message, and, for
+-- dl_enqueue and dl_enqueue_job run with their owner's rights, so that a client needs no right on a table. Therefore they check all
+-- arguments, and refuse built-in tasks themselves: for the trigger that refuses these to clients the inserting role is the owner. What
+-- they call runs with the caller's rights, which are then the owner's. A refusal has SQLSTATE 22023, names the argument at the beginning of its message, and, for
 -- programs, as its column.
 CREATE OR REPLACE FUNCTION {schema}.dl_refuse(p_field text, p_message text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -12,7 +14,7 @@ REVOKE ALL ON FUNCTION {schema}.dl_refuse(text, text) FROM PUBLIC;
 CREATE OR REPLACE FUNCTION {schema}.dl_check_name(p_field text, p_value text, p_most int) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF p_value IS NOT NULL AND (length(p_value) NOT BETWEEN 1 AND p_most OR p_value ~ '[\x01-\x1f\x7f-\x9f\u2028\u2029]|^\s*$') THEN
+  IF p_value IS NOT NULL AND (length(p_value) NOT BETWEEN 1 AND p_most OR p_value ~ E'[\\x01-\\x1f\\x7f-\\x9f\\u2028\\u2029]|^\\s*$') THEN
     PERFORM {schema}.dl_refuse(p_field, format(
       'must have 1 to %s characters on one line, without control characters, and not be of spaces alone, not %s',
       p_most, to_json(left(p_value, 60))));
@@ -35,7 +37,7 @@ BEGIN
     SELECT NULL AS literal, field FROM jsonb_array_elements_text(CASE jsonb_typeof(p_spec) WHEN 'array' THEN p_spec ELSE '[]' END) AS field
     UNION ALL
     SELECT m[1], m[2] FROM regexp_matches(CASE jsonb_typeof(p_spec) WHEN 'string' THEN p_spec #>> '{}' ELSE '' END,
-                                          '([^{}]+)|\{([^{}]+)\}', 'g') AS m
+                                          E'([^{}]+)|\\{([^{}]+)\\}', 'g') AS m
   LOOP
     IF v_part.field IS NULL THEN
       v_key := v_key || v_part.literal;
@@ -74,7 +76,7 @@ CREATE OR REPLACE FUNCTION {schema}.dl_enqueue_job(
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
   after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL, version float8 DEFAULT NULL,
   OUT job_id uuid, OUT did text)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   v_now bigint := extract(epoch FROM clock_timestamp()) * 1000000;
@@ -118,7 +120,7 @@ BEGIN
     PERFORM {schema}.dl_refuse('when_failed', format('must be cancel or run, not %s', to_json(left(dl_enqueue_job.when_failed, 60))));
   END IF;
   IF dl_enqueue_job.idempotency_key IS NOT NULL THEN
-    v_hash := '\x01' || sha256(convert_to((jsonb_build_array(
+    v_hash := E'\\x01' || sha256(convert_to((jsonb_build_array(
       dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.priority,
       extract(epoch FROM dl_enqueue_job.available_at), dl_enqueue_job.partition_key, dl_enqueue_job.max_attempts, dl_enqueue_job.lease_ttl_sec,
       dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_after,
@@ -173,6 +175,8 @@ BEGIN
                                AND (dl_enqueue_job.lock_key IS NULL OR j.keyed AND j.lock_key = dl_enqueue_job.lock_key) END AS is_same
     INTO v_first FROM {schema}.dl_jobs j WHERE j.idempotency_key = dl_enqueue_job.idempotency_key;
     IF FOUND AND v_first.is_same THEN
+      -- With a synchronous standby: the commit of this answer waits for it, and so for all that was committed before.
+      PERFORM pg_logical_emit_message(true, 'dataloader', '') WHERE current_setting('synchronous_standby_names') <> '';
       SELECT v_first.job_id, 'again' INTO job_id, did;
       RETURN;
     ELSIF FOUND THEN
@@ -207,7 +211,7 @@ CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
   after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL)
 RETURNS uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
   RETURN (SELECT e.job_id FROM {schema}.dl_enqueue_job(
     task, args, queue, lock_key, priority, available_at, idempotency_key, partition_key, max_attempts, lease_ttl_sec, producer,

@@ -1,6 +1,18 @@
 -- What becomes of a key: released, looked at, its next job made ready. With the caller's rights and with pinned plans, as the
 -- claim.
 
+-- Whether a lease that has ended by the clock counts all the same: it was renewed before the clock jumped ahead (dl_history), and has not
+-- lasted for its length since. Its worker, cut off from the database, goes by its own clock. A jump in the future is of a clock that has been
+-- put right: it counts no more, or no lease would end until then. (Within ten seconds it may be one that was noted after now().)
+CREATE OR REPLACE FUNCTION {schema}.dl_lease_counts(p_renewed_at timestamptz, p_ttl_sec int) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN EXISTS (SELECT FROM {schema}.dl_history h
+                 WHERE h.clock_jumped_at > p_renewed_at AND h.clock_jumped_at + make_interval(secs => p_ttl_sec) > now()
+                   AND h.clock_jumped_at < now() + interval '10 s');
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_lease_counts(timestamptz, int) FROM PUBLIC;
+
 -- Makes the best parked job of each key ready; how many there were comes back.
 -- A row that somebody has locked is waited for, for some milliseconds in all: who begins to watch a job holds it for one, and
 -- if it is its key's only job nobody else would wake it before the sweep. Not by a lock wait: a row held by a psql must not
@@ -84,7 +96,7 @@ BEGIN
   FROM unnest(v_free) AS k (h)
   CROSS JOIN LATERAL (
     SELECT FROM {schema}.dl_jobs r
-    WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) BETWEEN k.h AND k.h AND (r.lease_expires_at > now()) IS TRUE
+    WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) BETWEEN k.h AND k.h AND (r.lease_expires_at > now() OR {schema}.dl_lease_counts(r.heartbeat_at, r.lease_ttl_sec)) IS TRUE
     ORDER BY hashtext(r.lock_key), r.job_id LIMIT 1
   ) AS live;
   RETURN ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}')));

@@ -13,6 +13,8 @@ DECLARE
 BEGIN
   IF p_periods IS NULL THEN
     RETURN 0;
+  ELSIF p_zone IS NULL THEN
+    RAISE data_exception USING MESSAGE = 'work periods have no time zone';
   END IF;
   v_wall := p_now AT TIME ZONE p_zone;
   v_minute := (extract(isodow FROM v_wall)::int - 1) * 1440 + extract(hour FROM v_wall)::int * 60 + extract(minute FROM v_wall)::int;
@@ -71,6 +73,10 @@ DECLARE
 BEGIN
   wait_s := 0;
   FOR i IN 1 .. cardinality(p_units) LOOP
+    -- Rows that SQL by hand has written: a budget that can't be read is no budget without a bound.
+    IF p_units[i] IS NULL OR p_spans_s[i] IS NULL THEN
+      RAISE data_exception USING MESSAGE = format('budget %s of the supplier %s has no units or no span', i, p_source.source);
+    END IF;
     IF p_spans_s[i] > 0 THEN
       v_since := p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s);
       v_midnight := NULL;
@@ -101,6 +107,66 @@ BEGIN
   END LOOP;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_budgets_left({schema}.dl_sources, int[], float8[], text[], int, timestamptz) FROM PUBLIC;
+
+-- A supplier whose row the caller has locked, without times in the future: they are of a while in which the database's clock was ahead, and
+-- would close its budgets until then. What was taken in that while counts as taken now, so no budget is exceeded; a pause has what was
+-- left of it at the last request. A clock is thought to be wrong by less than ten seconds, a request to take less than an hour.
+CREATE OR REPLACE FUNCTION {schema}.dl_cut_back(p_source {schema}.dl_sources) RETURNS {schema}.dl_sources
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_now timestamptz := clock_timestamp();
+BEGIN
+  IF p_source.last_at <= v_now + interval '10 s' AND (p_source.held_until > v_now + interval '1 hour') IS NOT TRUE THEN
+    RETURN p_source;
+  END IF;
+  WITH ahead AS (
+    DELETE FROM {schema}.dl_source_calls c
+    WHERE c.source BETWEEN p_source.source AND p_source.source AND c.at > v_now RETURNING c.n, c.cost
+  )
+  INSERT INTO {schema}.dl_source_calls (source, at, n, cost)
+  SELECT p_source.source, v_now, max(a.n), max(a.n) - min(a.n - a.cost) FROM ahead a HAVING count(*) > 0;
+  UPDATE {schema}.dl_sources s
+  SET last_at = least(s.last_at, v_now),
+      free_at = CASE WHEN s.last_at <= v_now THEN s.free_at
+                     WHEN s.free_at > s.last_at THEN v_now + (s.free_at - s.last_at) ELSE least(s.free_at, v_now) END,
+      held_until = CASE WHEN s.held_until > v_now + interval '1 hour' THEN v_now + interval '1 min' ELSE s.held_until END
+  WHERE s.source = p_source.source RETURNING s.* INTO p_source;
+  RAISE WARNING USING ERRCODE = '01DL1', MESSAGE = format(
+    'times of the supplier %s were in the future and are cut back: the database''s clock was ahead', p_source.source);
+  RETURN p_source;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_cut_back({schema}.dl_sources) FROM PUBLIC;
+
+-- The limits of a task and of its supplier for readers, by the rules of the claim: for how many seconds the periods of the task and of the
+-- supplier are closed, the result of dl_budgets_left, and the error of limits that cannot be evaluated. So one bad row is shown as bad,
+-- and does not end the statement that reads all.
+CREATE OR REPLACE FUNCTION {schema}.dl_limits_seen(
+  p_periods int4multirange, p_zone text, p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_zones text[], p_cost int,
+  p_now timestamptz,
+  OUT task_wait_s float8, OUT supplier_wait_s float8, OUT units bigint, OUT wait_s float8, OUT error text
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  task_wait_s := {schema}.dl_opens_in(p_periods, p_zone, p_now, 1);
+  supplier_wait_s := {schema}.dl_opens_in(p_source.periods, p_source.zone, p_now, p_source.margin_s);
+  SELECT u.units, u.wait_s INTO units, wait_s
+  FROM {schema}.dl_budgets_left(p_source, p_units, p_spans_s, p_zones, p_cost, p_now) AS u;
+EXCEPTION WHEN OTHERS THEN
+  units := 0;
+  error := SQLERRM;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_limits_seen(int4multirange, text, {schema}.dl_sources, int[], float8[], text[], int, timestamptz) FROM PUBLIC;
+
+-- How many seconds the clock of a zone is ahead of UTC at p_now; NULL: this server does not know the zone.
+CREATE OR REPLACE FUNCTION {schema}.dl_zone_offset_s(p_zone text, p_now timestamptz) RETURNS float8
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN extract(epoch FROM p_now AT TIME ZONE p_zone - p_now AT TIME ZONE 'UTC');
+EXCEPTION WHEN invalid_parameter_value THEN
+  RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_zone_offset_s(text, timestamptz) FROM PUBLIC;
 
 -- The job of a lane behind which this session's claims of p_queue go on, none if they begin at the front: the entries of jobs that were
 -- claimed stay in the index for a while, and in a backlog each claim would walk over all of them. The claim keeps the last job that it
@@ -243,6 +309,7 @@ BEGIN
         RETURN NEXT;
         CONTINUE;
       END IF;
+      SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);
       v_now := greatest(clock_timestamp(), v_source.last_at);
       IF v_source.paused THEN
         why := 'paused';
@@ -252,7 +319,7 @@ BEGIN
           why := 'period';
         ELSE
           SELECT u.units, u.wait_s INTO left_units, wait_s
-          FROM {schema}.dl_budgets_left(v_source, v_source.units, v_source.spans_s, v_source.zones, v_task.cost, v_now) AS u;
+          FROM {schema}.dl_budgets_left(v_source, v_source.units, v_source.spans_s, v_source.zones, coalesce(v_task.cost, 1), v_now) AS u;
           IF wait_s > 0 THEN
             why := 'budget';
           END IF;
@@ -265,7 +332,7 @@ BEGIN
       END IF;
       wait_s := NULL;
       supplier := v_source.source;
-      cost := v_task.cost;
+      cost := coalesce(v_task.cost, 1);
       margin_s := least(margin_s, v_source.margin_s);
       IF cost > 0 THEN
         allowed := least(allowed, left_units / cost);

@@ -2,13 +2,13 @@
 
 -- Asks for many things at once, of which each is a call of a process that is there, or the start of one that is not. One row comes back
 -- for each that was added, with its number in the lists, and one without a task for each call of a process that somebody has locked,
--- unless p_wait says to wait for that. What has no row has another answer, and is to be asked for by itself (dl_process_ask).
+-- unless p_wait says to wait for that. What has no row has another answer, and is to be asked for by itself (dl_process_request).
 -- p_may_start: a call may go to a process whose start is not done. p_jobs: the ids of wake-up jobs.
-CREATE OR REPLACE FUNCTION {schema}.dl_process_ask_many(
+CREATE OR REPLACE FUNCTION {schema}.dl_process_request_many(
   p_types text[], p_ids text[], p_kinds text[], p_methods text[], p_args text[], p_contexts text[], p_keys text[], p_hashes bytea[],
   p_expires_at timestamptz[], p_watched boolean[], p_metadata text[], p_versions int[], p_may_start boolean[], p_jobs uuid[], p_lease_s int,
   p_wait boolean)
-RETURNS TABLE (number bigint, task_id bigint)
+RETURNS TABLE (number bigint, task_id bigint, ident uuid)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = on SET enable_mergejoin = off
 SET enable_bitmapscan = off SET jit = off SET lock_timeout = '2s'
@@ -22,8 +22,10 @@ DECLARE
   v_tasks bigint[];
   v_numbers bigint[];
   v_added bigint[];
+  v_idents uuid[];
   v_keys bigint[];
   v_jobs uuid[];
+  v_not_begun bigint[];
 BEGIN
   v_of := ARRAY(SELECT (SELECT p.key FROM {schema}.dl_processes p WHERE p.type = a.type AND p.process_id = a.id AND p.removed_at IS NULL)
                 FROM unnest(p_types, p_ids) WITH ORDINALITY AS a (type, id, number) ORDER BY a.number);
@@ -62,7 +64,7 @@ BEGIN
                          p_may_start, p_jobs) WITH ORDINALITY
       AS a (task_id, key, type, kind, method, args, context, idempotency_key, hash, expires_at, watched, may_start, job, number)
   ), fits AS MATERIALIZED (
-    SELECT a.* FROM asked a JOIN {schema}.dl_processes p ON p.key = ANY (ARRAY[a.key])
+    SELECT a.*, a.kind = 'call' AND p.status = 'init' AS not_begun FROM asked a JOIN {schema}.dl_processes p ON p.key = ANY (ARRAY[a.key])
     WHERE p.removed_at IS NULL AND CASE a.kind WHEN 'init' THEN p.key = ANY (v_made)
       WHEN 'call' THEN p.key = ANY (v_locked) AND (p.status = 'running' OR p.status = 'init' AND a.may_start) END
   ), added AS (
@@ -70,13 +72,18 @@ BEGIN
     SELECT f.task_id, f.key, f.type, f.kind, f.method, f.args::jsonb, f.context::jsonb, f.idempotency_key, f.hash, f.expires_at, f.watched
     FROM fits f ORDER BY f.type, f.idempotency_key, f.number
     ON CONFLICT (type, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-    RETURNING task_id)
-  SELECT array_agg(f.number), array_agg(f.task_id), coalesce(array_agg(f.key), '{}'), array_agg(f.job) INTO v_numbers, v_added, v_keys, v_jobs
+    RETURNING task_id, ident)
+  SELECT array_agg(f.number), array_agg(f.task_id), array_agg(t.ident), coalesce(array_agg(f.key), '{}'), array_agg(f.job),
+         array_agg(DISTINCT f.key) FILTER (WHERE f.not_begun)
+  INTO v_numbers, v_added, v_idents, v_keys, v_jobs, v_not_begun
   FROM added t JOIN fits f ON f.task_id = t.task_id;
   -- For a request whose key is another's.
   DELETE FROM {schema}.dl_processes p WHERE p.key = ANY (v_made) AND NOT p.key = ANY (v_keys);
 
   -- As dl_process_wake does it for one.
+  IF v_not_begun IS NOT NULL THEN
+    PERFORM {schema}.dl_process_move(v_not_begun);
+  END IF;
   UPDATE {schema}.dl_jobs j SET available_at = least(now(), j.available_at), waits_for = NULL
   FROM unnest(v_keys) AS w (key) JOIN {schema}.dl_processes p ON p.key = ANY (ARRAY[w.key])
   WHERE j.job_id = ANY (ARRAY[p.job_id]) AND (j.status = 'queued' AND j.waits_for = 'time') IS TRUE;
@@ -94,16 +101,17 @@ BEGIN
     FROM bare b ORDER BY b.key)
   UPDATE {schema}.dl_processes p SET job_id = b.job, crashes = CASE WHEN b.stopped THEN 1000000 ELSE p.crashes END
   FROM bare b WHERE p.key = ANY (ARRAY[b.key]) AND b.before IS DISTINCT FROM b.job;
-  RETURN QUERY SELECT * FROM unnest(v_numbers, v_added);
-  RETURN QUERY SELECT a.number, NULL::bigint FROM unnest(v_of, p_kinds) WITH ORDINALITY AS a (key, kind, number)
+  RETURN QUERY SELECT * FROM unnest(v_numbers, v_added, v_idents);
+  RETURN QUERY SELECT a.number, NULL::bigint, NULL::uuid FROM unnest(v_of, p_kinds) WITH ORDINALITY AS a (key, kind, number)
     WHERE a.kind = 'call' AND a.key IS NOT NULL AND NOT a.key = ANY (v_locked);
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_ask_many(text[], text[], text[], text[], text[], text[], text[], bytea[], timestamptz[],
-                                                    boolean[], text[], int[], boolean[], uuid[], int, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_process_request_many(text[], text[], text[], text[], text[], text[], text[], bytea[], timestamptz[],
+                                                        boolean[], text[], int[], boolean[], uuid[], int, boolean) FROM PUBLIC;
 
--- Takes calls back that have not begun: those that were withdrawn, or, if p_expired, those whose time is over, of processes that
--- nobody has locked. Gives back which.
-CREATE OR REPLACE FUNCTION {schema}.dl_process_take_back(p_tasks bigint[], p_expired boolean) RETURNS bigint[]
+-- Takes calls back that have not begun: those that were withdrawn, or, if p_expired, those that have expired, of processes that
+-- nobody has locked. Returns the numbers of those that were taken back. p_idents: the ident of each task. After a restore its number may be
+-- that of another client's call, which stays.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_withdraw(p_tasks bigint[], p_idents uuid[], p_expired boolean) RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET lock_timeout = '2s'
 AS $$
@@ -121,12 +129,13 @@ BEGIN
     SELECT array_agg(l.key) INTO v_locked FROM (
       SELECT p.key FROM {schema}.dl_processes p WHERE p.key = ANY (v_keys) ORDER BY p.key FOR NO KEY UPDATE) AS l;
   END IF;
-  -- A new snapshot: what has begun meanwhile is marked.
+  -- A new snapshot: a call that has begun meanwhile is marked.
   WITH taken AS (
     UPDATE {schema}.dl_process_tasks t SET
       status = 'cancelled', error = CASE WHEN p_expired THEN 'expired' ELSE 'withdrawn' END, finished_at = statement_timestamp()
     FROM {schema}.dl_processes p
     WHERE t.task_id = ANY (p_tasks) AND t.status = 'waiting' AND t.kind = 'call' AND t.key = ANY (v_locked)
+      AND t.ident IS NOT DISTINCT FROM p_idents[array_position(p_tasks, t.task_id)]
       AND (NOT p_expired OR t.expires_at <= statement_timestamp())
       AND p.key = t.key AND p.running_task IS DISTINCT FROM t.task_id
     RETURNING t.task_id)
@@ -134,7 +143,7 @@ BEGIN
   PERFORM pg_notify('dl_answered', t.task_id::text) FROM unnest(v_taken) AS t (task_id);
   RETURN v_taken;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_take_back(bigint[], boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_process_withdraw(bigint[], uuid[], boolean) FROM PUBLIC;
 
 -- Stores a process that another system has begun: its events, a finished init, and if p_kind is timeout or remove its timer, at p_at
 -- or in p_after_s seconds. False: there is a process of this id.
@@ -164,7 +173,7 @@ BEGIN
   SELECT v_key, e.number, v_task, e.payload FROM jsonb_array_elements(p_events) WITH ORDINALITY AS e (payload, number);
   IF p_kind IS NOT NULL THEN
     UPDATE {schema}.dl_processes p SET timer_task = nextval('{schema}.dl_process_task_seq'), timer_kind = p_kind, timer_at = v_at,
-      timer_attempt = 0, timer_context = p_context
+      timer_attempt = 0, timer_context = p_context, timer_ident = gen_random_uuid()
     WHERE p.key = v_key;
     PERFORM {schema}.dl_process_wake(v_key, p_job, v_at, p_lease_s);
   END IF;

@@ -2,14 +2,22 @@
 -- partition gets a job that delivers it. Lock order: process rows, then outbox; a partition's row, then dl_jobs. A deliverer locks no
 -- process while it has its partition's row.
 
+-- The identity of what a step with the identity p_of brings: the same for the same content, another for any other. Random where the
+-- step has none, since a program of an earlier release has begun it. Its body is read when it is made, so that it may be inlined.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_ident(p_of uuid, p_content text) RETURNS uuid LANGUAGE sql VOLATILE
+RETURN coalesce(encode(substr(sha256(uuid_send(p_of) || convert_to(p_content, 'UTF8')), 1, 16), 'hex')::uuid, gen_random_uuid());
+REVOKE ALL ON FUNCTION {schema}.dl_process_ident(uuid, text) FROM PUBLIC;
+
 -- Tells the sinks of a change of these processes, whose rows the caller has locked.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_tell(p_keys bigint[], p_kind text, p_reason text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 AS $$
 BEGIN
-  INSERT INTO {schema}.dl_process_outbox (sink, partition, key, task_id, kind, body)
-  SELECT k.sink, hashtext(p.type || '/' || p.process_id) & 15, p.key, p.running_task, p_kind, to_jsonb(p_reason)
+  -- An operator's change has a random ident, the end of a step an ident that is derived from the step's.
+  INSERT INTO {schema}.dl_process_outbox (sink, partition, key, task_id, kind, body, ident)
+  SELECT k.sink, hashtext(p.type || '/' || p.process_id) & 15, p.key, p.running_task, p_kind, to_jsonb(p_reason),
+         CASE p_kind WHEN 'failed' THEN {schema}.dl_process_ident(p.running_ident, concat_ws(E'\n', p_kind, p_reason)) ELSE gen_random_uuid() END
   FROM {schema}.dl_processes p
   JOIN {schema}.dl_process_sinks k
     ON k.until > statement_timestamp() AND p_kind = ANY (k.kinds) AND (k.types IS NULL OR p.type = ANY (k.types))
@@ -17,8 +25,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_tell(bigint[], text, text) FROM PUBLIC;
 
--- Writes what steps tell, just before dl_process_commit writes these, from which it has its arguments and the locks: p_locked are
--- the processes and p_fenced the jobs that it has locked.
+-- Writes what steps tell, just before dl_process_commit_steps writes these, from which it has its arguments and the locks: p_locked are
+-- the processes and p_fenced the jobs that it has locked. The ident of a row is a hash of the step's and of what it tells, so that
+-- the same is told under the same key when the step runs again because its commit was lost with the database, and nothing else.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_send(
   p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_tasks bigint[], p_outcomes text[], p_errors text[], p_events text[],
   p_next text[], p_messages text[], p_locked bigint[], p_fenced uuid[]) RETURNS void
@@ -27,9 +36,9 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 AS $$
 BEGIN
-  INSERT INTO {schema}.dl_process_outbox (sink, partition, key, task_id, event_id, kind, body)
+  INSERT INTO {schema}.dl_process_outbox (sink, partition, key, task_id, event_id, kind, body, ident)
   WITH step AS MATERIALIZED (
-    SELECT a.*, p.type, hashtext(p.type || '/' || p.process_id) & 15 AS partition, p.status AS was, p.running_kind, p.last_event_id,
+    SELECT a.*, p.type, p.running_ident, hashtext(p.type || '/' || p.process_id) & 15 AS partition, p.status AS was, p.running_kind, p.last_event_id,
            a.outcome = 'done' AND (a.next = 'gone' OR p.running_kind = 'remove') AS goes
     FROM unnest(p_keys, p_jobs, p_tokens, p_tasks, p_outcomes, p_errors, p_events, p_next, p_messages)
       AS a (key, job_id, token, task, outcome, error, events, next, messages)
@@ -37,30 +46,33 @@ BEGIN
     WHERE a.key = ANY (p_locked) AND a.job_id = ANY (p_fenced)
       AND p.running_task = a.task AND p.running_token = a.token AND p.removed_at IS NULL
   ), told AS (
-    SELECT s.*, 1 AS part, 0::bigint AS number, 'created' AS kind, NULL::jsonb AS body FROM step s
+    SELECT s.*, 1 AS part, 0::bigint AS number, 'created' AS kind, NULL::jsonb AS body, NULL::jsonb AS payload FROM step s
     WHERE s.outcome = 'done' AND s.running_kind = 'init'
     UNION ALL
-    SELECT s.*, 1, 0, 'repaired', NULL FROM step s WHERE s.outcome = 'done' AND s.was = 'error' AND NOT s.goes
+    SELECT s.*, 1, 0, 'repaired', NULL, NULL FROM step s WHERE s.outcome = 'done' AND s.was = 'error' AND NOT s.goes
     UNION ALL
-    SELECT s.*, 2, e.number, 'event', NULL
-    FROM step s CROSS JOIN LATERAL generate_series(1, jsonb_array_length(coalesce(s.events, '[]')::jsonb)::bigint) AS e (number)
+    SELECT s.*, 2, e.number, 'event', NULL, e.payload
+    FROM step s CROSS JOIN LATERAL jsonb_array_elements(s.events::jsonb) WITH ORDINALITY AS e (payload, number)
     WHERE s.outcome = 'done'
     UNION ALL
-    SELECT s.*, 4, 0, 'failed', to_jsonb(s.error) FROM step s WHERE s.outcome = 'failed' AND s.running_kind <> 'repair'
+    SELECT s.*, 4, 0, 'failed', to_jsonb(s.error), NULL FROM step s WHERE s.outcome = 'failed' AND s.running_kind <> 'repair'
     UNION ALL
-    SELECT s.*, 4, 0, 'removed', NULL FROM step s WHERE s.goes
+    SELECT s.*, 4, 0, 'removed', NULL, NULL FROM step s WHERE s.goes
   ), rows AS (
     SELECT k.sink, t.partition, t.key, t.task, CASE t.kind WHEN 'event' THEN t.last_event_id + t.number END AS event_id, t.kind, t.body,
-           t.part, t.number
+           t.part, t.number, t.running_ident, coalesce(t.payload, t.body)::text AS content
     FROM told t
     JOIN {schema}.dl_process_sinks k
       ON k.until > statement_timestamp() AND t.kind = ANY (k.kinds) AND (k.types IS NULL OR t.type = ANY (k.types))
     UNION ALL
-    SELECT 'messages', s.partition, s.key, s.task, NULL, m.message ->> 'kind', m.message, 3, m.number
+    SELECT 'messages', s.partition, s.key, s.task, NULL, m.message ->> 'kind', m.message, 3, m.number, s.running_ident,
+           m.message::text
     FROM step s CROSS JOIN LATERAL jsonb_array_elements(s.messages::jsonb) WITH ORDINALITY AS m (message, number)
     WHERE s.outcome = 'done'
   )
-  SELECT r.sink, r.partition, r.key, r.task, r.event_id, r.kind, r.body FROM rows r ORDER BY r.key, r.part, r.number;
+  SELECT r.sink, r.partition, r.key, r.task, r.event_id, r.kind, r.body,
+         {schema}.dl_process_ident(r.running_ident, concat_ws(E'\n', r.part, r.kind, coalesce(r.event_id, r.number), r.content))
+  FROM rows r ORDER BY r.key, r.part, r.number;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_send(bigint[], uuid[], bigint[], bigint[], text[], text[], text[], text[], text[],
                                                 bigint[], uuid[]) FROM PUBLIC;
@@ -134,12 +146,13 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_post(int) FROM PUBLIC;
 
--- Writes what came of deliveries: p_done are rows that were delivered, p_mended processes that were held up and go on, p_failed
+-- Writes what came of deliveries: p_done are rows that were delivered, and p_idents their idents, since after a restore the number of such a
+-- row may be that of another, which was not delivered. p_mended are processes that were held up and go on, p_failed
 -- processes whose first row could not be delivered, and why; p_behind processes that are held up and have new rows.
 -- p_tries: after so many failures in a row a process is held. Between two tries are p_base_s seconds, twice as many each time, up to
 -- p_cap_s. False: the partition is another run's, and only what was delivered is written.
-CREATE OR REPLACE FUNCTION {schema}.dl_process_settle(
-  p_sink text, p_partition int, p_job uuid, p_token bigint, p_done bigint[], p_mended bigint[], p_failed bigint[], p_errors text[],
+CREATE OR REPLACE FUNCTION {schema}.dl_process_settle_rows(
+  p_sink text, p_partition int, p_job uuid, p_token bigint, p_done bigint[], p_idents uuid[], p_mended bigint[], p_failed bigint[], p_errors text[],
   p_behind bigint[], p_tries int, p_base_s float8, p_cap_s float8) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -151,7 +164,8 @@ BEGIN
     PERFORM FROM {schema}.dl_process_partitions p WHERE p.sink = p_sink AND p.partition = p_partition FOR NO KEY UPDATE;
     v_ours := EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.job_id = p_job AND j.token = p_token AND j.status = 'running');
   END IF;
-  DELETE FROM {schema}.dl_process_outbox o WHERE o.id = ANY (p_done);
+  DELETE FROM {schema}.dl_process_outbox o
+  WHERE o.id = ANY (p_done) AND o.ident IS NOT DISTINCT FROM p_idents[array_position(p_done, o.id)];
   IF NOT v_ours THEN
     RETURN false;
   END IF;
@@ -176,8 +190,8 @@ BEGIN
   END IF;
   RETURN true;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_settle(text, int, uuid, bigint, bigint[], bigint[], bigint[], text[], bigint[], int, float8,
-                                                  float8) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_process_settle_rows(text, int, uuid, bigint, bigint[], uuid[], bigint[], bigint[], text[], bigint[],
+                                                       int, float8, float8) FROM PUBLIC;
 
 -- The last word of a job that delivers: it ends, or waits for the next try. p_yield: it makes room for other partitions.
 --   more  there is something to deliver        rest  it has ended, or waits        void  the partition is another run's

@@ -10,11 +10,12 @@
 --   rest    nothing can run now: the job waits for the timer again, or is deleted
 --   void    the job belongs to another run, or the process is gone
 --   locked  somebody has the row at the moment: again soon
+-- `ident` is the identity of the step: the key of what it does outside. It is that of its task, and of each try of it.
 -- p_crashes: how often in a row a step that has lost its worker is run again; 0: never.
-CREATE OR REPLACE FUNCTION {schema}.dl_process_begin(p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_crashes int[])
+CREATE OR REPLACE FUNCTION {schema}.dl_process_begin_steps(p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_crashes int[])
 RETURNS TABLE (key bigint, verdict text, type text, process_id text, version int, status text, aux_state text, metadata text,
                last_event_id bigint, corrupted_by bigint, task_id bigint, kind text, method text, args text, context text,
-               attempt int, first_task bigint, told bigint[])
+               attempt int, first_task bigint, ident uuid, told bigint[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = on SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
@@ -59,7 +60,7 @@ BEGIN
   ), picked AS MATERIALIZED (
     SELECT o.*, o.crashed AND o.crashes >= o.crashes_allowed AS dead,
            c.task_id AS call_id, c.kind AS call_kind, c.method AS call_method, c.args AS call_args, c.context AS call_context,
-           o.timer_at <= statement_timestamp() AS due
+           c.ident AS call_ident, o.timer_at <= statement_timestamp() AS due
     FROM own o
     LEFT JOIN LATERAL (
       SELECT t.* FROM {schema}.dl_process_tasks t
@@ -77,13 +78,15 @@ BEGIN
                 WHEN due AND status <> 'error' OR due AND corrupted_by IS NOT NULL THEN 'step'
                 ELSE 'rest' END AS v,
            CASE WHEN call_id IS NOT NULL THEN call_id ELSE timer_task END AS work_id,
-           CASE WHEN call_id IS NOT NULL THEN call_kind ELSE timer_kind END AS work_kind
+           CASE WHEN call_id IS NOT NULL THEN call_kind ELSE timer_kind END AS work_kind,
+           CASE WHEN call_id IS NOT NULL THEN call_ident ELSE timer_ident END AS work_ident
     FROM picked p
   ), marked AS (
     UPDATE {schema}.dl_processes p SET
       running_task = CASE w.v WHEN 'step' THEN w.work_id END,
       running_kind = CASE w.v WHEN 'step' THEN w.work_kind END,
       running_token = CASE w.v WHEN 'step' THEN w.token END,
+      running_ident = CASE w.v WHEN 'step' THEN w.work_ident END,
       running_at = CASE w.v WHEN 'step' THEN statement_timestamp() END,
       crashes = CASE WHEN w.v = 'step' AND w.crashed THEN p.crashes + 1 ELSE 0 END,
       previous_status = CASE WHEN w.v = 'zombie' AND p.status <> 'error' THEN p.status ELSE p.previous_status END,
@@ -98,6 +101,7 @@ BEGIN
       timer_first = CASE WHEN w.v <> 'zombie' THEN p.timer_first END,
       timer_attempt = CASE WHEN w.v <> 'zombie' THEN p.timer_attempt END,
       timer_context = CASE WHEN w.v <> 'zombie' THEN p.timer_context END,
+      timer_ident = CASE WHEN w.v <> 'zombie' THEN p.timer_ident END,
       job_id = CASE WHEN w.v = 'step' OR w.v = 'rest' AND w.timer_at IS NOT NULL THEN p.job_id END
     FROM work w WHERE p.key = ANY (ARRAY[w.key])
     RETURNING p.key
@@ -117,10 +121,10 @@ BEGIN
     RETURNING t.task_id, t.key, t.watched
   ), dead_timers AS (
     INSERT INTO {schema}.dl_process_tasks (task_id, key, type, kind, status, context, error, attempt, first_task, created_at, scheduled_at,
-                                           started_at, finished_at)
+                                           started_at, finished_at, ident)
     SELECT w.timer_task, w.key, w.type, w.timer_kind, CASE WHEN w.timer_task = w.running_task THEN 'error' ELSE 'cancelled' END,
            w.timer_context, CASE WHEN w.timer_task = w.running_task THEN 'zombie detected' END, w.timer_attempt, w.timer_first,
-           w.timer_at, w.timer_at, CASE WHEN w.timer_task = w.running_task THEN w.running_at END, statement_timestamp()
+           w.timer_at, w.timer_at, CASE WHEN w.timer_task = w.running_task THEN w.running_at END, statement_timestamp(), w.timer_ident
     FROM work w WHERE w.v = 'zombie' AND w.timer_task IS NOT NULL
     RETURNING task_id
   ), rested AS (
@@ -149,14 +153,14 @@ BEGIN
          w.work_id, w.work_kind, w.call_method, w.call_args::text,
          CASE WHEN w.call_id IS NOT NULL THEN w.call_context ELSE w.timer_context END::text,
          CASE WHEN w.call_id IS NULL THEN w.timer_attempt ELSE 0 END,
-         CASE WHEN w.call_id IS NULL THEN w.timer_first END, coalesce(d.tasks, '{}')
+         CASE WHEN w.call_id IS NULL THEN w.timer_first END, w.work_ident, coalesce(d.tasks, '{}')
   FROM asked a
   LEFT JOIN work w ON w.key = a.key
   LEFT JOIN answered d ON d.key = a.key
   -- What nobody reads may not be run.
   WHERE (SELECT count FROM notified) >= 0;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_begin(bigint[], uuid[], bigint[], int[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_process_begin_steps(bigint[], uuid[], bigint[], int[]) FROM PUBLIC;
 
 -- Writes the outcomes of steps, and gives each process its next task if there is one and p_go_on says that this run can take it.
 --   p_outcomes    done; refused: its caller gets the error, nothing else changes; retry: the timer's task is tried again at p_at;
@@ -174,12 +178,12 @@ REVOKE ALL ON FUNCTION {schema}.dl_process_begin(bigint[], uuid[], bigint[], int
 --   locked  somebody has a row at the moment: again soon
 --   void    the step or the job belongs to another run: nothing was written
 --   told has tasks of others that were answered with it: waiting calls that were cancelled or have expired
-CREATE OR REPLACE FUNCTION {schema}.dl_process_commit(
+CREATE OR REPLACE FUNCTION {schema}.dl_process_commit_steps(
   p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_tasks bigint[], p_outcomes text[], p_responses text[], p_errors text[],
   p_states text[], p_metadata text[], p_events text[], p_next text[], p_after_s float8[], p_at timestamptz[],
   p_contexts text[], p_go_on boolean[], p_versions int[], p_messages text[])
 RETURNS TABLE (key bigint, verdict text, task_id bigint, kind text, method text, args text, context text, attempt int,
-               first_task bigint, status text, last_event_id bigint, corrupted_by bigint, told bigint[])
+               first_task bigint, ident uuid, status text, last_event_id bigint, corrupted_by bigint, told bigint[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = on SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
@@ -212,7 +216,7 @@ BEGIN
       AS a (key, job_id, token, task, outcome, response, error, state, metadata, events, next, after_s, at, context, go_on, version)
   ), step AS MATERIALIZED (
     SELECT a.*, p.type, p.version AS wrote, p.status AS was, p.corrupted_by AS corrupt, p.running_kind, p.running_at, p.last_event_id AS last,
-           p.timer_task, p.timer_kind, p.timer_at, p.timer_attempt, p.timer_first, p.timer_context,
+           p.timer_task, p.timer_kind, p.timer_at, p.timer_attempt, p.timer_first, p.timer_context, p.timer_ident, p.running_ident,
            -- The first step that fails or is refused leaves nothing that could go on.
            CASE WHEN a.outcome = 'failed' AND p.running_kind <> 'repair' THEN 'error'
                 WHEN a.outcome = 'done' AND p.running_kind IN ('init', 'repair') THEN 'running'
@@ -224,11 +228,11 @@ BEGIN
            coalesce(p.running_task = p.timer_task, false) AS of_timer,
            CASE WHEN a.outcome = 'done' THEN coalesce(a.version, p.version) ELSE p.version END AS writes,
            coalesce(a.at, statement_timestamp() + make_interval(secs => a.after_s)) AS next_at,
-           corrupting.kind AS corrupting_kind, corrupting.context AS corrupting_context
+           corrupting.kind AS corrupting_kind, corrupting.context AS corrupting_context, corrupting.ident AS corrupting_ident
     FROM asked a
     JOIN {schema}.dl_processes p ON p.key = ANY (ARRAY[a.key])
     LEFT JOIN LATERAL (
-      SELECT t.kind, t.context FROM {schema}.dl_process_tasks t
+      SELECT t.kind, t.context, t.ident FROM {schema}.dl_process_tasks t
       WHERE p.running_kind = 'repair' AND t.task_id = ANY (ARRAY[p.corrupted_by]) AND t.kind IN ('timeout', 'remove') LIMIT 1
     ) AS corrupting ON true
     WHERE a.key = ANY (v_locked) AND a.job_id = ANY (v_fenced)
@@ -256,7 +260,12 @@ BEGIN
            CASE timer WHEN 'keep' THEN timer_attempt WHEN 'retry' THEN timer_attempt + 1 WHEN 'none' THEN NULL ELSE 0 END AS n_attempt,
            CASE timer WHEN 'keep' THEN timer_first WHEN 'retry' THEN coalesce(timer_first, timer_task) END AS n_first,
            CASE timer WHEN 'keep' THEN timer_context WHEN 'retry' THEN timer_context WHEN 'none' THEN NULL
-                      WHEN 'again' THEN corrupting_context ELSE context::jsonb END AS n_context
+                      WHEN 'again' THEN corrupting_context ELSE context::jsonb END AS n_context,
+           -- A new timer is known by what it goes on with: should this commit be lost with the database, and the step run again, then
+           -- the same context and state bring the same timer, and others never one that was known before.
+           CASE timer WHEN 'keep' THEN timer_ident WHEN 'retry' THEN timer_ident WHEN 'none' THEN NULL
+                      WHEN 'again' THEN {schema}.dl_process_ident(corrupting_ident, 'again')
+                      ELSE {schema}.dl_process_ident(running_ident, concat_ws(E'\n', next, coalesce(context, ''), coalesce(state, ''))) END AS n_ident
     FROM timed t
   ), expired AS (
     UPDATE {schema}.dl_process_tasks t SET status = 'cancelled', error = 'expired', finished_at = statement_timestamp()
@@ -289,11 +298,11 @@ BEGIN
   ), closed_timers AS (
     -- The one that has run, or one that another takes the place of.
     INSERT INTO {schema}.dl_process_tasks (task_id, key, type, kind, status, context, error, attempt, first_task, created_at,
-                                           scheduled_at, started_at, finished_at)
+                                           scheduled_at, started_at, finished_at, ident)
     SELECT s.timer_task, s.key, s.type, s.timer_kind,
            CASE WHEN NOT s.of_timer THEN 'cancelled' WHEN s.outcome IN ('failed', 'retry') THEN 'error' ELSE 'finished' END,
            s.timer_context, CASE WHEN s.of_timer THEN s.error END, s.timer_attempt, s.timer_first, s.timer_at, s.timer_at,
-           CASE WHEN s.of_timer THEN s.running_at END, statement_timestamp()
+           CASE WHEN s.of_timer THEN s.running_at END, statement_timestamp(), s.timer_ident
     FROM planned s
     WHERE s.timer_task IS NOT NULL AND s.timer <> 'keep' AND s.outcome <> 'returned'
     RETURNING task_id
@@ -305,6 +314,7 @@ BEGIN
     RETURNING event_id
   ), chosen AS MATERIALIZED (
     SELECT s.*, c.task_id AS call_id, c.kind AS call_kind, c.method AS call_method, c.args AS call_args, c.context AS call_context,
+           CASE WHEN c.task_id IS NOT NULL THEN c.ident ELSE s.n_ident END AS next_ident,
            CASE WHEN s.goes THEN 'gone'
                 WHEN s.outcome = 'returned' THEN 'rest'
                 WHEN s.go_on AND (s.job_id = ANY (v_stopped)) IS NOT TRUE AND (c.task_id IS NOT NULL OR s.n_at <= statement_timestamp()) THEN 'next'
@@ -332,10 +342,12 @@ BEGIN
       metadata = CASE WHEN s.outcome = 'done' THEN coalesce(s.metadata::jsonb, p.metadata) ELSE p.metadata END,
       last_event_id = p.last_event_id + CASE WHEN s.outcome = 'done' THEN s.news ELSE 0 END,
       timer_task = s.n_task, timer_kind = s.n_kind, timer_at = s.n_at, timer_attempt = s.n_attempt, timer_first = s.n_first,
-      timer_context = s.n_context,
+      timer_context = s.n_context, timer_ident = s.n_ident,
       running_task = CASE WHEN s.v = 'next' THEN coalesce(s.call_id, s.n_task) END,
       running_kind = CASE WHEN s.v = 'next' THEN coalesce(s.call_kind, s.n_kind) END,
       running_token = CASE WHEN s.v = 'next' THEN s.token END,
+      -- Without a step that runs it is the ident of the step that was returned, which has been tried.
+      running_ident = CASE WHEN s.v = 'next' THEN s.next_ident WHEN s.outcome = 'returned' THEN s.running_ident END,
       running_at = CASE WHEN s.v = 'next' THEN statement_timestamp() END,
       crashes = 0,
       job_id = CASE WHEN s.v = 'next' OR s.v = 'rest' AND s.wakes_at IS NOT NULL THEN p.job_id END,
@@ -347,6 +359,7 @@ BEGIN
       status = 'queued', available_at = CASE WHEN s.wakes_at > statement_timestamp() THEN s.wakes_at ELSE now() END,
       waits_for = CASE WHEN s.wakes_at > statement_timestamp() THEN 'time' END,
       attempt = 0, lease_expires_at = NULL, claimed_by = NULL, cancel_requested = false,
+      -- With another version the job leaves its lane (dl_jobs_shape).
       task = 'process.' || s.type || '.v' || s.writes
     FROM chosen s
     WHERE s.v = 'rest' AND s.wakes_at IS NOT NULL AND j.job_id = ANY (ARRAY[s.job_id])
@@ -379,14 +392,112 @@ BEGIN
          CASE WHEN s.v = 'next' THEN coalesce(s.call_kind, s.n_kind) END,
          s.call_method, s.call_args::text, CASE WHEN s.call_id IS NOT NULL THEN s.call_context ELSE s.n_context END::text,
          CASE WHEN s.call_id IS NULL THEN s.n_attempt ELSE 0 END, CASE WHEN s.call_id IS NULL THEN s.n_first END,
-         s.becomes, s.last + CASE WHEN s.outcome = 'done' THEN s.news ELSE 0 END, s.corrupts, coalesce(d.tasks, '{}')
+         CASE WHEN s.v = 'next' THEN s.next_ident END, s.becomes, s.last + CASE WHEN s.outcome = 'done' THEN s.news ELSE 0 END, s.corrupts, coalesce(d.tasks, '{}')
   FROM asked a
   LEFT JOIN chosen s ON s.key = a.key
   LEFT JOIN answered d ON d.key = a.key
   WHERE d.notified IS NULL OR d.notified >= 0;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_commit(bigint[], uuid[], bigint[], bigint[], text[], text[], text[], text[], text[],
-                                                  text[], text[], float8[], timestamptz[], text[], boolean[], int[], text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_process_commit_steps(bigint[], uuid[], bigint[], bigint[], text[], text[], text[], text[], text[],
+                                                        text[], text[], float8[], timestamptz[], text[], boolean[], int[], text[])
+FROM PUBLIC;
+
+-- The version of a type that a start takes: the newest that a live worker serves, else the newest that one has declared; 1 where none
+-- has.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_version(p_type text) RETURNS int
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+AS $$
+BEGIN
+  RETURN coalesce(
+    (SELECT s.version FROM {schema}.dl_process_types s
+     WHERE s.type = p_type AND s.served_until > now() ORDER BY s.type, s.version DESC LIMIT 1),
+    (SELECT max(CASE WHEN v.version ~ '^[0-9]{1,9}$' THEN v.version::int END)
+     FROM (SELECT substr(t.task, length(p_type) + 11) AS version FROM {schema}.dl_tasks t
+           WHERE starts_with(t.task, 'process.' || p_type || '.v')) AS v),
+    1);
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_process_version(text) FROM PUBLIC;
+
+-- Moves processes whose first step has not begun to the version that a start takes now, if no live worker serves their own: they
+-- have no state to convert. The caller has them locked. Workers of the release before do not write dl_process_types, but show their tasks.
+-- Returns how many were moved.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_move(p_keys bigint[]) RETURNS int
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+AS $$
+DECLARE
+  v_process record;
+  v_version int;
+  v_moved int := 0;
+BEGIN
+  FOR v_process IN
+    SELECT p.key, p.type, p.version, p.job_id, 'process.' || p.type AS queue FROM {schema}.dl_processes p
+    WHERE p.key = ANY (p_keys) AND p.status = 'init' AND p.running_task IS NULL AND p.removed_at IS NULL
+      AND NOT EXISTS (SELECT FROM {schema}.dl_process_types s
+                      WHERE s.type = p.type AND s.version = p.version AND s.served_until > now())
+  LOOP
+    v_version := {schema}.dl_process_version(v_process.type);
+    CONTINUE WHEN v_version = v_process.version OR EXISTS (
+      SELECT FROM {schema}.dl_workers w
+      WHERE w.seen_at > now() - interval '60 s' AND w.queues ? v_process.queue
+        AND v_process.queue || '.v' || v_process.version = ANY (w.tasks));
+    IF v_process.job_id IS NOT NULL THEN
+      UPDATE {schema}.dl_jobs j SET task = v_process.queue || '.v' || v_version,
+        waits_for = CASE WHEN j.waits_for <> 'limit' THEN j.waits_for END
+      WHERE j.job_id = v_process.job_id AND (j.status = 'queued') IS TRUE;
+      -- A run has it, whose step begins.
+      CONTINUE WHEN NOT FOUND AND EXISTS (
+        SELECT FROM {schema}.dl_jobs j WHERE j.job_id = v_process.job_id AND (j.status = 'running') IS TRUE);
+      PERFORM pg_notify('dl_jobs', v_process.queue);
+    END IF;
+    UPDATE {schema}.dl_processes p SET version = v_version WHERE p.key = v_process.key;
+    v_moved := v_moved + 1;
+  END LOOP;
+  RETURN v_moved;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_process_move(bigint[]) FROM PUBLIC;
+
+-- The same for up to p_limit processes of versions that no live worker serves, but for those that somebody has locked. From one version
+-- to the next is one step of the index, for the first 200. A version may be known by its processes alone.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_move_some(p_limit int) RETURNS int
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+  v_keys bigint[];
+BEGIN
+  SELECT array_agg(l.key) INTO v_keys FROM (
+    SELECT p.key FROM {schema}.dl_processes p
+    WHERE p.key = ANY (ARRAY(
+      WITH RECURSIVE stored (type, version) AS (
+        (SELECT q.type, q.version FROM {schema}.dl_processes q WHERE q.removed_at IS NULL ORDER BY q.type, q.version LIMIT 1)
+        UNION ALL
+        SELECT n.type, n.version FROM stored s CROSS JOIN LATERAL (
+          SELECT q.type, q.version FROM {schema}.dl_processes q
+          WHERE q.removed_at IS NULL AND (q.type, q.version) > (s.type, s.version) ORDER BY q.type, q.version LIMIT 1) AS n
+      ), unserved AS MATERIALIZED (
+        SELECT s.type, s.version FROM (SELECT * FROM stored LIMIT 200) AS s
+        WHERE NOT EXISTS (SELECT FROM {schema}.dl_process_types t
+                          WHERE t.type = s.type AND t.version = s.version AND t.served_until > now())
+      ), movable AS MATERIALIZED (
+        SELECT u.* FROM unserved u
+        WHERE NOT EXISTS (SELECT FROM {schema}.dl_workers w
+                          WHERE w.seen_at > now() - interval '60 s' AND w.queues ? ('process.' || u.type)
+                            AND 'process.' || u.type || '.v' || u.version = ANY (w.tasks))
+          AND {schema}.dl_process_version(u.type) <> u.version
+      )
+      SELECT i.key FROM movable m
+      CROSS JOIN LATERAL (
+        SELECT q.key FROM {schema}.dl_processes q
+        WHERE q.type = m.type AND q.version = m.version AND q.status = 'init' AND q.removed_at IS NULL
+        ORDER BY q.type, q.version, q.status, q.key LIMIT p_limit) AS i
+      LIMIT p_limit))
+    ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED) AS l;
+  RETURN {schema}.dl_process_move(v_keys);
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_process_move_some(int) FROM PUBLIC;
 
 -- Sees to it that a process has a wake-up job that runs at p_at: the one it has is made ready or moved, or p_job is added. The caller
 -- has the process's row locked. A job that others have ended or deleted is replaced.
@@ -399,6 +510,9 @@ DECLARE
   v_status text;
 BEGIN
   SELECT * INTO v_process FROM {schema}.dl_processes p WHERE p.key = p_key;
+  IF v_process.status = 'init' AND {schema}.dl_process_move(ARRAY[p_key]) > 0 THEN
+    SELECT * INTO v_process FROM {schema}.dl_processes p WHERE p.key = p_key;
+  END IF;
   IF v_process.job_id IS NOT NULL THEN
     -- What is due, and has not been made ready yet, is ready now.
     UPDATE {schema}.dl_jobs j SET available_at = least(p_at, j.available_at), waits_for = CASE WHEN p_at > now() THEN 'time' END
@@ -420,16 +534,6 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_wake(bigint, uuid, timestamptz, int) FROM PUBLIC;
 
--- The newest version of a type that a worker has declared; 1 where none has.
-CREATE OR REPLACE FUNCTION {schema}.dl_process_version(p_type text) RETURNS int
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-  SELECT coalesce(max(CASE WHEN v.version ~ '^[0-9]{1,9}$' THEN v.version::int END), 1)
-  FROM (SELECT substr(t.task, length(p_type) + 11) AS version FROM {schema}.dl_tasks t
-        WHERE starts_with(t.task, 'process.' || p_type || '.v')) AS v
-$$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_version(text) FROM PUBLIC;
 
 -- Asks something of a process, for whose lock it does not wait for long: p_kind is init, call or repair. With p_start a call makes a process that is missing; its init has
 -- these args. One row, with its verdict:
@@ -439,10 +543,11 @@ REVOKE ALL ON FUNCTION {schema}.dl_process_version(text) FROM PUBLIC;
 --   exists    init: there is a process of this id, with this `status`        missing   there is none
 --   status    the process's status, which is in `status`, does not allow it
 --   busy      repair: something runs or waits already
-CREATE OR REPLACE FUNCTION {schema}.dl_process_ask(
+-- p_ident is that of the task, NULL: a random one. It comes back, since a task's number may be another's after a restore.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_request(
   p_type text, p_id text, p_kind text, p_method text, p_args jsonb, p_context jsonb, p_key text, p_hash bytea, p_expires_at timestamptz,
-  p_watched boolean, p_metadata jsonb, p_version int, p_start jsonb, p_job uuid, p_lease_s int,
-  OUT verdict text, OUT status text, OUT task_id bigint)
+  p_watched boolean, p_metadata jsonb, p_version int, p_start jsonb, p_job uuid, p_lease_s int, p_ident uuid,
+  OUT verdict text, OUT status text, OUT task_id bigint, OUT ident uuid)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET lock_timeout = '2s'
 AS $$
@@ -453,10 +558,13 @@ DECLARE
   v_made boolean := false;
 BEGIN
   IF p_key IS NOT NULL THEN
-    SELECT t.task_id, t.request_hash INTO v_known FROM {schema}.dl_process_tasks t WHERE t.type = p_type AND t.idempotency_key = p_key;
+    SELECT t.task_id, t.request_hash, t.ident INTO v_known FROM {schema}.dl_process_tasks t WHERE t.type = p_type AND t.idempotency_key = p_key;
     IF FOUND THEN
+      -- With a synchronous standby: the commit of this answer waits for it, and so for all that was committed before.
+      PERFORM pg_logical_emit_message(true, 'dataloader', '') WHERE current_setting('synchronous_standby_names') <> '';
       verdict := CASE WHEN v_known.request_hash = p_hash THEN 'again' ELSE 'conflict' END;
       task_id := v_known.task_id;
+      ident := v_known.ident;
       RETURN;
     END IF;
   END IF;
@@ -478,7 +586,9 @@ BEGIN
     -- Somebody has made it meanwhile: it is there now, unless it is gone already.
   END LOOP;
   IF v_made AND p_kind <> 'init' THEN
-    INSERT INTO {schema}.dl_process_tasks (key, type, kind, args) VALUES (v_process.key, p_type, 'init', p_start);
+    INSERT INTO {schema}.dl_process_tasks (key, type, kind, args, ident)
+    VALUES (v_process.key, p_type, 'init', p_start,
+            {schema}.dl_process_ident(p_ident, 'start'));
   END IF;
   IF v_process.key IS NULL THEN
     verdict := coalesce(verdict, 'missing');
@@ -491,10 +601,12 @@ BEGIN
     verdict := 'busy';
   END IF;
   IF verdict IS NULL THEN
-    INSERT INTO {schema}.dl_process_tasks (key, type, kind, method, args, context, idempotency_key, request_hash, expires_at, watched)
-    VALUES (v_process.key, p_type, p_kind, p_method, p_args, p_context, p_key, p_hash, p_expires_at, p_watched)
+    INSERT INTO {schema}.dl_process_tasks (key, type, kind, method, args, context, idempotency_key, request_hash, expires_at, watched,
+                                           ident)
+    VALUES (v_process.key, p_type, p_kind, p_method, p_args, p_context, p_key, p_hash, p_expires_at, p_watched,
+            coalesce(p_ident, gen_random_uuid()))
     ON CONFLICT (type, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-    RETURNING dl_process_tasks.task_id INTO task_id;
+    RETURNING dl_process_tasks.task_id, dl_process_tasks.ident INTO task_id, ident;
     IF FOUND THEN
       verdict := 'added';
       PERFORM {schema}.dl_process_wake(v_process.key, p_job, now(), p_lease_s);
@@ -508,15 +620,16 @@ BEGIN
     RETURN;
   END IF;
   -- Somebody has sent the same key meanwhile: what stands for it now is in a new snapshot.
-  SELECT t.task_id, t.request_hash INTO v_known FROM {schema}.dl_process_tasks t WHERE t.type = p_type AND t.idempotency_key = p_key;
+  SELECT t.task_id, t.request_hash, t.ident INTO v_known FROM {schema}.dl_process_tasks t WHERE t.type = p_type AND t.idempotency_key = p_key;
   IF FOUND THEN
     verdict := CASE WHEN v_known.request_hash = p_hash THEN 'again' ELSE 'conflict' END;
     task_id := v_known.task_id;
+    ident := v_known.ident;
     status := NULL;
   END IF;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_process_ask(text, text, text, text, jsonb, jsonb, text, bytea, timestamptz, boolean, jsonb, int, jsonb,
-                                               uuid, int) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_process_request(text, text, text, text, jsonb, jsonb, text, bytea, timestamptz, boolean, jsonb, int,
+                                                   jsonb, uuid, int, uuid) FROM PUBLIC;
 
 -- What operators do with a process. p_act: resume (of a process in error: what had failed is tried again, or it just goes on), remove,
 -- stop (of a running step). One row, with its verdict: done, missing, status, busy. `told` are the tasks that were answered with it.
@@ -570,7 +683,8 @@ BEGIN
     WHERE t.task_id = v_process.corrupted_by AND t.kind IN ('timeout', 'remove');
     IF FOUND THEN
       UPDATE {schema}.dl_processes p SET timer_task = nextval('{schema}.dl_process_task_seq'), timer_kind = v_corrupting.kind,
-        timer_at = statement_timestamp(), timer_attempt = 0, timer_first = NULL, timer_context = v_corrupting.context
+        timer_at = statement_timestamp(), timer_attempt = 0, timer_first = NULL, timer_context = v_corrupting.context,
+        timer_ident = {schema}.dl_process_ident(v_corrupting.ident, 'again')
       WHERE p.key = v_process.key;
       PERFORM {schema}.dl_process_wake(v_process.key, p_job, now(), p_lease_s);
     ELSE

@@ -1,11 +1,15 @@
--- Keeps waits_for and tokens right whoever writes, also a service that runs the document's SQL.
--- The one function that runs with its owner's rights: a foreign role may write dl_jobs without a grant on our sequence.
--- So it does nothing for any other table, and nobody may name it in a trigger of his own.
+-- Keeps waits_for and tokens correct for every writer, including services that run the document's SQL.
+-- It runs with its owner's rights, so that a foreign role can write dl_jobs without a grant on our sequence.
+-- Therefore it refuses every other table, and no other role may use it in a trigger.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_shape() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF TG_RELID <> '{schema}.dl_jobs'::regclass THEN
     RAISE EXCEPTION 'dl_jobs_shape is a trigger of dl_jobs alone';
+  END IF;
+  -- A lane has jobs of its task alone: workers take all that is in it.
+  IF NEW.lane <> NEW.task THEN
+    NEW.lane := NULL;
   END IF;
   IF TG_OP = 'UPDATE' AND NEW.unique_key IS NOT NULL AND OLD.status NOT IN ('queued', 'running')
      AND NEW.status IN ('queued', 'running') THEN
@@ -42,16 +46,32 @@ BEGIN
   ELSIF NEW.status = 'running' AND OLD.status IS DISTINCT FROM 'running' AND NEW.token = coalesce(OLD.token, 0) THEN
     -- A claim that brought no token of its own is a foreign one: fence whoever ran the job before. It knows no limits, but it counts.
     NEW.lane := coalesce(NEW.lane, (SELECT t.task FROM {schema}.dl_tasks t WHERE t.task = NEW.task AND t.limited));
-    NEW.token := nextval('{schema}.dl_token_seq');
+    NEW.token := greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991, 1);
     NEW.claimed_by := NULL;
     NEW.waits_for := NULL;
   ELSIF NEW.status = 'queued' AND NEW.available_at > now() THEN
     NEW.waits_for := 'time';
   ELSIF NEW.status = 'queued' AND NEW.lane IS NOT NULL THEN
-    NEW.waits_for := 'limit';
+    -- A lane may have been dropped since the job was put there.
+    NEW.lane := (SELECT l.lane FROM {schema}.dl_lanes l WHERE l.lane = NEW.lane);
+    NEW.waits_for := CASE WHEN NEW.lane IS NOT NULL THEN 'limit' END;
   ELSE
     NEW.waits_for := NULL;
   END IF;
   RETURN NEW;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_jobs_shape() FROM PUBLIC;
+
+-- Jobs of built-in tasks (process.*, notify.*, migrate) run commands of the operator, and are signed with its secrets. So a role that may
+-- write dl_jobs needs one more right to add them, or to change what they do: EXECUTE on this function, which our services have.
+CREATE OR REPLACE FUNCTION {schema}.dl_jobs_built_in() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NOT has_function_privilege('{schema}.dl_jobs_built_in()'::regprocedure, 'EXECUTE') THEN
+    RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format(
+      'jobs of the built-in task %s are written by services alone: the role %I has no EXECUTE on the function dl_jobs_built_in()',
+      to_json(NEW.task), current_user);
+  END IF;
+  RETURN NEW;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_jobs_built_in() FROM PUBLIC;

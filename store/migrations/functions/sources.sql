@@ -3,7 +3,8 @@
 -- A supplier's slot for `p_lease_s` seconds, or how long to wait, and what for. The row's lock makes one of all who ask at once the
 -- first. Budgets, the load's own and the supplier's: at most p_requests[i] in any p_spans_s[i] seconds, starts of tasks counted. A
 -- request counts until a span after its end, since nobody knows when in between it arrived: while it is under way as one unit
--- (dl_budgets_left), from then on as a call. If nobody has given the slot back, that was at the end of the lease.
+-- (dl_budgets_left), from then on as a call. If nobody has given the slot back, that was at its end, or when the lease of its run ended,
+-- which p_holder is the token of: a process that was killed sends nothing any more.
 CREATE OR REPLACE FUNCTION {schema}.dl_source_take(
   p_source text, p_holder bigint, p_lease_s float8, p_requests int[], p_spans_s float8[],
   OUT wait_s float8, OUT waits_for text
@@ -19,7 +20,12 @@ BEGIN
     INSERT INTO {schema}.dl_sources (source) VALUES (p_source) ON CONFLICT DO NOTHING;
     SELECT * INTO v_source FROM {schema}.dl_sources WHERE source = p_source FOR UPDATE;
   END IF;
-  IF v_source.holder IS NOT NULL AND v_source.held_until <= clock_timestamp() THEN
+  SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);
+  v_now := clock_timestamp();
+  IF v_source.holder IS NOT NULL AND (v_source.held_until <= v_now OR NOT EXISTS (
+    SELECT FROM {schema}.dl_jobs j WHERE j.status = 'running' AND j.token = v_source.holder
+      AND (j.lease_expires_at > v_now OR j.lease_expires_at IS NULL OR {schema}.dl_lease_counts(j.heartbeat_at, j.lease_ttl_sec))))
+  THEN
     PERFORM {schema}.dl_take_units(p_source, 1, 0);
     UPDATE {schema}.dl_sources SET holder = NULL, held_until = NULL WHERE source = p_source RETURNING * INTO v_source;
   END IF;
@@ -98,6 +104,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN;
   END IF;
+  SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);
   v_now := greatest(clock_timestamp(), v_source.last_at);
   most := (SELECT min(u) FROM unnest(v_source.units) AS u);
   margin_s := v_source.margin_s;

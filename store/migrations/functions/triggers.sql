@@ -19,6 +19,7 @@ BEGIN
                     OR NEW.waits_on <> '00000000-0000-0000-0000-000000000000'))
            OR (NEW.waits_for = 'after' AND NEW.waits_on IS NULL)
            OR (NEW.lane IS NOT NULL AND NEW.status = 'queued' AND NEW.waits_for IS NULL)
+           OR (NEW.lane <> NEW.task AND NEW.status IN ('queued', 'running'))
            OR (NEW.waits_for = 'limit' AND (NEW.lane IS NULL OR NEW.available_at > now()))
            OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after', 'limit'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
@@ -40,9 +41,18 @@ BEGIN
                     OR OLD.status NOT IN ('queued', 'running') AND NEW.status IN ('queued', 'running')))
            -- What has a lane waits there, whoever makes it ready, or for its time.
            OR (NEW.lane IS NOT NULL AND NEW.status = 'queued' AND NEW.waits_for IS NULL)
+           OR (NEW.lane <> NEW.task AND NEW.status IN ('queued', 'running'))
            OR (NEW.waits_for = 'limit' AND NEW.status = 'queued' AND (NEW.lane IS NULL OR NEW.available_at > now()))
            OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after', 'limit'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
+      ('dl_jobs_built_in_ins', $sql$
+        BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
+        WHEN (NEW.task LIKE 'process.%' OR NEW.task LIKE 'notify.%' OR NEW.task = 'migrate')
+        EXECUTE FUNCTION {schema}.dl_jobs_built_in()$sql$),
+      ('dl_jobs_built_in_upd', $sql$
+        BEFORE UPDATE OF task, args ON {schema}.dl_jobs FOR EACH ROW
+        WHEN (NEW.task LIKE 'process.%' OR NEW.task LIKE 'notify.%' OR NEW.task = 'migrate')
+        EXECUTE FUNCTION {schema}.dl_jobs_built_in()$sql$),
       ('dl_jobs_failing_ins', $sql$
         BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
         WHEN (NEW.status IN ('failed', 'lost') OR (NEW.status = 'queued' AND NEW.error IS NOT NULL))

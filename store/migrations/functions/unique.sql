@@ -15,15 +15,16 @@ BEGIN
     PERFORM {schema}.dl_check_name('unique', v_key, 512);
     RETURN v_key;
   END IF;
-  v_key := regexp_replace(p_args::text, '("(?:[^"\\]|\\.)*")|([0-9])\.0+(?![0-9])|(\.[0-9]*[1-9])0+(?![0-9])', '\1\2\3', 'g');
-  IF length(p_task) + length(v_key) > 511 OR v_key ~ '[\x7f-\x9f\u2028\u2029]' THEN
+  v_key := regexp_replace(p_args::text, E'("(?:[^"\\\\]|\\\\.)*")|([0-9])\\.0+(?![0-9])|(\\.[0-9]*[1-9])0+(?![0-9])', E'\\1\\2\\3', 'g');
+  IF length(p_task) + length(v_key) > 511 OR v_key ~ E'[\\x7f-\\x9f\\u2028\\u2029]' THEN
     v_key := 'sha256:' || encode(sha256(convert_to(v_key, 'UTF8')), 'hex');
   END IF;
   RETURN p_task || ':' || v_key;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_unique_key(jsonb, text, jsonb) FROM PUBLIC;
 
--- Adds a job of a unique task, or says which job stands for it. With the caller's rights, in the caller's transaction.
+-- Adds a job of a unique task, or says which job stands for it. With the caller's rights (a client calls dl_enqueue, which has the
+-- owner's), in the caller's transaction.
 --   did   added; kept: a job that waits (or, with duplicates "open", runs) stands for the request; updated: it has become what the
 --         request says; older: the key's newest job is as new; NULL: the task's jobs are not unique, or a job has the idempotency
 --         key, or the id: the caller looks again

@@ -6,17 +6,17 @@ import json
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 from data_sets import DATA
-from etl_tasks import DETAIL, ITEM, Items
+from etl_tasks import DETAIL, ITEM, Items, with_limits
 from source_app import Answer, open_source_app
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
 from dataloader.flows.etl import add_loads
-from dataloader.flows.etl.fetch import request_sender
-from dataloader.flows.etl.run import load_run
-from dataloader.testing import run_task
+from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
+from dataloader.testing import Signals, run_task
 
 
 @pytest.fixture
@@ -61,8 +61,27 @@ def details(items, database):
     return lambda: [int(seen.query["id"]) for seen in items.service.asked("^/detail")]
 
 
+@attrs.define
+class TestLimits:
+    """The limits of a test's runs, by now."""
+
+    __test__ = False
+
+    now: PipelineLimits = LIMITS
+
+    def set(self, **values):
+        """Change some of them for the runs that are declared later."""
+        self.now = attrs.evolve(self.now, **values)
+
+
 @pytest.fixture
-def outcome_of(database):
+def limits():
+    """The limits of the runs of `outcome_of` and `supervised`."""
+    return TestLimits()
+
+
+@pytest.fixture
+def outcome_of(database, limits):
     """Runs a load once, as a worker would, with `args`, or a task in its place."""
 
     async def outcome_of(load, **args):
@@ -70,7 +89,7 @@ def outcome_of(database):
         if tasks is not load:
             add_loads(tasks, load)
         with trio.fail_after(60):
-            return await run_task(tasks, next(iter(tasks)), args, dsn=database.dsn)
+            return await run_task(with_limits(tasks, limits.now), next(iter(tasks)), args, dsn=database.dsn)
 
     return outcome_of
 
@@ -110,14 +129,13 @@ def table(raw):
 
 
 @pytest.fixture
-def soon(monkeypatch):
-    """Tries again at once, and shows its progress all the time."""
-    monkeypatch.setattr(request_sender, "RETRY_S", (0.001, 0.001))
-    monkeypatch.setattr(load_run, "SHOW_S", 0.01)
+def soon(limits):
+    """Let runs send requests again immediately, and show their progress all the time."""
+    limits.set(retry_s=(0.001, 0.001), show_s=0.01)
 
 
 @pytest.fixture
-def supervised(database):
+def supervised(database, limits):
     """Opens a supervisor with the queue `q` for loads, or a registry of tasks."""
 
     @asynccontextmanager
@@ -127,7 +145,7 @@ def supervised(database):
             add_loads(tasks, *loads)
         ready = Settings(db_dsn=database.dsn, workers=(Worker("q", 4),), port=0, **({"drain_timeout_s": 5} | settings))
         with trio.fail_after(60):
-            async with open_supervisor(ready, tasks) as supervisor:
+            async with open_supervisor(ready, with_limits(tasks, limits.now), signals=Signals()) as supervisor:
                 yield supervisor
 
     return supervised

@@ -22,7 +22,7 @@ from dataloader.store.etl.run_journal import staging_name
 from dataloader.store.etl.run_views import get_run_view
 from dataloader.store.queue.control import cancel
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("E4")]
+pytestmark = pytest.mark.requirement("E4")
 OPERATOR = Operator("test", None)
 NEVER_S = 3_600
 AT_ONCE_S = 1e-9
@@ -68,7 +68,7 @@ def progress_of(raw):
     return progress_of
 
 
-def test_a_token_can_be_cancelled_from_any_thread_and_cancels_itself_after_its_timeout():
+def test_a_token_can_be_cancelled_from_any_thread_or_by_its_timeout():
     token, brief, long = CancellationToken(), CancellationToken(timeout=AT_ONCE_S), CancellationToken(timeout=NEVER_S)
     assert not token.is_cancelled
     threads = [threading.Thread(target=token.cancel) for _ in range(4)]
@@ -135,6 +135,7 @@ async def test_another_thread_s_cancel_stops_a_run_in_its_pause(items, cancelled
     assert "waiting" not in outcome.progress[-1]
 
 
+@pytest.mark.slow
 async def test_a_token_stops_a_run_in_a_response_and_what_was_queued_is_written(
     items, cancelled_by, outcome_of, record, raw
 ):
@@ -155,7 +156,8 @@ async def test_a_token_stops_a_run_in_a_response_and_what_was_queued_is_written(
     assert (outcome.result["counts"]["inserted"], outcome.result["counts"]["segments"]) == (3, 1)
 
 
-async def test_a_run_that_was_cancelled_goes_on_behind_its_last_segment(items, cancelled_by, outcome_of, record):
+@pytest.mark.slow
+async def test_a_cancelled_run_resumes_after_its_last_segment(items, cancelled_by, outcome_of, record):
     items.records = [item(number, number) for number in range(1, 4)]
     token = CancellationToken()
     stopped = threading.Event()
@@ -192,7 +194,7 @@ async def test_rows_that_are_not_written_by_the_deadline_are_given_up(items, can
 
 
 @pytest.mark.slow
-async def test_a_job_that_is_cancelled_in_a_pause_writes_what_has_come_and_asks_no_more(
+async def test_a_job_cancelled_in_a_pause_writes_its_rows_and_sends_no_more_requests(
     items, supervised, record, progress_of
 ):
     items.records = [item(1, 1), item(2, 2)]
@@ -203,7 +205,7 @@ async def test_a_job_that_is_cancelled_in_a_pause_writes_what_has_come_and_asks_
         progress = await until(progress_of, lambda progress: "waiting" in progress and progress.get("inserted"))
         assert (progress["waiting"]["for"], progress["waiting"]["source"]) == ("pause", "127.0.0.1")
         await cancel(supervisor.database, job.job_id, OPERATOR)
-        ended = await when_ended(supervisor, job.job_id, within_s=20)
+        ended = await when_ended(supervisor, job.job_id)
         view = await get_run_view(supervisor.database, job.job_id)
     assert (ended.status, ended.result["status"]) == ("canceled", "canceled")
     assert (view.status, view.rows, view.tasks[0].counts["requests"]) == ("canceled", 1, 1)
@@ -213,6 +215,7 @@ async def test_a_job_that_is_cancelled_in_a_pause_writes_what_has_come_and_asks_
     assert len(items.service.requests) == 1
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_them(items, supervised, record, raw):
     await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
     await raw.execute("INSERT INTO item VALUES (9, '2026-01-01', 'old')")
@@ -241,7 +244,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
         assert processing.is_set()
         assert await raw.fetchval("SELECT status::text FROM dl_jobs") == "running"
         release.set()
-        ended = await when_ended(supervisor, job.job_id, within_s=20)
+        ended = await when_ended(supervisor, job.job_id)
     assert ended.status == "canceled"
     assert ended.result["counts"].items() >= {"requests": 3, "records": 4, "inserted": 4}.items()
     assert await record() == ([1, 2, 3, 4, 9], None, ("canceled", "canceled"))
@@ -249,6 +252,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
     assert len(items.service.requests) == 3
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_cancelled_in_a_wait_for_a_place_in_the_queue_ends(items, supervised, record, progress_of):
     items.records = [item(number, number) for number in range(1, 5)]
     release = threading.Event()
@@ -264,35 +268,33 @@ async def test_a_job_that_is_cancelled_in_a_wait_for_a_place_in_the_queue_ends(i
         full = {"for": "a place in the processing queue"}
         await until(progress_of, lambda progress: progress.get("waiting") == full)
         await cancel(supervisor.database, job.job_id, OPERATOR)
-        await until(partial(_is_stopped, supervisor))
+        await supervisor.signals.cancel_requested.wait()
         release.set()
-        ended = await when_ended(supervisor, job.job_id, within_s=20)
+        ended = await when_ended(supervisor, job.job_id)
     assert (ended.status, ended.result["counts"]["inserted"]) == ("canceled", 2)
     assert len(items.service.requests) == 2
     assert (await record())[:2] == ([1, 2], "03")
 
 
-async def _is_stopped(supervisor):
-    return all(run.stop_reason is not None for run in supervisor._parts.runs)
-
-
-async def test_a_timeout_of_the_task_writes_what_has_come_and_the_next_attempt_goes_on(items, supervised, raw, record):
+@pytest.mark.slow
+async def test_a_task_timeout_writes_received_rows_and_the_next_attempt_continues(items, supervised, raw, record):
     items.records = [item(number, number) for number in range(1, 4)]
     items.service.misbehave("from=2026-01-02", delay_s=NEVER_S)
-    async with supervised(items_load(items.service.url, timeout_s=1.5), claim_backoff_s=1, poll_s=1) as supervisor:
+    async with supervised(items_load(items.service.url, timeout_s=5), claim_backoff_s=1, poll_s=1) as supervisor:
         job = await supervisor.jobs.enqueue("items", {"to": "2026-01-04"}, queue="q")
         row = await until(partial(raw.fetchrow, "SELECT status::text, error FROM dl_jobs"), lambda row: row["error"])
         assert row["status"] == "queued"
-        assert row["error"].startswith("timeout: the run took longer than 1.5 s")
+        assert row["error"].startswith("timeout: the run took longer than 5 s")
         assert (await record())[:2] == ([1], "02")
         await raw.execute("UPDATE dl_jobs SET available_at = now()")
-        ended = await when_ended(supervisor, job.job_id, within_s=30)
+        ended = await when_ended(supervisor, job.job_id)
     assert ended.status == "succeeded"
     assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-02", "2026-01-03"]
     assert await record() == ([1, 2, 3], "04", ("succeeded", "succeeded"))
 
 
-async def test_a_drain_returns_the_job_and_the_next_attempt_goes_on(items, supervised, raw, record):
+@pytest.mark.slow
+async def test_a_drain_releases_the_job_and_the_next_attempt_continues(items, supervised, raw, record):
     items.records = [item(number, number) for number in range(1, 4)]
     items.service.misbehave("from=2026-01-02", delay_s=NEVER_S)
     load = items_load(items.service.url)
@@ -305,12 +307,13 @@ async def test_a_drain_returns_the_job_and_the_next_attempt_goes_on(items, super
     row = await raw.fetchrow("SELECT status::text, attempt FROM dl_jobs")
     assert tuple(row) == ("queued", 0)
     async with supervised(load) as supervisor:
-        ended = await when_ended(supervisor, job.job_id, within_s=30)
+        ended = await when_ended(supervisor, job.job_id)
     assert (ended.status, ended.result["counts"]["segments"]) == ("succeeded", 3)
     assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-02", "2026-01-03"]
     assert await record() == ([1, 2, 3], "04", ("succeeded", "succeeded"))
 
 
+@pytest.mark.slow
 async def test_a_run_whose_job_is_another_worker_s_by_now_writes_nothing_more(items, outcome_of, raw, database):
     items.records = [item(number, number) for number in range(1, 4)]
 
@@ -330,9 +333,9 @@ async def test_a_run_whose_job_is_another_worker_s_by_now_writes_nothing_more(it
     assert await raw.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl_stage%'") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.requirement("E4", "Q15")
-async def test_a_sigterm_returns_the_job_and_another_process_goes_on_with_it(items, serve, add, row_when, raw, record):
+async def test_a_sigterm_releases_the_job_and_another_process_continues_it(items, serve, add, row_when, raw, record):
     items.records = [item(number, number) for number in range(1, 8)]
     environment = {"ITEMS_URL": items.service.url}
     service = await serve(tasks="etl_tasks:tasks", environment=environment, drain_timeout_sec=0.1)

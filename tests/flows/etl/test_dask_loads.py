@@ -15,7 +15,7 @@ from rabbitmq_server import free_port
 
 from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Target
 
-pytestmark = pytest.mark.requirement("E2")
+pytestmark = [pytest.mark.full, pytest.mark.requirement("E2")]
 
 LEASE_S = 4
 
@@ -74,7 +74,7 @@ def parent_of(pid):
     return int(stat_of(pid)[1])
 
 
-async def test_a_cluster_makes_what_threads_make(items, details, supervised, table, raw, soon, cluster):
+async def test_a_cluster_gives_the_same_rows_as_threads(items, details, supervised, table, raw, soon, cluster):
     items.records = [item(number) for number in range(40)]
     items.service.misbehave("detail.*id=8$", status=404, times=None)
     made = []
@@ -99,7 +99,7 @@ async def test_a_cluster_makes_what_threads_make(items, details, supervised, tab
         )
         async with supervised(load, dask=cluster.address) as supervisor:
             job = await supervisor.jobs.enqueue(load.name, queue="q", max_attempts=1)
-            ended = await when_ended(supervisor, job.job_id, within_s=50)
+            ended = await when_ended(supervisor, job.job_id)
             assert ended.status == "succeeded", ended.error
         failures = await raw.fetch("DELETE FROM dl_etl_failures RETURNING phase, key, error")
         told = sorted(map(tuple, failures))
@@ -116,7 +116,7 @@ async def test_large_pages_cross_and_processes_are_kept_for_the_next_run(numbers
     async with supervised(load) as supervisor:
         for _ in range(3):
             job = await supervisor.jobs.enqueue("numbers", queue="q", max_attempts=1)
-            ended = await when_ended(supervisor, job.job_id, within_s=50)
+            ended = await when_ended(supervisor, job.job_id)
             assert ended.status == "succeeded", ended.error
             rows = await raw.fetch("DELETE FROM numbers RETURNING n, pid, text")
             assert {row["n"]: row["text"] for row in rows} == {n: f"{n:012000d}" for n in range(1_000)}
@@ -125,7 +125,7 @@ async def test_large_pages_cross_and_processes_are_kept_for_the_next_run(numbers
     assert len(set(pids)) <= 2  # one a worker
 
 
-async def test_a_cancel_kills_what_goes_on_with_all_that_it_has_started(numbers, seen, supervised):
+async def test_a_cancel_kills_running_transforms_and_their_child_processes(numbers, seen, supervised):
     async with supervised(numbers(heavy.endless, pipeline={"drain_timeout": 0.1})) as supervisor:
         job = await supervisor.jobs.enqueue("numbers", queue="q", max_attempts=1)
 
@@ -134,11 +134,11 @@ async def test_a_cancel_kills_what_goes_on_with_all_that_it_has_started(numbers,
 
         await until(shown, within_s=30)
         await supervisor.jobs.cancel(job.job_id)
-        assert (await when_ended(supervisor, job.job_id, within_s=30)).status == "canceled"
+        assert (await when_ended(supervisor, job.job_id)).status == "canceled"
         assert not any(map(is_alive, seen()))
 
 
-async def test_a_worker_that_is_lost_fails_the_attempt_and_the_next_one_goes_on(
+async def test_a_lost_worker_fails_the_attempt_and_the_next_one_continues(
     numbers, seen, shows, supervised, raw, row_of
 ):
     load = numbers(heavy.waits, pipeline={"workers": 1})
@@ -156,7 +156,7 @@ async def test_a_worker_that_is_lost_fails_the_attempt_and_the_next_one_goes_on(
         assert "was lost, and the body is dead by now" in row["error"]
         shows.joinpath("go").touch()
         await supervisor.jobs.run_now(job.job_id)
-        ended = await when_ended(supervisor, job.job_id, within_s=40)
+        ended = await when_ended(supervisor, job.job_id)
         assert (ended.status, ended.attempt) == ("succeeded", 2), ended.error
     pids = [row["pid"] for row in await raw.fetch("SELECT pid FROM numbers ORDER BY n")]
     assert [one == pid for one in pids] == [True, True, False, False]
@@ -194,5 +194,5 @@ def test_what_can_not_run_there_is_refused(fields, error, tmp_path):
 async def test_without_an_address_the_job_says_what_is_missing(numbers, supervised):
     async with supervised(numbers(heavy.with_pid, dask=True)) as supervisor:
         job = await supervisor.jobs.enqueue("numbers", queue="q", max_attempts=1)
-        ended = await when_ended(supervisor, job.job_id, within_s=30)
+        ended = await when_ended(supervisor, job.job_id)
         assert ended.error == "task 'numbers': dask=True: needs DL_DASK, the address of the scheduler"

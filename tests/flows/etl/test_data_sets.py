@@ -27,7 +27,8 @@ from dataloader.flows.etl.sources.pagination import PageNumber
 from dataloader.flows.etl.sources.source import Request
 from dataloader.testing import run_task
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
+
 AT_ONCE = {"rate_min": 0, "rate_max": 0}
 
 
@@ -164,7 +165,7 @@ CREATE TABLE profile (code text PRIMARY KEY, document jsonb NOT NULL, content_ha
 
 
 @pytest.mark.requirement("E7", "E6")
-async def test_a_list_in_pages_and_261_details_of_which_each_snapshot_writes_what_has_changed(run, raw, source_app):
+async def test_a_paged_list_with_details_writes_only_the_changes_of_each_snapshot(run, raw, source_app):
     await raw.execute(PROFILES)
     first = await run(countries(source_app.url, "2025-01-22"))
     assert (first["inserted"], first["details"], first["segments"]) == (261 + 261, 261, 1)
@@ -288,9 +289,7 @@ async def test_26_files_of_840_591_names(run, raw, names_archive):
 
 
 @pytest.mark.requirement("E3", "E6", "Q10", "S7")
-async def test_a_process_that_is_killed_half_way_is_gone_on_from_and_memory_is_flat(
-    raw, names_archive, serve, add, row_when
-):
+async def test_a_load_resumes_after_a_kill_half_way_and_its_memory_stays_flat(raw, names_archive, serve, add, row_when):
     await raw.execute(NAMES)
     environment = {"NAMES_ARCHIVE": names_archive}
 

@@ -11,6 +11,7 @@ import trio
 from conditions import until
 from databases import raw_connection
 from etl_tasks import BEARS_ALL, detailed_load, item, items_load
+from staging_watch import StagingWatch
 
 from dataloader import Tasks
 from dataloader.flows.etl import (
@@ -18,19 +19,18 @@ from dataloader.flows.etl import (
     Csv,
     Detail,
     Files,
+    Flow,
     Load,
     Request,
     Target,
+    add_flows,
     add_loads,
     run_load,
 )
-from dataloader.flows.etl.run import load_run
 from dataloader.flows.etl.run.load_progress import PhaseTimes
-from dataloader.flows.etl.write import writer
-from dataloader.store.etl import refused_rows
 from dataloader.testing import run_task
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
+pytestmark = pytest.mark.requirement("E10")
 
 TOO_MANY = "11 failures in a row (max_failures is 10); the last one was"
 ENDED = ("status", "seconds", "counts", "phases")
@@ -46,7 +46,7 @@ def failures(raw):
     return failures
 
 
-async def test_a_request_is_tried_three_times_and_the_rest_goes_on(items, counts_of_failed, failures, soon, table):
+async def test_a_request_is_tried_three_times_and_the_rest_continues(items, counts_of_failed, failures, soon, table):
     items.records = [item(number, number) for number in range(1, 4)]
     items.service.misbehave("from=2026-01-02", times=None, status=503)
     counts = await counts_of_failed(items_load(items.service.url), to="2026-01-04")
@@ -77,7 +77,8 @@ async def test_a_request_that_trying_again_can_not_help_is_sent_once(items, coun
     assert "status 404" in (await failures())[0][2]
 
 
-async def test_a_page_that_fails_is_left_out_and_the_walk_goes_on_behind_it(
+@pytest.mark.slow
+async def test_a_failed_page_is_skipped_and_the_walk_continues_after_it(
     items, counts_of, counts_of_failed, failures, soon, table
 ):
     items.records = [item(number) for number in range(7)]
@@ -94,8 +95,9 @@ async def test_a_page_that_fails_is_left_out_and_the_walk_goes_on_behind_it(
     assert items.asked()[asked:] == ["2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "total_path"), [(1, "total"), (2, None)])
-async def test_a_page_behind_which_nobody_knows_of_others_ends_its_walk_and_the_next_segment_is_loaded(
+async def test_a_failed_last_known_page_ends_its_walk_and_the_next_segment_is_loaded(
     items, outcome_of, counts_of, failures, soon, table, page, total_path
 ):
     items.records = [item(number, 1 + number // 5) for number in range(10)]
@@ -124,7 +126,7 @@ async def test_pages_that_repeat_for_ever_are_asked_for_no_further_and_not_tried
     # Each of the two days to its second page, which is the same.
     assert len(items.service.requests) == 4
     assert outcome.error.startswith("2 of 2 segments could not be loaded")
-    assert "page 2 is the same as page 1" in outcome.error
+    assert "page 2 has the same records as page 1" in outcome.error
     # Page 2 alone would leave out what is behind it, with nothing to say so.
     assert [requests for (requests,) in await failures("requests")] == ["[]", "[]"]
     items.service.behave()
@@ -148,7 +150,7 @@ async def test_an_answer_that_can_not_be_read_is_a_failed_request(items, counts_
     assert (await failures())[0][:2] == ("request", "/items")
 
 
-async def test_a_record_that_fails_is_named_and_the_others_of_its_response_go_on(items, outcome_of, failures, table):
+async def test_a_failed_record_is_named_and_others_of_its_response_are_loaded(items, outcome_of, failures, table):
     items.records = [item(1), item(2, value="password=sesame"), item(3)]
 
     def transform(record):
@@ -169,9 +171,7 @@ async def test_a_record_that_fails_is_named_and_the_others_of_its_response_go_on
     assert listed == {"segment": "everything", "phase": "record", "item": "2", "error": error}
 
 
-async def test_a_row_that_the_database_refuses_is_a_failure_and_the_others_of_its_batch_are_written(
-    items, outcome_of, counts_of, failures, table
-):
+async def test_a_row_refused_by_the_database_fails_alone_in_its_batch(items, outcome_of, counts_of, failures, table):
     items.records = [item(number) for number in range(5)]
     items.records[2]["day"] = "2026-01-01x"
     load = items_load(items.service.url, windows=None)
@@ -202,7 +202,7 @@ async def test_a_row_that_is_always_refused_does_not_hold_the_cursor(items, outc
     assert await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors") == "03"
 
 
-async def test_without_a_key_a_row_that_is_refused_keeps_the_others_of_its_segment_out_no_more(items, outcome_of, raw):
+async def test_a_refused_row_of_a_table_without_a_key_fails_alone_in_its_segment(items, outcome_of, raw):
     await raw.execute("CREATE TABLE event (id int, day date, value text)")
     items.records = [item(number) for number in range(200)]
     items.records[7]["day"] = "2026-01-01x"
@@ -212,49 +212,57 @@ async def test_without_a_key_a_row_that_is_refused_keeps_the_others_of_its_segme
     assert await raw.fetchval("SELECT count(*) FROM event") == 199
 
 
-async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(items, outcome_of, monkeypatch, failures):
-    statements = []
-
-    def counted(stage):
-        async def aio_stage(*args):
-            statements.append(args)
-            return await stage(*args)
-
-        return aio_stage
-
-    monkeypatch.setattr(writer, "aio_stage", counted(writer.aio_stage))
-    monkeypatch.setattr(refused_rows, "aio_stage", counted(refused_rows.aio_stage))
+@pytest.mark.slow
+async def test_a_load_of_which_every_row_is_refused_takes_few_statements(items, outcome_of, database, failures, limits):
+    staging = StagingWatch(database)
+    limits.set(most_refused=10)
     items.records = [{**item(number), "day": "2026-01-01x"} for number in range(20_000)]
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 5_000}))
     assert outcome.status == "failed"
-    assert outcome.error.startswith(
-        "11 failures in a row (max_failures is 10); the last one was a row (10): column day: "
-    )
-    assert len(await failures()) == 11
-    # The batch as a whole, the way to its first row, and two for each that was refused.
-    assert len(statements) <= 1 + 13 + 2 * 11
+    assert outcome.error.startswith("20,000 of 20,000 records failed (100.0%; max_failed_share is 0.01); the first ")
+    kept = await failures()
+    assert [key for _, key, _ in kept[:10]] == [str(number) for number in range(10)]
+    assert kept[-1][1].endswith(" of their batch")
+    assert outcome.result["counts"]["rows_failed"] == 20_000
+    # For each of two batches: as a whole, the way to its first row, two for each that was refused, and the rest.
+    assert len(kept) < 2 * (10 + 13)
+    assert 2 * 10 < staging.tries() <= 2 * (1 + 13 + 2 * 10 + 13)
 
 
-async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, outcome_of, failures, monkeypatch, raw):
-    searches = []
-    monkeypatch.setattr(writer, "RefusedSearch", lambda *args: searches.append(args))
-    stage = writer.aio_stage
+@pytest.mark.slow
+async def test_rows_that_are_refused_together_do_not_end_a_run(items, outcome_of, failures, raw):
+    items.records = [item(number) for number in range(4_000)]
+    for number in range(1_000, 1_030):
+        items.records[number]["day"] = "2026-01-01x"
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert (outcome.status, outcome.result["status"]) == ("succeeded", "succeeded_with_failures")
+    assert len(await failures()) == outcome.result["counts"]["rows_failed"] == 30
+    assert await raw.fetchval("SELECT count(*) FROM item") == 3_970
 
-    async def aio_stage(connection, segment, pieces):
-        await connection.execute("SET LOCAL statement_timeout = '50ms'")
-        await connection.execute("SELECT pg_sleep(60)")
-        return await stage(connection, segment, pieces)
 
-    monkeypatch.setattr(writer, "aio_stage", aio_stage)
+@pytest.mark.slow
+async def test_after_many_refused_rows_the_good_ones_behind_them_are_written(
+    items, outcome_of, failures, limits, table
+):
+    limits.set(most_refused=5)
+    items.records = [{**item(number), "day": f"2026-01-01{'x' * (number < 64)}"} for number in range(128)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 128}))
+    assert outcome.result["counts"]["rows_failed"] == 64
+    assert await table("id") == sorted(str(number) for number in range(64, 128))
+    kept = await failures()
+    assert [key for _, key, _ in kept[:5]] == ["0", "1", "2", "3", "4"]
+    assert all(key.endswith(" of their batch") for _, key, _ in kept[6:])
+
+
+async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, outcome_of, failures, database):
+    staging = StagingWatch(database, "RAISE SQLSTATE '57014' USING MESSAGE = 'it takes too long';")
     items.records = [item(number) for number in range(5)]
     outcome = await outcome_of(items_load(items.service.url, windows=None))
     assert "the database can't serve us now (QueryCanceledError" in outcome.error
-    assert (searches, await failures()) == ([], [])
+    assert (staging.tries(), await failures()) == (1, [])
 
 
-async def test_what_a_search_for_refused_rows_had_staged_when_it_was_refused_itself_is_written(
-    items, outcome_of, failures, raw, table
-):
+async def test_rows_staged_by_an_aborted_search_for_refused_rows_are_written(items, outcome_of, failures, raw, table):
     await raw.execute("""
         CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
         BEGIN
@@ -294,6 +302,7 @@ CREATE {kind} look AFTER INSERT ON item {when} FOR EACH ROW EXECUTE FUNCTION loo
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusing", "said"),
     [
@@ -303,7 +312,7 @@ CREATE {kind} look AFTER INSERT ON item {when} FOR EACH ROW EXECUTE FUNCTION loo
         (LOOKS.format(kind="CONSTRAINT TRIGGER", when="INITIALLY DEFERRED"), 'relation "notes" does not exist'),
     ],
 )
-async def test_a_segment_that_its_table_refuses_is_rolled_back_whole_and_the_next_one_goes_on(
+async def test_a_segment_refused_by_its_table_is_rolled_back_and_the_next_is_loaded(
     items, counts_of_failed, failures, raw, table, refusing, said
 ):
     await raw.execute("CREATE TABLE known (value text PRIMARY KEY); INSERT INTO known VALUES ('a')")
@@ -320,7 +329,8 @@ async def test_a_segment_that_its_table_refuses_is_rolled_back_whole_and_the_nex
     assert upto == "02"
 
 
-async def test_what_failed_in_a_window_that_ended_then_is_solved_by_a_later_run_over_more(
+@pytest.mark.slow
+async def test_failures_of_a_partial_window_are_solved_by_a_later_run_over_all_of_it(
     items, outcome_of, counts_of, failures, soon
 ):
     load = items_load(items.service.url)
@@ -339,20 +349,38 @@ async def test_what_failed_in_a_window_that_ended_then_is_solved_by_a_later_run_
     assert await resolved() == [True, True]
 
 
+@pytest.mark.slow
+async def test_records_that_fail_together_do_not_end_a_run(items, outcome_of, failures):
+    items.records = [{**item(n), "id": None if 1_000 <= n < 1_050 else n} for n in range(11_975)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert (outcome.status, outcome.result["status"]) == ("succeeded", "succeeded_with_failures")
+    assert outcome.result["counts"]["records_failed"] == len(await failures()) == 50
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
-async def test_ten_records_that_fail_in_a_row_are_gone_on_after_and_eleven_end_the_run(
-    items, outcome_of, failures, number, status
-):
-    items.records = [{**item(n), "id": None} for n in range(number)] + [item(99)]
-    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL))
+async def test_a_run_survives_ten_answers_without_a_good_record_but_not_eleven(items, outcome_of, number, status):
+    items.records = [{**item(n, 1 + n // 2), "id": None if n < 2 * number else n} for n in range(2 * number + 2)]
+    share = {"max_failed_share": 0.95}
+    load = items_load(items.service.url, pipeline=share | {"workers": 1, "queue_size": 1})
+    outcome = await outcome_of(load, to="2026-01-15")
     assert outcome.status == status
-    assert outcome.result["status"] == ("failed" if status == "failed" else "succeeded_with_failures")
-    assert outcome.result["counts"]["records_failed"] == number
-    assert len(await failures()) == number
+    assert outcome.result["counts"]["records_failed"] == 2 * number
+    if status == "failed":
+        assert outcome.error.startswith(f"{TOO_MANY} a record (")
 
 
+@pytest.mark.slow
+async def test_answers_without_a_good_record_are_no_row_while_their_share_is_small(items, outcome_of):
+    bad = [{**item(1_000 + n, 2 + n), "id": None} for n in range(20)]
+    items.records = [item(n) for n in range(200)] + bad
+    outcome = await outcome_of(items_load(items.service.url, pipeline={"max_failed_share": 0.1}), to="2026-01-25")
+    assert (outcome.status, outcome.result["counts"]["records_failed"]) == ("succeeded", 20)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
-async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_the_run(
+async def test_a_run_survives_ten_consecutive_failed_requests_but_not_eleven(
     items, outcome_of, failures, raw, soon, number, status
 ):
     items.records = [item(99, 14)]
@@ -369,11 +397,12 @@ async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_
         assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_failures_whose_commit_is_broken_off_by_the_run_s_end_are_on_record(
-    items, outcome_of, failures, database, raw, soon, monkeypatch, is_cancelled
+    items, outcome_of, failures, database, raw, soon, limits, is_cancelled
 ):
-    monkeypatch.setattr(writer, "CLEAN_UP_S", 60)
+    limits.set(save_s=60)
     if is_cancelled:
         items.service.misbehave("from=2026-01-03", times=None, delay_s=3_600)
     items.service.misbehave(times=None, status=404)
@@ -402,7 +431,8 @@ async def test_failures_whose_commit_is_broken_off_by_the_run_s_end_are_on_recor
     assert len(await failures()) == outcome.result["counts"]["requests_failed"] == (2 if is_cancelled else 11)
 
 
-async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw, monkeypatch):
+@pytest.mark.slow
+async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw, limits):
     await raw.execute("""
         CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
         BEGIN
@@ -411,16 +441,17 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
         END $$;
         ALTER TABLE item ADD CHECK (look(id))""")
     # Of each three rows one is taken, and goes with the search that is refused itself.
-    items.records = [item(number) for number in range(21)]
-    monkeypatch.setattr("dataloader.flows.etl.write.writer.MOST_ROWS", 3)
+    items.records = [item(number) for number in range(36)]
+    limits.set(most_rows=3)
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
     assert outcome.error.startswith(
         "11 failures in a row (max_failures is 10); the last one was a batch (2 rows of /items): "
     )
-    assert [phase for phase, *_ in await failures()] == ["row", "batch"] * 6
+    assert [phase for phase, *_ in await failures()] == ["row", "batch"] * 11
 
 
-@pytest.mark.parametrize(("refused", "is_a_row"), [(3, False), (8, True)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("refused", "is_a_row"), [(9, False), (14, True)])
 async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, refused, is_a_row):
     # A page with a part that is no record and six records that fail, then pages that are refused.
     page = json.dumps({"items": [1, *({**item(n), "id": None} for n in range(6))], "total": 700}).encode()
@@ -430,7 +461,8 @@ async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, r
     assert ("failures in a row" in outcome.error) is is_a_row
     phases = [phase for phase, _, _ in await failures()]
     assert phases.count("record") == 7
-    assert phases.count("request") == (11 - 7 if is_a_row else refused)
+    # The page is one of them.
+    assert phases.count("request") == (10 if is_a_row else refused)
 
 
 async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
@@ -439,6 +471,7 @@ async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
     assert (outcome.status, outcome.result["counts"]["records_failed"]) == ("succeeded", 54)
 
 
+@pytest.mark.slow
 async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, outcome_of, soon):
     items.service.misbehave("from=2026-01-(0|10|1[2-9]|2[01])", times=None, status=404)
     # With time to read the answer before ten more have failed.
@@ -454,6 +487,7 @@ async def test_how_many_failures_end_a_run_can_be_set(items, outcome_of, soon):
     assert len(items.service.requests) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S7")
 async def test_a_file_that_can_not_be_read_to_its_end_is_left_out_whole(
     items, counts_of_failed, failures, table, tmp_path
@@ -475,7 +509,7 @@ async def test_a_file_that_can_not_be_read_to_its_end_is_left_out_whole(
 
 
 @pytest.mark.requirement("E7")
-async def test_a_detail_whose_request_can_not_be_made_is_its_own_affair(items, counts_of_failed, failures, raw):
+async def test_a_detail_whose_request_cannot_be_built_fails_alone(items, counts_of_failed, failures, raw):
     items.records = [item(number) for number in (0, 1, 2)]
     await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
 
@@ -517,10 +551,8 @@ def test_a_phase_has_begun_when_its_first_work_began():
 
 
 @pytest.mark.requirement("E9")
-async def test_the_summary_has_time_and_counts_of_each_phase_and_the_progress_the_depths_of_the_queues(
-    items, outcome_of, soon, monkeypatch
-):
-    monkeypatch.setattr(load_run, "LOG_S", 0)
+async def test_the_summary_has_each_phase_and_the_progress_has_the_queue_depths(items, outcome_of, soon, limits):
+    limits.set(log_s=0)
     items.records = [item(n, 1 + n // 10) for n in range(20)]
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
     result = outcome.result
@@ -552,10 +584,9 @@ async def test_counters_of_each_load_are_in_the_metrics(items, serve, add, row_w
     assert 'dataloader_etl_runs_total{load="items",status="failed"} 1.0' in lines
 
 
-async def test_what_failed_can_be_tried_again_alone(
-    items, counts_of_failed, counts_of, failures, soon, table, monkeypatch
-):
-    monkeypatch.setattr(load_run, "MOST_RETRIED", 2)
+@pytest.mark.slow
+async def test_failures_can_be_retried_alone(items, counts_of_failed, counts_of, failures, soon, table, limits):
+    limits.set(most_retried=2)
     items.records = [item(number, number) for number in range(1, 6)]
     items.service.misbehave("from=2026-01-0[235]", times=None, status=500)
     load = items_load(items.service.url)
@@ -582,7 +613,8 @@ async def test_what_failed_can_be_tried_again_alone(
     assert (await counts_of(load, failures="all")) == {}
 
 
-async def test_what_fails_once_more_when_it_is_tried_again_is_solved_by_a_run_over_its_window(
+@pytest.mark.slow
+async def test_a_failure_whose_retry_fails_is_solved_by_a_run_over_its_window(
     items, details, counts_of, outcome_of, failures, soon, raw
 ):
     # A page of a walk, a record, a row, a detail: each of a day of its own.
@@ -606,6 +638,7 @@ async def test_what_fails_once_more_when_it_is_tried_again_is_solved_by_a_run_ov
     assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
 
 
+@pytest.mark.slow
 async def test_failures_whose_rows_are_refused_when_they_are_tried_again_stay_open(
     items, counts_of, counts_of_failed, failures, raw, table
 ):
@@ -635,6 +668,7 @@ async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of
     assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -652,11 +686,28 @@ async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of
 async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, database, args, said):
     tasks = Tasks()
     add_loads(tasks, items_load(items.service.url))
+    # As a job that a program has added which does not know the load.
+    tasks.check_args("items", dict)
     outcome = await run_task(tasks, "items", args, dsn=database.dsn)
     assert (outcome.status, said in outcome.error) == ("failed", True)
     assert items.service.requests == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("as_flow", [False, True])
+async def test_a_run_checks_its_args_by_its_own_limits(items, outcome_of, limits, as_flow):
+    limits.set(most_retried=2)
+    load = items_load(items.service.url)
+    tasks = Tasks()
+    if as_flow:
+        add_flows(tasks, Flow(name="daily", layers={"ods": [load]}))
+    else:
+        add_loads(tasks, load)
+    outcome = await outcome_of(tasks, failures=[1, 2, 3])
+    assert 'args.failures: must be 2 numbers at most, or "all", not 3' in outcome.error
+
+
+@pytest.mark.slow
 async def test_a_failure_that_is_tried_again_alone_solves_no_other(items, counts_of_failed, counts_of, raw):
     def one_is_bad(record):
         if record["value"] == "bad":
@@ -675,19 +726,16 @@ async def test_a_failure_that_is_tried_again_alone_solves_no_other(items, counts
     assert await raw.fetchval(opened) == [second]
 
 
-async def test_failures_are_on_record_though_the_pool_is_busy_for_long(
-    items, counts_of_failed, failures, soon, monkeypatch
-):
-    monkeypatch.setattr(writer, "CLEAN_UP_S", 0)
+async def test_failures_are_on_record_though_the_pool_is_busy_for_long(items, counts_of_failed, failures, soon, limits):
+    limits.set(save_s=0)
     items.records = [item(1), item(2, 2)]
     items.service.misbehave("from=2026-01-01", times=None, status=404)
     await counts_of_failed(items_load(items.service.url), to="2026-01-03")
     assert [phase for phase, *_ in await failures()] == ["request"]
 
 
-async def test_of_very_many_records_that_fail_only_some_are_named_and_those_do_not_wait_for_their_segment(
-    items, outcome_of, failures, raw
-):
+@pytest.mark.slow
+async def test_many_failed_records_are_partly_named_and_stored_page_by_page(items, outcome_of, failures, raw):
     def refuse(record):
         raise ValueError("bad")
 
@@ -702,7 +750,7 @@ async def test_of_very_many_records_that_fail_only_some_are_named_and_those_do_n
     assert await raw.fetchval("SELECT count(DISTINCT failed_at) FROM dl_etl_failures") == 2
 
 
-async def test_an_id_that_is_no_text_or_number_is_its_records_own_affair(items, counts_of_failed, failures, raw):
+async def test_a_record_whose_id_is_no_text_or_number_fails_alone(items, counts_of_failed, failures, raw):
     await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
     items.records = [item(1), item(2)]
     detail = Detail(

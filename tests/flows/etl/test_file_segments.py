@@ -63,7 +63,7 @@ def people(source, *, key=("id",), segment="month", **target):
     )
 
 
-async def test_a_file_of_more_than_a_window_is_read_once_and_its_rows_come_once_without_a_key(tmp_path, counts_of, raw):
+async def test_a_file_longer_than_a_window_is_read_once_without_duplicate_rows(tmp_path, counts_of, raw):
     await raw.execute("CREATE TABLE item (id int, day date, value text)")
     (tmp_path / "2025.csv").write_text(csv(*(f"{number},2025-01-{number:02},a" for number in range(1, 11))))
     source = Watched(f"{tmp_path}/*.csv", format=CSV, record_source=False, window_of=BY_YEAR)
@@ -73,7 +73,7 @@ async def test_a_file_of_more_than_a_window_is_read_once_and_its_rows_come_once_
     assert source.seen == {"listed": 1, "2025.csv": 1}
 
 
-async def test_a_file_whose_window_nothing_tells_is_read_once_a_run(tmp_path, counts_of, raw):
+async def test_a_file_without_a_known_window_is_read_once_per_run(tmp_path, counts_of, raw):
     await raw.execute("CREATE TABLE item (id int, day date, value text)")
     (tmp_path / "all.csv").write_text(csv("1,2025-01-01,a"))
     source = Watched(tmp_path / "all.csv", format=CSV, record_source=False)
@@ -82,9 +82,7 @@ async def test_a_file_whose_window_nothing_tells_is_read_once_a_run(tmp_path, co
     assert source.seen == {"listed": 1, "all.csv": 1}
 
 
-async def test_an_archive_is_listed_once_a_run_and_its_members_are_loaded_in_the_order_of_their_windows(
-    tmp_path, counts_of, raw
-):
+async def test_an_archive_is_listed_once_and_its_members_load_in_window_order(tmp_path, counts_of, raw):
     await raw.execute("CREATE TABLE item (id int PRIMARY KEY, day date, value text)")
     days = [3, 1, 2]
     with tarfile.open(tmp_path / "days.tar.gz", "w:gz") as archive:
@@ -117,13 +115,18 @@ CREATE TABLE item (id int, value text, valid_from date NOT NULL, valid_to date, 
   PRIMARY KEY (id, valid_from))"""
 
 
-@pytest.mark.requirement("E8")
-async def test_daily_files_in_segments_of_months_are_snapshots_of_their_own_days(tmp_path, counts_of, table, raw):
+async def daily_versions(folder, raw):
+    """Make the table of versions, and a file of each of three days; return the load that has their history."""
     await raw.execute(VERSIONS)
     for day, value in (("2025-01-05", "a"), ("2025-01-20", "b"), ("2025-02-03", "c")):
-        (tmp_path / f"{day}.csv").write_text(f"id,value\n1,{value}\n")
-    source = Watched(f"{tmp_path}/*.csv", format=CSV, record_source=False, window_of=BY_DAY)
-    counts = await counts_of(people(source, history=History(tracked=("value",))), to="2025-03-01")
+        (folder / f"{day}.csv").write_text(f"id,value\n1,{value}\n")
+    source = Watched(f"{folder}/*.csv", format=CSV, record_source=False, window_of=BY_DAY)
+    return people(source, history=History(tracked=("value",)))
+
+
+@pytest.mark.requirement("E8")
+async def test_daily_files_in_segments_of_months_are_snapshots_of_their_own_days(tmp_path, counts_of, table, raw):
+    counts = await counts_of(await daily_versions(tmp_path, raw), to="2025-03-01")
     assert (counts["segments"], counts["inserted"], counts["changed"]) == (3, 1, 2)
     assert await table("value, valid_from, valid_to") == [
         "(a,2025-01-05,2025-01-20)",
@@ -133,6 +136,17 @@ async def test_daily_files_in_segments_of_months_are_snapshots_of_their_own_days
 
 
 @pytest.mark.slow
+@pytest.mark.requirement("E8")
+async def test_after_a_truncate_a_run_reads_all_files_again(tmp_path, counts_of, table, raw):
+    load = await daily_versions(tmp_path, raw)
+    await counts_of(load, to="2025-03-01")
+    assert (await counts_of(load, to="2025-03-01"))["segments"] == 1
+    before = await table("value, valid_from, valid_to")
+    await raw.execute("TRUNCATE item")
+    assert (await counts_of(load, to="2025-03-01"))["segments"] == 3
+    assert await table("value, valid_from, valid_to") == before
+
+
 @pytest.mark.requirement("E8")
 async def test_a_file_that_is_overwritten_is_a_snapshot_as_of_the_last_window(tmp_path, counts_of, table, raw):
     await raw.execute(VERSIONS)

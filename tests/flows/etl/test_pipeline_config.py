@@ -188,7 +188,6 @@ def test_a_token_with_a_timeout_that_makes_no_sense_is_refused(timeout):
         CancellationToken(timeout)
 
 
-@pytest.mark.slow
 async def test_a_process_warns_of_settings_of_a_load_that_it_does_not_have(supervised, caplog):
     misspelt = PipelineSettings(of_one={"ITEM": {"rate_min": 1}})
     async with supervised(items_load("http://h"), pipeline=misspelt):

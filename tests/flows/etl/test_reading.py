@@ -13,7 +13,7 @@ from dataloader.flows.etl import Detail, Reader, Request, Target
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("E2")]
+pytestmark = pytest.mark.requirement("E2")
 
 WATCHDOG_S = 20
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% workers'"
@@ -49,7 +49,7 @@ async def test_a_row_comes_by_its_columns_names(items, counts_of, table, names):
     assert await table("t.value") == ["one None"]
 
 
-async def test_what_a_transform_asks_is_planned_as_anywhere_else(items, counts_of, table):
+async def test_queries_of_a_transform_have_the_default_planner_settings(items, counts_of, table):
     items.records = [item(1)]
 
     def transform(record, reader):
@@ -61,7 +61,7 @@ async def test_what_a_transform_asks_is_planned_as_anywhere_else(items, counts_o
     assert await table("t.value") == ["auto/on"]
 
 
-async def test_each_worker_reads_on_a_connection_of_its_own(items, counts_of):
+async def test_each_worker_reads_on_its_own_connection(items, counts_of):
     items.records = [item(number, number) for number in range(1, 4)]
     together, backends = threading.Barrier(3), []
 
@@ -75,6 +75,7 @@ async def test_each_worker_reads_on_a_connection_of_its_own(items, counts_of):
     assert len({*backends}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [(), ("SET TRANSACTION READ WRITE",), ("COMMIT",)])
 async def test_nothing_can_be_written(items, counts_of_failed, raw, names, before):
     items.records = [item(1), item(2)]
@@ -91,6 +92,7 @@ async def test_nothing_can_be_written(items, counts_of_failed, raw, names, befor
     assert await raw.fetchval("SELECT count(*) FROM name") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "args", "said"),
     [("SELECT 1 FROM nowhere", (), '"nowhere" does not exist'), ("SELECT 1", (1,), "expects 0 arguments")],
@@ -105,11 +107,18 @@ async def test_a_statement_that_can_not_be_run_is_its_record_s_failure(items, ou
     assert "queue" not in failure["error"]
 
 
-async def test_a_connection_that_is_lost_is_no_record_s_failure(items, outcome_of, raw):
+@pytest.mark.slow
+@pytest.mark.parametrize("wraps", [False, True])
+async def test_a_connection_that_is_lost_is_no_record_s_failure(items, outcome_of, raw, wraps):
     items.records = [item(number) for number in range(20)]
 
     def transform(record, reader):
-        reader.fetch("SELECT pg_terminate_backend(pg_backend_pid())")
+        try:
+            reader.fetch("SELECT pg_terminate_backend(pg_backend_pid())")
+        except StoreUnavailable as error:
+            if wraps:
+                raise LookupError("no rates") from error
+            raise
         return record
 
     outcome = await outcome_of(items_load(items.service.url, windows=None, transform=transform, reads=True))
@@ -117,6 +126,7 @@ async def test_a_connection_that_is_lost_is_no_record_s_failure(items, outcome_o
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_failures") == 0
 
 
+@pytest.mark.slow
 async def test_the_transform_of_a_detail_reads_too(items, counts_of, table, names, raw):
     items.records = [item(1), item(2)]
     await raw.execute("CREATE TABLE detail (id int PRIMARY KEY, value text)")

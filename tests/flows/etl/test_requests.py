@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import random
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 import trio
+from conditions import patience_s
 from etl_tasks import item, items_load
 
 from dataloader import Tasks
 from dataloader.flows.etl import Budget, add_loads
-from dataloader.flows.etl.fetch import request_sender
-from dataloader.flows.etl.run import load_run
+from dataloader.flows.etl.fetch.rate_limiter import RateLimiter
+from dataloader.flows.etl.run.load_progress import LoadProgress
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.etl.suppliers import aio_take_slot
 from dataloader.testing import run_task
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("E1")]
+pytestmark = pytest.mark.requirement("E1")
 PAUSED = {"rate_min": 0.2, "rate_max": 0.2}
 
 
@@ -29,28 +32,47 @@ async def test_requests_go_one_at_a_time_in_the_order_of_windows_and_pages(items
     assert items.service.most_at_once() == 1
 
 
-async def test_a_pause_is_drawn_evenly_between_the_two_settings_for_each_request(items, counts_of, monkeypatch):
+@pytest.mark.slow
+async def test_a_pause_is_drawn_evenly_between_the_two_settings_for_each_request(database, items, counts_of):
     drawn = []
 
-    class Draw:
+    class Draw(random.Random):
         def uniform(self, least, most):
             drawn.append((least, most))
-            return 0.15
+            return super().uniform(least, most)
 
-    monkeypatch.setattr(load_run, "random", SimpleNamespace(Random=Draw))
-    await counts_of(items_load(items.service.url, pipeline={"rate_min": 7, "rate_max": 11}), to="2026-01-04")
-    # Of the three the last pause is kept by whoever comes next.
-    assert [one for one in drawn if one == (7, 11)] == [(7, 11)] * 3
+    pauses = []
+    async with open_database(DatabaseOptions(dsn=database.dsn)) as opened:
+        limiter = RateLimiter(
+            database=opened,
+            holder=1,
+            progress=LoadProgress(load="items", max_failures=1),
+            rate_min=7,
+            rate_max=11,
+            lease_s=60,
+            draw=Draw(5),
+        )
+        for number in range(20):
+            async with limiter.slot(f"source {number}", 1):
+                pass
+            pauses.append((await opened.run(aio_take_slot, f"source {number}", 2, 60.0)).wait_s)
+    assert drawn == [(7, 11)] * 20
+    assert 6 < min(pauses) < 8.5
+    assert 9.5 < max(pauses) <= 11
+    # A load gives its settings to it; the last pause is kept by whoever comes next.
+    await counts_of(items_load(items.service.url, pipeline={"rate_min": 0.15, "rate_max": 0.2}), to="2026-01-04")
     assert len(items.gaps()) == 2
     assert min(items.gaps()) >= 0.15
 
 
+@pytest.mark.slow
 async def test_a_slow_response_does_not_eat_the_pause(items, counts_of):
     items.service.misbehave(times=1, delay_s=0.3)
     await counts_of(items_load(items.service.url, pipeline=PAUSED), to="2026-01-03")
     assert items.gaps()[0] >= 0.2
 
 
+@pytest.mark.slow
 async def test_the_pause_after_the_last_request_of_a_run_holds_for_the_next_run(items, counts_of, raw):
     load = items_load(items.service.url, windows=None, pipeline=PAUSED)
     await counts_of(load)
@@ -80,10 +102,11 @@ async def test_a_pause_is_not_delayed_by_the_processing(items, counts_of):
 
 
 async def _watched(event):
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         await event.wait()
 
 
+@pytest.mark.slow
 async def test_runs_of_two_loads_never_have_two_requests_at_one_source_and_keep_its_pause(items, database):
     tasks = Tasks()
     add_loads(tasks, *(items_load(items.service.url, name=name, pipeline=PAUSED) for name in "ab"))
@@ -102,8 +125,9 @@ async def _succeed(tasks, name, dsn):
     assert outcome.status == "succeeded", outcome.error
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E1", "S4")
-async def test_several_budgets_hold_at_once_and_over_two_runs(items, counts_of, raw):
+async def test_several_rate_limits_apply_together_and_over_two_runs(items, counts_of, raw):
     # The third, which nobody reaches, keeps all calls on record.
     budgets = (Budget(2, 0.4), Budget(3, 0.9), Budget(1_000, 3_600))
     for _ in range(2):
@@ -115,6 +139,7 @@ async def test_several_budgets_hold_at_once_and_over_two_runs(items, counts_of, 
     assert min((after - before).total_seconds() for before, after in zip(calls, calls[3:], strict=False)) >= 0.9
 
 
+@pytest.mark.slow
 async def test_a_run_that_waits_for_its_budget_says_so(items, outcome_of, soon):
     load = items_load(items.service.url, budgets=(Budget(1, 0.3),))
     outcome = await outcome_of(load, to="2026-01-03")
@@ -126,7 +151,12 @@ def waits_of(outcome):
     return [progress["waiting"] for progress in outcome.progress if "waiting" in progress]
 
 
-async def test_the_place_of_a_run_that_died_in_a_request_is_free_after_its_lease(items, outcome_of, raw, soon):
+@pytest.mark.slow
+async def test_the_place_of_a_run_that_died_in_a_request_is_free_after_its_time(items, outcome_of, raw, soon):
+    await raw.execute("""
+        INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, token, claimed_by, started_at,
+          heartbeat_at, lease_expires_at)
+        VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', 1, 4711, 'w', now(), now(), now() + interval '1 hour')""")
     await raw.execute("""
         INSERT INTO dl_sources (source, holder, held_until)
         VALUES ('127.0.0.1', 4711, clock_timestamp() + interval '3 s')""")
@@ -140,6 +170,7 @@ async def test_the_place_of_a_run_that_died_in_a_request_is_free_after_its_lease
     assert waiting == ("request", "127.0.0.1")
 
 
+@pytest.mark.slow
 async def test_a_request_has_its_source_for_its_own_deadline_and_a_margin(items, counts_of, raw, database):
     held = []
     lease = "SELECT extract(epoch FROM held_until - clock_timestamp()) FROM dl_sources"
@@ -149,6 +180,7 @@ async def test_a_request_has_its_source_for_its_own_deadline_and_a_margin(items,
     assert await raw.fetchval("SELECT holder IS NULL AND held_until IS NULL FROM dl_sources")
 
 
+@pytest.mark.slow
 async def test_a_429_with_retry_after_holds_the_next_request_back_and_the_run_says_so(items, outcome_of, soon, raw):
     items.service.misbehave(status=429, headers={"Retry-After": "1"})
     outcome = await outcome_of(items_load(items.service.url, windows=None))
@@ -183,8 +215,9 @@ async def test_each_request_is_logged_with_endpoint_status_and_time(items, outco
     assert [line.fields["attempt"] for line in lines if line.message == "request failed"] == ["1 of 3"]
 
 
-async def test_the_waits_between_tries_double(items, outcome_of, monkeypatch):
-    monkeypatch.setattr(request_sender, "RETRY_S", (0.2, 30.0))
+@pytest.mark.slow
+async def test_the_waits_between_tries_double(items, outcome_of, limits):
+    limits.set(retry_s=(0.2, 30.0))
     items.service.misbehave(status=500, times=2)
     assert (await outcome_of(items_load(items.service.url, windows=None))).status == "succeeded"
     began_at = [seen.began_at for seen in items.service.requests]

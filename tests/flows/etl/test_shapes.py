@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.requirement("E6"), pytest.mark.each_server]
 OPTIONAL = "ALTER TABLE item ADD note text DEFAULT 'none yet', ADD price numeric"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("neighbour", [{}, {"note": "n"}, {"note": "n", "price": 9}])
 @pytest.mark.parametrize("batch_size", [1, 100])
 async def test_a_column_that_a_row_lacks_keeps_its_value_and_in_a_new_row_has_its_default(
@@ -69,7 +69,6 @@ async def test_a_number_that_some_rows_bring_is_given_to_the_others(items, count
     assert (found[1], found[3], {found[2], found[4]}) == (77, 88, {1, 2})
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_a_version_has_what_a_row_of_its_snapshot_lacks_from_the_one_before(items, counts_of, raw, table):
     await raw.execute(

@@ -72,7 +72,7 @@ def load_of(url, form, **fields):
         (Csv(), TABLE, TABLE[: len(TABLE) // 2]),
     ],
 )
-async def test_lines_that_end_with_the_connection_are_no_whole_answer_and_are_asked_for_again(
+async def test_lines_that_end_with_the_connection_are_incomplete_and_requested_again(
     form, whole, part, items, outcome_of, soon, raw
 ):
     with ending_with_the_connection(part) as (url, asked):
@@ -87,9 +87,7 @@ async def test_lines_that_end_with_the_connection_are_no_whole_answer_and_are_as
         assert (outcome.status, len(asked)) == ("succeeded", 1)
 
 
-async def test_a_line_that_was_cut_is_asked_for_again_also_where_the_connection_may_end_an_answer(
-    items, counts_of, soon
-):
+async def test_a_cut_line_is_requested_again_even_if_the_connection_may_end_an_answer(items, counts_of, soon):
     with ending_with_the_connection(LINES[:40], LINES) as (url, asked):
         counts = await counts_of(load_of(url, JsonLines(), ends_with_connection=True))
         assert (counts["inserted"], len(asked)) == (2, 2)
@@ -102,6 +100,7 @@ async def test_a_document_shows_its_end_itself(items, outcome_of, soon):
         assert (outcome.status, outcome.result["counts"]["inserted"], len(asked)) == ("succeeded", 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "good"),
     [
@@ -135,8 +134,7 @@ def test_a_header_in_angle_brackets_is_a_header():
     assert list(content.all()) == [{"<HTM>": "1", "<DATE>": "2"}]
 
 
-@pytest.mark.slow
-async def test_what_can_not_be_read_is_asked_for_as_often_as_any_request_and_others_go_on(items, outcome_of, soon, raw):
+async def test_an_unreadable_answer_is_requested_as_often_as_any_failed_request(items, outcome_of, soon, raw):
     items.records = [item(number, number) for number in range(1, 5)]
     items.service.misbehave("from=2026-01-02", body=b'{"items": [', status=200, times=None)
     outcome = await outcome_of(items_load(items.service.url, pipeline={"attempts": 4}), to="2026-01-05")
@@ -182,9 +180,7 @@ class EndsBadly:
         raise error
 
 
-async def test_what_can_not_be_read_a_second_time_is_a_failure_too_where_an_answer_may_be_an_error(
-    items, outcome_of, soon
-):
+async def test_an_answer_that_stays_unreadable_after_its_retries_is_a_failure(items, outcome_of, soon):
     items.service.put("/", Answer(b"never"))
     items.service.misbehave(body=b"late", status=200)
     outcome = await outcome_of(load_of(items.service.url, EndsBadly()))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloader.flows.etl.declare.windows import SEGMENTS, Windows
+from dataloader.flows.etl.declare.windows import SEGMENTS, Windows, begin_of_day, is_begin_of_day
 from dataloader.jobs.errors import BadRequest
 
 pytestmark = pytest.mark.requirement("E6")
@@ -39,7 +39,7 @@ def test_the_look_back_does_not_reach_behind_the_start():
     assert days(load.plan(watermark=datetime(2026, 4, 10, tzinfo=UTC), now=NOW))[0] == ("2026-04-01", "2026-04-06")
 
 
-def test_what_is_too_young_is_left_out():
+def test_windows_end_before_the_delay():
     windows = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3)).plan(watermark=None, now=NOW)
     assert windows[-1].end == NOW - timedelta(days=3)
 
@@ -55,7 +55,7 @@ def test_nothing_is_new():
     assert Windows(start=date(2026, 1, 1)).plan(watermark=NOW, now=NOW) == []
 
 
-def test_a_run_loads_what_it_was_asked_for_instead():
+def test_a_run_with_its_own_span_loads_that_span_instead():
     windows = Windows(start=date(2020, 1, 1)).plan(
         watermark=NOW, now=NOW, since=date(1999, 1, 15), until=date(1999, 3, 1)
     )
@@ -69,12 +69,42 @@ def test_a_day_is_as_long_as_its_zone_has_it():
     assert lengths == [timedelta(hours=hours) for hours in (24, 23, 24)]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zone", "day", "begins"),
+    [
+        ("America/Santiago", date(2024, 9, 8), "2024-09-08T01:00:00-03:00"),
+        ("Africa/Cairo", date(2024, 4, 26), "2024-04-26T01:00:00+03:00"),
+        ("Asia/Beirut", date(2024, 3, 31), "2024-03-31T01:00:00+03:00"),
+        ("America/Havana", date(2024, 3, 10), "2024-03-10T01:00:00-04:00"),
+        ("America/Havana", date(2024, 11, 3), "2024-11-03T00:00:00-04:00"),  # its midnight comes twice
+        ("America/Toronto", date(1919, 3, 31), "1919-03-31T00:30:00-04:00"),  # the clock left out 23:30 to 00:30
+        ("Pacific/Apia", date(2011, 12, 30), "2011-12-31T00:00:00+14:00"),  # there is no such day
+        ("Europe/Berlin", date(2024, 3, 31), "2024-03-31T00:00:00+01:00"),
+    ],
+)
+def test_a_day_begins_with_its_first_instant(zone, day, begins):
+    found = begin_of_day(day, ZoneInfo(zone))
+    assert found.isoformat() == begins
+    assert is_begin_of_day(found)
+    second = timedelta(seconds=1)
+    before, after = ((found.astimezone(UTC) + shift).astimezone(ZoneInfo(zone)) for shift in (-second, second))
+    assert before.date() < found.date() == after.date()
+    assert not is_begin_of_day(before)
+    assert not is_begin_of_day(after)
+
+
+@pytest.mark.parametrize("segment", ["day", "week", "month", "year"])
+def test_segments_begin_with_the_first_instant_of_a_day(segment):
+    load = Windows(start=date(2024, 9, 1), segment=segment, zone="America/Santiago")
+    windows = load.plan(watermark=None, now=NOW, until=date(2026, 1, 1))
+    assert all(is_begin_of_day(moment) for window in windows for moment in (window.start, window.end))
+
+
 @given(
     segment=st.sampled_from([*SEGMENTS, timedelta(hours=7), timedelta(days=10)]),
     start=st.datetimes(NOW.replace(year=2020, tzinfo=None), NOW.replace(year=2021, tzinfo=None)),
     length=st.timedeltas(timedelta(minutes=1), timedelta(days=40)),
-    zone=st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/New_York"]),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/New_York", "America/Santiago"]),
 )
 def test_segments_follow_each_other_without_gaps_and_reach_the_end(segment, start, length, zone):
     begin = start.replace(tzinfo=ZoneInfo(zone))

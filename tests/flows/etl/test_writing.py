@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
+import attrs
 import pytest
 import trio
 from databases import raw_connection
 from etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Csv, Detail, Files, History, Load, Request, Target, add_loads
+from dataloader.flows.etl import Csv, Detail, Files, History, Load, Request, Target, Windows, add_loads
 from dataloader.testing import run_task
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6")]
+pytestmark = pytest.mark.requirement("E6")
 DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
 
 
@@ -51,6 +52,7 @@ def cursor(raw):
     return cursor
 
 
+@pytest.mark.slow
 async def test_rows_are_inserted_updated_or_left_alone(items, counts_of, table):
     load = items_load(items.service.url, windows=None)
     items.records = [item(1), item(2)]
@@ -61,6 +63,7 @@ async def test_rows_are_inserted_updated_or_left_alone(items, counts_of, table):
     assert await table("(id, value)") == ["(1,b)", "(2,a)", "(3,a)"]
 
 
+@pytest.mark.slow
 async def test_a_rerun_with_the_same_input_writes_no_row(items, counts_of, raw):
     load = items_load(items.service.url)
     items.records = [item(number, 1 + number % 3) for number in range(9)]
@@ -73,19 +76,20 @@ async def test_a_rerun_with_the_same_input_writes_no_row(items, counts_of, raw):
     assert await raw.fetch("SELECT id, xmin::text FROM item ORDER BY id") == before
 
 
-async def test_two_runs_of_one_load_at_the_same_time_leave_one_of_each_row(items, database, table):
+@pytest.mark.slow
+async def test_two_loads_of_one_table_that_run_concurrently_leave_one_of_each_row(items, database, table):
     items.records = [item(number, 1 + number // 50) for number in range(200)]
     tasks = Tasks()
-    add_loads(tasks, items_load(items.service.url))
+    add_loads(tasks, *(items_load(items.service.url, name=name) for name in ("items", "others")))
     outcomes = []
 
-    async def run():
-        outcomes.append(await run_task(tasks, "items", {"to": "2026-01-05"}, dsn=database.dsn))
+    async def run(name):
+        outcomes.append(await run_task(tasks, name, {"to": "2026-01-05"}, dsn=database.dsn))
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
-            nursery.start_soon(run)
+            nursery.start_soon(run, "items")
+            nursery.start_soon(run, "others")
     assert [outcome.status for outcome in outcomes] == ["succeeded"] * 2
     assert await table("id") == sorted(map(str, range(200)))
     counts = [outcome.result["counts"] for outcome in outcomes]
@@ -103,6 +107,19 @@ async def test_a_load_that_only_inserts_leaves_rows_that_are_there(items, counts
     assert await table("(id, value)") == ["(1,a)", "(2,a)"]
 
 
+@pytest.mark.slow
+async def test_rows_of_a_day_that_begins_at_one_o_clock_are_marked_as_gone(items, counts_of, deleting, gone):
+    windows = Windows(start=date(2024, 9, 7), segment="day", column="day", zone="America/Santiago")
+    load = attrs.evolve(deleting, windows=windows)
+    items.records = [{**item(number), "day": f"2024-09-0{number}"} for number in (7, 8, 9)]
+    args = {"from": "2024-09-07", "to": "2024-09-10"}
+    await counts_of(load, **args)
+    items.records = []
+    assert (await counts_of(load, **args))["deleted"] == 3
+    assert await gone() == [7, 8, 9]
+
+
+@pytest.mark.slow
 async def test_rows_that_a_window_has_no_more_are_marked_as_gone_and_others_are_not(items, counts_of, deleting, gone):
     items.records = [item(1, 1), item(2, 1), item(3, 2), item(4, 3)]
     await counts_of(deleting, to="2026-01-04")
@@ -113,6 +130,7 @@ async def test_rows_that_a_window_has_no_more_are_marked_as_gone_and_others_are_
     assert await gone() == [1, 3]
 
 
+@pytest.mark.slow
 async def test_a_row_that_comes_back_loses_its_mark(items, counts_of, deleting_all, gone):
     items.records = [item(1), item(2)]
     await counts_of(deleting_all)
@@ -134,6 +152,7 @@ async def test_an_answer_without_any_record_marks_nothing_in_the_whole_table(ite
     assert await gone() == []
 
 
+@pytest.mark.slow
 async def test_a_segment_that_lacks_a_page_marks_nothing_and_moves_no_cursor(
     items, counts_of, counts_of_failed, deleting, gone, cursor, table, soon
 ):
@@ -175,6 +194,7 @@ async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, coun
     assert await gone() == []
 
 
+@pytest.mark.slow
 async def test_a_row_that_was_refused_is_not_taken_for_gone(items, counts_of, counts_of_failed, deleting, gone, cursor):
     items.records = [item(1, 1), item(2, 1)]
     await counts_of(deleting, to="2026-01-02")
@@ -188,6 +208,7 @@ async def test_a_row_that_was_refused_is_not_taken_for_gone(items, counts_of, co
     assert (await gone(), await cursor()) == ([], "03")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6", "E7")
 async def test_a_status_that_means_no_data_moves_the_cursor_and_is_no_failed_detail(items, counts_of, cursor, raw):
     await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
@@ -207,6 +228,7 @@ async def test_a_status_that_means_no_data_moves_the_cursor_and_is_no_failed_det
     assert await cursor() == "04"
 
 
+@pytest.mark.slow
 async def test_a_run_begins_where_the_last_one_has_come_to(items, counts_of, cursor):
     load = items_load(items.service.url)
     await counts_of(load, to="2026-01-03")
@@ -217,6 +239,7 @@ async def test_a_run_begins_where_the_last_one_has_come_to(items, counts_of, cur
     assert len(items.service.requests) == 4
 
 
+@pytest.mark.slow
 async def test_a_run_over_days_long_past_does_not_move_the_cursor_back(items, counts_of, cursor):
     load = items_load(items.service.url)
     await counts_of(load, to="2026-01-05")
@@ -224,6 +247,7 @@ async def test_a_run_over_days_long_past_does_not_move_the_cursor_back(items, co
     assert await cursor() == "05"
 
 
+@pytest.mark.slow
 async def test_a_run_over_days_to_come_does_not_move_the_cursor_over_those_in_between(items, counts_of, cursor):
     load = items_load(items.service.url)
     await counts_of(load, **{"from": "2026-01-07", "to": "2026-01-09"})
@@ -252,6 +276,7 @@ async def test_a_run_s_segments_and_its_cursor_are_on_record(items, counts_of, r
     assert tuple(task) == ("items", "succeeded", True)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
 async def test_without_a_key_only_whole_segments_are_taken_in(
     items, counts_of, counts_of_failed, outcome_of, raw, soon
@@ -286,8 +311,9 @@ async def test_a_number_that_the_table_gives_need_not_be_brought(items, counts_o
     assert [tuple(row) for row in await raw.fetch("SELECT n, id FROM numbered ORDER BY n")] == [(1, 7), (2, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
-async def test_a_stage_that_somebody_reads_holds_up_no_load(items, counts_of, database, raw):
+async def test_a_staging_table_that_another_session_reads_delays_no_load(items, counts_of, database, raw):
     left = f"dl_stage_{'0' * 32}_1_1"
     await raw.execute(f"CREATE TABLE {left} (n int)")
     items.records = [item(1)]
@@ -300,25 +326,9 @@ async def test_a_stage_that_somebody_reads_holds_up_no_load(items, counts_of, da
     assert await raw.fetchval(f"SELECT to_regclass('{left}')") is None
 
 
-@pytest.mark.requirement("E6")
-async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, counts_of, counts_of_failed, raw, soon):
-    await raw.execute("""
-        CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
-          PRIMARY KEY (id, valid_from))""")
-    target = Target(table="versioned", key=("id",), history=History(tracked=("value",)))
-    load = items_load(items.service.url, target=target, transform=lambda r: {"id": r["id"], "value": r["value"]})
-    items.records = [item(1, number, f"of {number}") for number in (1, 2, 3)]
-    items.service.misbehave("from=2026-01-02", times=3, status=500)
-    await counts_of_failed(load, to="2026-01-04")
-    versions = "SELECT value, valid_from::text FROM versioned ORDER BY valid_from"
-    assert [tuple(row) for row in await raw.fetch(versions)] == [("of 1", "2026-01-01")]
-    counts = await counts_of(load, to="2026-01-04")
-    assert [row["value"] for row in await raw.fetch(versions)] == ["of 1", "of 2", "of 3"]
-    assert counts.get("segments_failed", 0) == 0
-
-
+@pytest.mark.slow
 @pytest.mark.requirement("E6", "E8")
-async def test_snapshots_in_files_are_taken_in_once_and_one_that_comes_late_is_refused(outcome_of, raw, tmp_path):
+async def test_snapshots_in_files_are_merged_once_and_one_that_comes_late_is_woven_in(outcome_of, raw, tmp_path):
     await raw.execute("""
         CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
           PRIMARY KEY (id, valid_from))""")
@@ -342,14 +352,12 @@ async def test_snapshots_in_files_are_taken_in_once_and_one_that_comes_late_is_r
     assert (result["status"], result["counts"]["segments"], versions) == ("succeeded", 2, ["of 1", "of 3", "of 4"])
     assert result["counts"]["unchanged"] == 1
     assert [line.fields["segments"] for line in log if "left out" in line.message] == [1]
-    # Of an instant that was taken in, and not itself.
+    # Another snapshot of an instant corrects the first.
     (tmp_path / "late 2026-01-01.csv").write_text("id,value\n1,late\n")
     result, versions, _ = await run_with()
-    assert [failure["item"][-19:] for failure in result["failures"]] == ["late 2026-01-01.csv"]
-    (tmp_path / "late 2026-01-01.csv").unlink()
+    assert (result["counts"]["woven"], versions) == (1, ["late", "of 3", "of 4"])
     result, versions, _ = await run_with(2)
-    assert [failure["item"][-14:] for failure in result["failures"]] == ["2026-01-02.csv"]
-    assert versions == ["of 1", "of 3", "of 4"]
+    assert (result["counts"]["woven"], versions) == (1, ["late", "of 2", "of 3", "of 4"])
 
 
 @pytest.mark.requirement("E6")

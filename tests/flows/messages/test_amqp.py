@@ -9,6 +9,7 @@ import threading
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import attrs
 import pika
 import pytest
 import trio
@@ -16,14 +17,14 @@ from certificates import certificate
 from conditions import until
 from rabbitmq_server import a_rabbitmq
 
-from dataloader import Settings, Tasks, Worker, new_job, open_supervisor
+from dataloader import Settings, Supervisor, Tasks, Worker, new_job, open_supervisor
 from dataloader.flows.messages import AmqpMessages
 from dataloader.flows.messages.amqp_session import LEAVE_S, parameters_of
 from dataloader.jobs.errors import ConfigError, StoreUnavailable
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.enqueuer import Enqueuer
 
-pytestmark = pytest.mark.requirement("S7")
+pytestmark = [pytest.mark.full, pytest.mark.requirement("S7")]
 
 NO_QUEUE = 7
 JOBS = "SELECT idempotency_key, args ->> 'n' AS n FROM dl_jobs ORDER BY (args ->> 'n')::int"
@@ -124,6 +125,17 @@ async def store(database):
         yield store
 
 
+@attrs.frozen
+class Reading:
+    """A supervisor's only reader of messages."""
+
+    supervisor: Supervisor
+
+    @property
+    def state(self):
+        return self.supervisor.state.messages[0]
+
+
 @pytest.fixture
 def reading(database):
     """A supervisor that reads a source; it runs no jobs."""
@@ -134,7 +146,7 @@ def reading(database):
         tasks.messages(declared)
         settings = Settings(db_dsn=database.dsn, workers=(Worker("none", 1),), port=0, drain_timeout_s=10)
         async with open_supervisor(settings, tasks, with_web=False) as supervisor:
-            yield supervisor._parts.readers[0]
+            yield Reading(supervisor)
 
     return reading
 
@@ -172,9 +184,7 @@ async def test_each_message_becomes_one_job_and_is_acknowledged(rabbitmq, broker
     assert not [thread for thread in threading.enumerate() if "AmqpSession" in thread.name]
 
 
-async def test_messages_without_an_id_are_each_a_job_and_may_have_the_key_that_request_gives(
-    rabbitmq, broker, reading, raw
-):
+async def test_messages_without_an_id_are_separate_jobs_and_may_set_their_own_key(rabbitmq, broker, reading, raw):
     def request(message):
         return new_job("order", {"n": message.json()}, queue="q", idempotency_key=message.headers.get("key"))
 
@@ -186,9 +196,7 @@ async def test_messages_without_an_id_are_each_a_job_and_may_have_the_key_that_r
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
-async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobody(
-    rabbitmq, broker, reading, raw, kind
-):
+async def test_a_poisonous_message_becomes_a_dead_letter_and_delays_no_other(rabbitmq, broker, reading, raw, kind):
     broker.declare(kind)
     broker.publish(-1, 1, NO_QUEUE, headers={"from": "shop", "CC": ["elsewhere"]}, user_id="guest", expiration="900000")
     broker.publish(b"\xff", prefix=None)
@@ -206,9 +214,7 @@ async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobo
     assert letters[b"7"].headers["dl_error"].startswith("queue: must be given")
 
 
-async def test_an_id_that_a_publisher_gives_to_another_message_is_an_error_unless_the_server_delivers_again(
-    rabbitmq, broker, reading, raw
-):
+async def test_a_message_id_reused_by_a_publisher_is_an_error_except_in_a_redelivery(rabbitmq, broker, reading, raw):
     broker.publish(1)
     async with reading(source(rabbitmq.url, most_tries=1)) as reader:
         await jobs(raw, 1)
@@ -225,7 +231,7 @@ async def test_an_id_that_a_publisher_gives_to_another_message_is_an_error_unles
     await jobs(raw, 1)
 
 
-async def test_what_kills_each_reader_is_given_up_and_its_neighbours_are_not(rabbitmq, broker, reading, raw):
+async def test_a_message_that_kills_each_reader_is_given_up_and_its_neighbors_are_not(rabbitmq, broker, reading, raw):
     broker.publish(9, 1, 2)  # the first one "kills" before it is acknowledged, so it comes first each time
     broker.die_with(3, times=10)
     broker.publish(3, 4)
@@ -238,7 +244,7 @@ async def test_what_kills_each_reader_is_given_up_and_its_neighbours_are_not(rab
     assert letter.headers["dl_error"] == "delivered 11 times, and each time its reader died or lost its connection"
 
 
-async def test_what_was_delivered_too_often_is_tried_once_more_by_itself(rabbitmq, broker, store, raw):
+async def test_a_message_that_was_delivered_too_often_is_tried_once_more_alone(rabbitmq, broker, store, raw):
     broker.publish(1, 2, -1)
     broker.die_with(3, times=5)
     asked, enqueuer = [], Enqueuer(store)
@@ -257,7 +263,7 @@ async def test_what_was_delivered_too_often_is_tried_once_more_by_itself(rabbitm
     assert letter.headers["dl_error"] == "ValueError: not -1"
 
 
-async def test_a_process_that_drains_gives_back_what_waits_for_its_next_try(rabbitmq, broker, reading, raw):
+async def test_a_draining_process_returns_messages_that_wait_for_a_retry(rabbitmq, broker, reading, raw):
     broker.publish(-1)
     async with reading(source(rabbitmq.url, again_after_s=300)) as reader:
         await stated(reader, lambda now: now.failed == 1)
@@ -289,7 +295,7 @@ trio.run(main)
 """
 
 
-async def test_a_process_that_is_killed_between_the_commit_and_the_acknowledgement_loses_and_repeats_nothing(
+async def test_a_kill_between_commit_and_acknowledgement_loses_and_repeats_nothing(
     rabbitmq, broker, reading, raw, database
 ):
     broker.publish(1, 2, 3)
@@ -307,8 +313,7 @@ async def test_a_process_that_is_killed_between_the_commit_and_the_acknowledgeme
     assert broker.count() == 0
 
 
-@pytest.mark.slow
-async def test_a_server_that_falls_silent_is_told_and_holds_up_no_drain(rabbitmq, broker, reading, raw):
+async def test_a_silent_server_is_reported_and_delays_no_drain(rabbitmq, broker, reading, raw):
     async with reading(source(f"{rabbitmq.url}/?heartbeat=1")) as reader:
         await stated(reader, lambda now: now.connected)
         with rabbitmq.silence():
@@ -358,7 +363,7 @@ async def test_messages_wait_for_a_database_that_is_away_and_take_no_further_one
     await counted(broker, 0)
 
 
-async def test_a_queue_that_is_missing_or_is_deleted_is_told_and_read_when_it_is_there(rabbitmq, broker, reading, raw):
+async def test_a_missing_or_deleted_queue_is_reported_and_read_when_it_exists(rabbitmq, broker, reading, raw):
     broker._with_channel(lambda channel: channel.queue_delete("orders"))
     async with reading(source(rabbitmq.url)) as reader:
         told = await stated(reader, lambda now: now.error is not None)
@@ -374,23 +379,21 @@ async def test_a_queue_that_is_missing_or_is_deleted_is_told_and_read_when_it_is
         await jobs(raw, 1)
 
 
-async def test_tls_is_used_and_checked_and_no_password_is_told(rabbitmq, broker, reading, raw, monkeypatch):
+async def test_tls_is_used_and_verified_and_no_password_is_shown(rabbitmq, broker, reading, raw, monkeypatch):
     broker.publish(1)
     host = f"127.0.0.1:{rabbitmq.tls_port}"
     async with reading(source(f"amqps://guest:guest@{host}")) as reader:
-        told = await stated(reader, lambda now: now.error is not None)
-        assert "certificate verify failed" in told.error
+        # On a busy machine some tries end earlier, by a timeout.
+        await stated(reader, lambda now: "certificate verify failed" in (now.error or ""))
     monkeypatch.setenv("SSL_CERT_FILE", str(rabbitmq.certificate))
     async with reading(source(f"amqps://guest:hunter2@{host}")) as reader:
-        told = await stated(reader, lambda now: now.error is not None)
-        assert "ACCESS_REFUSED" in told.error
+        told = await stated(reader, lambda now: "ACCESS_REFUSED" in (now.error or ""))
         assert "hunter2" not in told.error + repr(source(f"amqps://guest:hunter2@{host}"))
     async with reading(source(f"amqps://guest:guest@{host}")):
         await jobs(raw, 1)
 
 
-@pytest.mark.slow
-async def test_a_server_that_is_killed_is_told_and_read_again_when_it_is_back(reading, raw, tmp_path):
+async def test_a_killed_server_is_reported_and_read_again_when_it_is_back(reading, raw, tmp_path):
     with a_rabbitmq(tmp_path) as server:
         broker = Broker(server.url)
         broker.declare()
@@ -421,7 +424,7 @@ async def test_a_server_that_is_killed_is_told_and_read_again_when_it_is_back(re
         ({"again_after_s": 400}, "again_after_s: must be at most 375 with most_tries=5, not 400: RabbitMQ takes back"),
     ],
 )
-def test_what_a_source_can_not_be_is_refused_when_it_is_declared(given, error):
+def test_invalid_options_of_a_source_are_refused_at_the_declaration(given, error):
     with pytest.raises(ValueError, match=error):
         AmqpMessages(**{"url": "amqp://localhost", "queue": "q", "request": job_of} | given)
 

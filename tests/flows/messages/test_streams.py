@@ -69,7 +69,7 @@ def reading(database):
         tasks.messages(declared)
         settings = Settings(db_dsn=dsn or database.dsn, workers=(Worker("none", 1),), port=0, drain_timeout_s=10)
         async with open_supervisor(settings, tasks, with_web=False) as supervisor:
-            yield supervisor._parts
+            yield supervisor
 
     return reading
 
@@ -85,21 +85,20 @@ async def add(redis, *numbers):
 @pytest.mark.slow
 async def test_each_message_becomes_one_job_and_is_acknowledged(redis, valkey, reading, raw):
     ids = await add(redis, 1, 0, 2)  # 0 makes no job
-    async with reading(source(valkey)) as parts:
+    async with reading(source(valkey)) as supervisor:
         await until(lambda: raw.fetch(JOBS), lambda rows: len(rows) == 2)
         ids += await add(redis, 3)
         await until(lambda: raw.fetch(JOBS), lambda rows: len(rows) == 3)
         await until(lambda: pending(redis), lambda number: number == 0)
-        [reader] = parts.readers
-        assert (reader.state.source, reader.state.connected, reader.state.error) == ("orders:g", True, None)
-        assert (reader.state.enqueued, reader.state.failed, reader.state.dead) == (3, 0, 0)
+        [state] = supervisor.state.messages
+        assert (state.source, state.connected, state.error) == ("orders:g", True, None)
+        assert (state.enqueued, state.failed, state.dead) == (3, 0, 0)
     keys = [f"message:orders:g:{ids[n].decode()}" for n in (0, 2, 3)]
     assert [tuple(row) for row in await raw.fetch(JOBS)] == [(key, str(n)) for n, key in enumerate(keys, 1)]
     assert await redis.xinfo_consumers("orders", "g") == ()  # a process that drains leaves the group
 
 
-@pytest.mark.slow
-async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobody(redis, valkey, reading, raw):
+async def test_a_poisonous_message_becomes_a_dead_letter_and_delays_no_other(redis, valkey, reading, raw):
     poison, _, refused = await add(redis, -1, 1, NO_QUEUE)
     broken = await redis.xadd("orders", {"n": b"\xff", "other": b"\xfe"})
     async with reading(source(valkey, most_tries=3, again_after_s=0.05)):
@@ -117,35 +116,28 @@ async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobo
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
 
 
-@pytest.mark.slow
-async def test_a_process_that_drains_leaves_a_message_that_is_to_be_tried_again_to_the_others(
-    redis, valkey, reading, raw
-):
+async def test_a_draining_process_leaves_a_message_due_for_retry_to_the_others(redis, valkey, reading, raw):
     await add(redis, -1)
-    async with reading(source(valkey, again_after_s=600)) as parts:
-        [reader] = parts.readers
+    async with reading(source(valkey, again_after_s=600)) as supervisor:
 
         async def failed():
-            return reader.state.failed
+            return supervisor.state.messages[0].failed
 
         await until(failed)
     assert await pending(redis) == 1
 
 
-@pytest.mark.slow
-async def test_messages_of_a_consumer_that_died_are_taken_over_and_one_that_kills_each_reader_is_given_up(
-    redis, valkey, reading, raw
-):
+async def test_messages_of_a_dead_consumer_are_taken_over_unless_they_kill_each_reader(redis, valkey, reading, raw):
     await redis.xgroup_create("orders", "g", identifier="0", mkstream=True)
     ids = await add(redis, 1, 2)
     await redis.xreadgroup("g", "dead reader", {"orders": ">"})
     for _ in range(5):
         await redis.xclaim("orders", "g", "dead reader", 0, [ids[1]])
-    async with reading(source(valkey)) as parts:
+    async with reading(source(valkey)) as supervisor:
         await until(lambda: raw.fetch(JOBS), lambda rows: len(rows) == 1)
         await until(lambda: pending(redis), lambda number: number == 0)
         await until(lambda: redis.xlen("orders:dead"), lambda number: number == 1)
-        assert parts.readers[0].state.dead == 1
+        assert supervisor.state.messages[0].dead == 1
     [letter] = await redis.xrange("orders:dead")
     assert letter.field_values[b"dl_message_id"] == ids[1]
     assert b"its reader has died each time" in letter.field_values[b"dl_error"]
@@ -176,7 +168,7 @@ trio.run(main)
 
 
 @pytest.mark.slow
-async def test_a_process_that_is_killed_between_the_commit_and_the_acknowledgement_loses_and_repeats_nothing(
+async def test_a_kill_between_commit_and_acknowledgement_loses_and_repeats_nothing(
     redis, valkey, reading, raw, database
 ):
     await add(redis, 1, 2, 3)
@@ -195,20 +187,19 @@ async def test_a_process_that_is_killed_between_the_commit_and_the_acknowledgeme
 
 
 @pytest.mark.slow
-async def test_a_stream_s_server_that_is_away_is_told_and_read_again_when_it_is_back(reading, raw, tmp_path):
+async def test_a_missing_stream_server_is_reported_and_read_again_when_it_is_back(reading, raw, tmp_path):
     with a_valkey(tmp_path) as url:
         port = urlsplit(url).port
         async with Redis.from_url(url) as client:
             await client.xadd("orders", {"n": "1"})
-            async with reading(source(url)) as parts:
-                [reader] = parts.readers
+            async with reading(source(url)):
                 await until(lambda: raw.fetch(JOBS), lambda rows: len(rows) == 1)
                 await client.xadd("orders", {"n": "2"})
                 await until(lambda: raw.fetch(JOBS), lambda rows: len(rows) == 2)
-    async with a_reader(reading, url) as reader:
+    async with reading(source(url)) as supervisor:
 
         async def state():
-            return reader.state
+            return supervisor.state.messages[0]
 
         told = await until(state, lambda now: now.error is not None)
         assert not told.connected
@@ -220,6 +211,7 @@ async def test_a_stream_s_server_that_is_away_is_told_and_read_again_when_it_is_
             assert (await until(state, lambda now: now.connected)).error is None
 
 
+@pytest.mark.slow
 async def test_messages_wait_for_a_database_that_is_away_and_take_no_further_ones(redis, valkey, store, raw):
     await add(redis, *range(1, 6))
     asked, away, enqueuer = [], True, Enqueuer(store)
@@ -247,12 +239,6 @@ async def test_messages_wait_for_a_database_that_is_away_and_take_no_further_one
         nursery.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def a_reader(reading, url):
-    async with reading(source(url)) as parts:
-        yield parts.readers[0]
-
-
 @pytest.mark.parametrize(
     ("given", "error"),
     [
@@ -265,7 +251,7 @@ async def a_reader(reading, url):
         ({"batch": 1_001}, "batch: must be an integer from 1 to 1,000, not 1001"),
     ],
 )
-def test_what_a_source_can_not_be_is_refused_when_it_is_declared(given, error):
+def test_invalid_options_of_a_source_are_refused_at_the_declaration(given, error):
     with pytest.raises(ValueError, match=error.replace("(", r"\(")):
         Messages(**{"url": "redis://localhost", "stream": "s", "request": job_of} | given)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import trio
+from conditions import patience_s
 
-from dataloader.flows.notify import command, webhook
+from dataloader.flows.notify import command
 from dataloader.flows.notify.command import CommandFailed, run_command
 from dataloader.flows.notify.webhook import NotTaken, send
 from dataloader.flows.signed_post import MAX_ANSWER, signature
@@ -85,7 +86,7 @@ async def test_a_webhook_gets_signed_json():
     assert SECRET not in "\n".join(lines)
 
 
-async def test_what_another_attempt_may_mend_is_tried_again_and_the_rest_is_given_up():
+async def test_a_transient_webhook_error_is_retried_and_a_permanent_one_is_not():
     elsewhere = "Location: http://127.0.0.1:1/\r\n"
     for answer, again in (
         (answered(500, body=b"password=sesame down"), True),
@@ -110,13 +111,14 @@ async def test_what_another_attempt_may_mend_is_tried_again_and_the_rest_is_give
             assert not any(secret in said for secret in ("sesame", "very-secret", SECRET))
 
 
-async def test_an_endless_answer_is_read_to_its_bound_and_a_silent_webhook_to_its_deadline(monkeypatch):
-    monkeypatch.setattr(webhook, "TIMEOUT_S", 1.0)
+@pytest.mark.slow
+async def test_an_endless_answer_is_read_to_its_bound_and_a_silent_webhook_to_its_deadline():
     head = b"HTTP/1.1 500 X\r\nContent-Length: 100000000\r\n\r\n"
     for answer, match in (([head, b"x" * 100_000, None], "answers 500: xxx"), ([None], "did not answer in 1 s")):
         async with open_hook(answer) as (url, _):
-            with trio.fail_after(20), pytest.raises(NotTaken, match=match) as error:
-                await send(WebhookTarget(name="ops", url=url, secret=SECRET), NOTICE, delivery=uuid7())
+            target = WebhookTarget(name="ops", url=url, secret=SECRET)
+            with trio.fail_after(patience_s()), pytest.raises(NotTaken, match=match) as error:
+                await send(target, NOTICE, delivery=uuid7(), timeout_s=1.0)
             assert len(str(error.value)) < MAX_ANSWER + 100
 
 
@@ -148,6 +150,7 @@ async def test_a_command_that_does_not_read_or_exits_badly_or_is_not_there_says_
     assert isinstance(given_up, GiveUp)
 
 
+@pytest.mark.slow
 async def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_path):
     pids = tmp_path / "pids"
     code = (
@@ -156,10 +159,10 @@ async def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_p
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         "time.sleep(600)"
     )
-    with trio.fail_after(30), pytest.raises(CommandFailed, match="did not end in 3 s"):
+    with trio.fail_after(patience_s()), pytest.raises(CommandFailed, match="did not end in 3 s"):
         await run_command(python(code, timeout_s=3), NOTICE)
     for pid in map(int, pids.read_text().split()):
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             while is_alive(pid):  # noqa: ASYNC110 - it is no child of ours, and has no event
                 await trio.sleep(0.02)
 
@@ -172,13 +175,14 @@ def is_alive(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def test_what_a_command_has_left_behind_is_not_waited_for(tmp_path):
+@pytest.mark.slow
+async def test_processes_left_by_a_command_are_not_awaited(tmp_path):
     pids = tmp_path / "pid"
     code = (
         "import subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"open({str(pids)!r}, 'w').write(str(child.pid))"
     )
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         assert await run_command(python(code, timeout_s=25), NOTICE) is None
     os.kill(int(pids.read_text()), signal.SIGKILL)

@@ -9,6 +9,8 @@ from dataloader import ProcessRequest, Tasks, open_processes
 from dataloader.flows.processes import add_processes
 from dataloader.testing import drain_queue
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.requirement("P1")
 async def test_steps_that_can_run_now_are_run_and_the_process_is_as_they_left_it(database):

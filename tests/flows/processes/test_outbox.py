@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conditions import until
+from quick_processes import again_soon
 
 from dataloader import (
     HeldFilter,
@@ -16,7 +17,6 @@ from dataloader import (
     Worker,
     open_supervisor,
 )
-from dataloader.actors import outbox_poster
 from dataloader.flows.processes import (
     Delivery,
     Done,
@@ -25,7 +25,6 @@ from dataloader.flows.processes import (
     Processes,
     Refuse,
     add_processes,
-    deliver,
 )
 
 pytestmark = pytest.mark.requirement("P9")
@@ -79,7 +78,7 @@ async def emptied(database):
 
 
 @pytest.mark.slow
-async def test_a_sink_is_told_of_events_and_changes_in_order_and_leaves_nothing_behind(database):
+async def test_a_sink_receives_events_and_changes_in_order_and_leaves_no_rows(database):
     processes, told = counters(), []
 
     @processes.sink("books")
@@ -116,7 +115,7 @@ async def test_a_sink_is_told_of_events_and_changes_in_order_and_leaves_nothing_
 
 
 @pytest.mark.slow
-async def test_who_has_no_sink_stores_nothing_and_a_sink_gets_what_it_names(database):
+async def test_nothing_is_stored_without_a_sink_and_a_sink_gets_only_its_kinds(database):
     processes, told = counters(), []
     processes.define("other", state=int)
 
@@ -138,8 +137,7 @@ async def test_who_has_no_sink_stores_nothing_and_a_sink_gets_what_it_names(data
 
 
 @pytest.mark.slow
-async def test_what_fails_holds_up_its_process_alone_until_it_is_held_and_released(database, monkeypatch):
-    monkeypatch.setattr(deliver, "BASE_S", 0.05)
+async def test_a_failed_delivery_blocks_only_its_process_until_it_is_held_and_released(database):
     processes, told, broken = counters(), [], ["a"]
 
     @processes.sink("books")
@@ -151,7 +149,7 @@ async def test_what_fails_holds_up_its_process_alone_until_it_is_held_and_releas
     tasks = Tasks()
     add_processes(tasks, processes)
     sink = Sink(name="books", kinds=("event",), max_tries=3)
-    async with open_supervisor(settings(database, sink), tasks) as supervisor:
+    async with open_supervisor(settings(database, sink), again_soon(tasks)) as supervisor:
         ask = supervisor.processes
         for process_id in "ab":
             await ask.start("counter", process_id, 0)
@@ -186,8 +184,8 @@ class UnspeakableError(Exception):
         raise RuntimeError("no text")
 
 
-async def test_an_error_that_can_not_say_what_it_is_fails_its_delivery_and_its_step_alone(database, monkeypatch):
-    monkeypatch.setattr(deliver, "BASE_S", 0.05)
+@pytest.mark.slow
+async def test_an_error_that_can_not_say_what_it_is_fails_its_delivery_and_its_step_alone(database):
     processes, tries = counters(), []
     kind = processes.define("odd", state=int)
 
@@ -205,7 +203,8 @@ async def test_an_error_that_can_not_say_what_it_is_fails_its_delivery_and_its_s
     add_processes(tasks, processes)
     sink = Sink(name="books", kinds=("created",), max_tries=1)
     workers = (Worker("process.counter", 4), Worker("process.odd", 4))
-    async with open_supervisor(Settings(db_dsn=database.dsn, workers=workers, sinks=(sink,)), tasks) as supervisor:
+    ready = Settings(db_dsn=database.dsn, workers=workers, sinks=(sink,))
+    async with open_supervisor(ready, again_soon(tasks)) as supervisor:
         with pytest.raises(ProcessFailed, match=r"UnspeakableError: \(its text could not be made\)"):
             await supervisor.processes.start("odd", "o")
         await supervisor.processes.start("counter", "a", 0)
@@ -219,8 +218,7 @@ async def test_an_error_that_can_not_say_what_it_is_fails_its_delivery_and_its_s
     assert tries == ["a", "a"]
 
 
-async def test_processes_that_are_resumed_in_bulk_tell_it_at_once(database, monkeypatch):
-    monkeypatch.setattr(outbox_poster, "POLL_S", 3_600)
+async def test_a_bulk_resume_of_processes_is_delivered_immediately(database):
     processes, told = counters(), []
 
     @processes.sink("books")
@@ -231,6 +229,10 @@ async def test_processes_that_are_resumed_in_bulk_tell_it_at_once(database, monk
     add_processes(tasks, processes)
     sink = Sink(name="books", kinds=("repaired",))
     async with open_supervisor(settings(database, sink), tasks) as supervisor:
+        # From its next poll on, nothing is delivered that the poster was not notified of.
+        poster = supervisor._parts.helpers["outbox"].__self__
+        poster.poll_s = 3_600
+        poster.wake.set()
         for process_id in "ab":
             await supervisor.processes.start("counter", process_id, 1)
             with pytest.raises(ProcessFailed):
@@ -242,7 +244,7 @@ async def test_processes_that_are_resumed_in_bulk_tell_it_at_once(database, monk
 
 @pytest.mark.slow
 @pytest.mark.requirement("P10")
-async def test_messages_start_and_call_other_processes_once_and_in_order_and_only_of_a_step_that_is_done(database):
+async def test_messages_of_a_finished_step_reach_other_processes_once_and_in_order(database):
     tasks = Tasks()
     add_processes(tasks, counters())
     async with open_supervisor(settings(database), tasks) as supervisor:
@@ -268,10 +270,7 @@ async def test_messages_start_and_call_other_processes_once_and_in_order_and_onl
 
 @pytest.mark.slow
 @pytest.mark.requirement("P10")
-async def test_a_message_to_a_process_that_is_missing_holds_up_its_sender_alone_until_it_is_there(
-    database, monkeypatch
-):
-    monkeypatch.setattr(deliver, "BASE_S", 0.05)
+async def test_a_message_to_a_missing_process_delays_only_its_sender(database):
     processes = counters()
 
     @processes.types["counter"].call
@@ -281,7 +280,7 @@ async def test_a_message_to_a_process_that_is_missing_holds_up_its_sender_alone_
 
     tasks = Tasks()
     add_processes(tasks, processes)
-    async with open_supervisor(settings(database), tasks) as supervisor:
+    async with open_supervisor(settings(database), again_soon(tasks)) as supervisor:
         ask = supervisor.processes
         for process_id in "abc":
             await ask.start("counter", process_id, 0)
@@ -304,7 +303,7 @@ async def test_a_message_to_a_process_that_is_missing_holds_up_its_sender_alone_
 
 
 @pytest.mark.slow
-async def test_what_a_killed_process_had_stored_and_not_delivered_is_delivered_when_another_starts(database, raw):
+async def test_a_stored_delivery_of_a_killed_process_is_made_by_the_next_one(database, raw):
     processes, told = counters(), []
 
     @processes.sink("books")
@@ -329,7 +328,7 @@ async def test_what_a_killed_process_had_stored_and_not_delivered_is_delivered_w
 
 @pytest.mark.slow
 @pytest.mark.requirement("S6", "P6")
-async def test_operators_are_told_of_processes_in_error_while_somebody_tells(database):
+async def test_a_process_in_error_is_noted_only_while_a_notifier_runs(database):
     tasks = Tasks()
     add_processes(tasks, counters())
     noticed = "SELECT count(*), min(kind), min(name), min(error) FROM dl_notices"
@@ -347,7 +346,7 @@ async def test_operators_are_told_of_processes_in_error_while_somebody_tells(dat
     assert database.psql(noticed) == "1|process_failed|counter|password=sesame is negative"
 
 
-def test_what_is_due_for_a_sink_that_nobody_delivers_to_does_not_stand_before_what_an_operator_has_released(database):
+def test_deliveries_of_an_abandoned_sink_do_not_delay_released_ones(database):
     database.psql(
         "INSERT INTO dl_process_partitions (sink, partition) VALUES ('abandoned', 0), ('books', 3);"
         "INSERT INTO dl_process_holdups (sink, key, partition, tries, next_at, error)"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any, Optional, TypedDict
+
+import attrs
+import msgspec
 import pytest
 import trio
 from payment_processes import Payment, newer, payments
@@ -23,7 +28,7 @@ async def test_a_step_is_run_with_its_state_and_what_would_be_stored_comes_back(
     assert over.next == Remove(after_s=86_400)
 
 
-async def test_a_refusal_a_retry_and_a_failure_are_told_apart():
+async def test_a_refusal_a_retry_and_a_failure_are_distinguished():
     refused = await run_step(TYPE, "pay", state=Payment(5), args=4)
     assert (refused.outcome, refused.error, refused.state, refused.next) == ("refused", "5 is due", Payment(5), KEEP)
     assert (await run_step(TYPE, "pay", state=Payment(5), args="x")).outcome == "refused"
@@ -63,6 +68,7 @@ async def of_two_kinds():
         nursery.start_soon(away)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "outcome", "error"),
     [
@@ -118,3 +124,92 @@ async def test_a_state_of_an_older_version_is_upgraded_and_events_are_read():
 
     run = await run_step(kind, "count", state={"cents": 700}, version=1, events=["a", "b", "c"])
     assert (run.response, run.state) == (5, Payment(7))
+
+
+class AsTypedDict(TypedDict):
+    amount: int
+
+
+@attrs.frozen
+class AsAttrs:
+    amount: int
+
+
+@dataclasses.dataclass
+class AsDataclass:
+    amount: int
+
+
+class AsStruct(msgspec.Struct):
+    amount: int
+
+
+class Euros(msgspec.Struct, tag=True):
+    amount: int
+
+
+class Points(msgspec.Struct, tag=True):
+    points: int
+
+
+@pytest.mark.requirement("P11")
+@pytest.mark.parametrize(
+    ("options", "upgraded", "seen"),
+    [
+        ({}, {"amount": 7}, {"amount": 7}),
+        ({"state": Any}, {"amount": 7}, {"amount": 7}),
+        ({}, AsAttrs(7), {"amount": 7}),
+        ({}, None, None),
+        ({"state": dict}, {"amount": 7}, {"amount": 7}),
+        ({"state": dict[str, int]}, {"amount": 7}, {"amount": 7}),
+        ({"state": AsTypedDict}, {"amount": 7}, {"amount": 7}),
+        *[({"state": kind}, kind(7), kind(7)) for kind in (AsAttrs, AsDataclass, AsStruct, int)],
+        *[({"state": kind}, {"amount": 7}, kind(7)) for kind in (AsAttrs, AsDataclass, AsStruct)],
+        ({"state": Euros | Points}, Euros(7), Euros(7)),
+        ({"state": AsAttrs | None}, AsAttrs(7), AsAttrs(7)),
+        ({"state": Optional[AsAttrs]}, None, None),  # noqa: UP045 - as people write it
+        ({"state": list[AsAttrs]}, [AsAttrs(7)], [AsAttrs(7)]),
+    ],
+)
+async def test_an_upgrade_works_for_each_kind_of_state(options, upgraded, seen):
+    kind, states = Processes().define("t", version=2, **options), []
+    kind.upgrade(lambda _state, _version: upgraded)
+
+    @kind.call
+    async def read(p: Process) -> Done:
+        states.append(p.state)
+        return Done()
+
+    run = await run_step(kind, "read", state={"cents": 700}, version=1)
+    assert (run.error, states, run.state) == (None, [seen], seen)
+    # The stored state is of the new version: the next step reads it without an upgrade.
+    run = await run_step(kind, "read", state=run.state)
+    assert (run.error, states) == (None, [seen, seen])
+
+
+@pytest.mark.requirement("P11")
+@pytest.mark.parametrize(
+    ("upgraded", "error"),
+    [
+        ({"euros": 7}, "BadRequest: state: Object missing required field amount"),
+        (object(), "BadRequest: state: is not JSON: Encoding objects of type object is unsupported"),
+    ],
+)
+async def test_a_result_of_an_upgrade_that_does_not_fit_fails_the_step(upgraded, error):
+    kind = Processes().define("t", version=2, state=AsAttrs)
+    kind.upgrade(lambda _state, _version: upgraded)
+
+    @kind.call
+    async def read(_p: Process) -> Done:
+        return Done()
+
+    run = await run_step(kind, "read", state={"cents": 700}, version=1)
+    assert (run.outcome, run.error) == ("failed", error)
+
+
+def test_an_async_upgrade_is_refused_when_it_is_declared():
+    async def up(state, _version):
+        return state
+
+    with pytest.raises(ValueError, match="must be a plain function, not async"):
+        Processes().define("t", version=2).upgrade(up)

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import trio
+from conditions import patience_s
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.connection.loop import ROUNDS_A_TURN
@@ -47,7 +48,7 @@ async def test_timers_of_answered_statements_do_not_gather(store):
     assert len(store.crossing._loop._scheduled) <= 200
 
 
-async def test_callbacks_that_call_for_more_keep_nobody_waiting(store):
+async def test_callbacks_that_schedule_more_callbacks_block_no_others(store):
     calls = 0
 
     async def endless(_connection):
@@ -80,7 +81,7 @@ async def test_a_timer_that_is_set_after_an_answer_is_kept(store):
         await connection.fetchval("SELECT 1")
         await asyncio.wait_for(asyncio.sleep(30), 0.02)
 
-    with trio.fail_after(30), pytest.raises(StoreUnavailable):
+    with trio.fail_after(patience_s()), pytest.raises(StoreUnavailable):
         await store.run(ask_and_sleep)
 
 
@@ -88,11 +89,11 @@ async def test_the_end_of_a_thread_wakes_the_loop(store):
     async def in_thread(_connection):
         return await asyncio.get_running_loop().run_in_executor(None, threading.get_ident)
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         assert await store.run(in_thread) != threading.get_ident()
 
 
-async def test_an_error_in_a_callback_is_told_and_ends_nothing(store, caplog):
+async def test_an_error_in_a_callback_is_reported_and_ends_nothing(store, caplog):
     async def fail_later(_connection):
         asyncio.get_running_loop().call_soon(lambda: 1 / 0)
         await asyncio.sleep(0)
@@ -108,7 +109,7 @@ async def test_an_operation_after_the_loop_has_ended_is_refused(store):
         await store.run(ask)
 
 
-def test_what_we_rely_on_of_asyncios_insides_is_there():
+def test_the_private_parts_of_asyncio_that_we_use_exist():
     """The standard library's, in loop.py; a new version of Python may have moved it."""
     loop = asyncio.SelectorEventLoop()
     try:

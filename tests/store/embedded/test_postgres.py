@@ -24,12 +24,9 @@ import pytest
 from databases import raw_connection
 
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
-from dataloader.store.embedded import cluster as cluster_module
 from dataloader.store.embedded.cluster import Cluster
 from dataloader.store.embedded.data_dir import versions_in
 from dataloader.store.embedded.postgres import embedded_postgres, running_server
-
-pytestmark = pytest.mark.slow
 
 IS_ROOT = os.geteuid() == 0
 ASK_VERSIONS = """
@@ -162,8 +159,9 @@ def home(request):
         shutil.rmtree(parent)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [18, 16])
-async def test_a_new_data_directory_gives_a_durable_database_of_its_own(data_dir, version):
+async def test_a_new_data_directory_gives_a_separate_durable_database(data_dir, version):
     with embedded_postgres(data_dir / "new" / "data", version=version) as server:
         assert server.version == version
         async with raw_connection(server.dsn) as connection:
@@ -182,7 +180,8 @@ async def test_a_new_data_directory_gives_a_durable_database_of_its_own(data_dir
     assert not is_alive(server.pid)
 
 
-def test_who_leaves_last_waits_for_the_end_of_the_server_s_process_not_of_its_lock_file(data_dir):
+@pytest.mark.slow
+def test_the_last_user_waits_for_the_servers_process_and_not_for_its_lock_file(data_dir):
     data_dir.chmod(0o711)
     real = Cluster.in_directory(data_dir / "data", 18).programs.bin_dir
     programs = data_dir / "bin"
@@ -197,6 +196,7 @@ def test_who_leaves_last_waits_for_the_end_of_the_server_s_process_not_of_its_lo
     assert not is_alive(server.pid)
 
 
+@pytest.mark.full
 def test_its_owner_alone_reaches_it(home):
     with home.user() as user:
         assert user.sql("select 1") == "1"
@@ -212,6 +212,7 @@ def test_its_owner_alone_reaches_it(home):
         assert mode(".") & 0o066 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
 def test_other_users_do_not_reach_roots_server_even_with_the_password(data_dir):
     with embedded_postgres(data_dir, extra_settings=QUICK) as server:
@@ -223,6 +224,7 @@ def test_other_users_do_not_reach_roots_server_even_with_the_password(data_dir):
     assert "Permission denied" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unreadable", [".", "postgres-18"])
 def test_a_directory_that_this_user_may_not_read_is_not_taken_for_an_empty_one(unreadable):
     with tempfile.TemporaryDirectory() as directory:
@@ -241,6 +243,7 @@ def test_a_directory_that_this_user_may_not_read_is_not_taken_for_an_empty_one(u
     assert asked.stdout.startswith(f"DL_DATA_DIR: user id {uid} may not read '{data_dir}"), asked.stderr
 
 
+@pytest.mark.slow
 def test_the_password_shows_nowhere(data_dir):
     with embedded_postgres(data_dir, extra_settings=QUICK) as server:
         arguments, _ = server.psql()
@@ -249,6 +252,7 @@ def test_the_password_shows_nowhere(data_dir):
     assert not [text for text in shown if server.password in text]
 
 
+@pytest.mark.full
 def test_processes_share_one_server_and_the_last_one_stops_it(home):
     with home.user() as first:
         with home.user() as second:
@@ -259,7 +263,8 @@ def test_processes_share_one_server_and_the_last_one_stops_it(home):
         assert not is_alive(second.pid)
 
 
-def test_two_processes_that_begin_at_once_get_one_server(home):
+@pytest.mark.full
+def test_two_processes_that_start_concurrently_share_one_server(home):
     with home.spawn() as first, home.spawn() as second:
         pids = [json.loads(process.stdout.readline())["pid"] for process in (first, second)]
         first.stdin.close()
@@ -268,6 +273,7 @@ def test_two_processes_that_begin_at_once_get_one_server(home):
     assert not is_alive(pids[0])
 
 
+@pytest.mark.full
 def test_the_server_outlives_a_killed_process_and_the_next_one_takes_it_over(home):
     with home.user() as killed:
         killed.sql("create table kept as select 1 as x")
@@ -279,6 +285,7 @@ def test_the_server_outlives_a_killed_process_and_the_next_one_takes_it_over(hom
     assert not is_alive(killed.pid)
 
 
+@pytest.mark.full
 def test_a_killed_process_does_not_count_when_the_last_one_leaves(home):
     with home.user() as killed, home.user() as other:
         killed.kill()
@@ -286,6 +293,7 @@ def test_a_killed_process_does_not_count_when_the_last_one_leaves(home):
     assert not is_alive(other.pid)
 
 
+@pytest.mark.full
 def test_a_killed_server_recovers_what_was_committed(home):
     with home.user() as before, contextlib.ExitStack() as cleanup:
         before.sql("create table kept as select generate_series(1, 1000) as x")
@@ -306,6 +314,7 @@ def test_a_killed_server_recovers_what_was_committed(home):
             assert not is_alive(orphan)
 
 
+@pytest.mark.slow
 def test_recovery_leaves_other_servers_of_the_same_account_alone(data_dir):
     with (
         embedded_postgres(data_dir / "other", extra_settings=QUICK) as other,
@@ -318,6 +327,7 @@ def test_recovery_leaves_other_servers_of_the_same_account_alone(data_dir):
             assert is_alive(other.pid)
 
 
+@pytest.mark.full
 def test_a_process_killed_while_the_cluster_is_made_leaves_no_half_cluster(home):
     with home.spawn() as process:
         wait_until(lambda: list(home.data_dir.glob("postgres-18.*.new/PG_VERSION")))
@@ -329,6 +339,7 @@ def test_a_process_killed_while_the_cluster_is_made_leaves_no_half_cluster(home)
         assert not list(home.data_dir.glob("*.new"))
 
 
+@pytest.mark.full
 def test_a_stale_lock_file_that_names_a_living_process_does_not_stop_the_start(home):
     with home.user():
         pass
@@ -347,7 +358,8 @@ def test_a_stale_lock_file_that_names_a_living_process_does_not_stop_the_start(h
             stranger.kill()
 
 
-def test_a_copy_of_a_data_directory_in_use_gets_a_server_of_its_own(data_dir):
+@pytest.mark.full
+def test_a_copy_of_a_data_directory_in_use_gets_a_separate_server(data_dir):
     with embedded_postgres(data_dir / "first", extra_settings=QUICK) as first:
         command, environment = first.psql("-XAtc", "create table kept as select 1 as x; checkpoint")
         subprocess.run(command, env=environment, check=True, timeout=30, stdout=subprocess.DEVNULL)
@@ -361,22 +373,24 @@ def test_a_copy_of_a_data_directory_in_use_gets_a_server_of_its_own(data_dir):
         assert subprocess.check_output(command, env=environment, text=True, timeout=30) == "1\n"
 
 
-def test_no_second_server_is_started_on_files_that_one_has_by_another_path(data_dir, monkeypatch):
-    monkeypatch.setattr(cluster_module, "ORPHANS_TIMEOUT_S", 0.3)
+@pytest.mark.slow
+def test_no_second_server_is_started_on_files_that_one_has_by_another_path(data_dir):
     before, after = data_dir / "before", data_dir / "after"
     with embedded_postgres(before, extra_settings=QUICK) as server:
         before.rename(after)
+        second = attrs.evolve(Cluster.in_directory(after, 18), orphans_timeout_s=0.3)
         with (
             pytest.raises(EmbeddedDatabaseError, match="is in use by a server that does not answer here"),
-            embedded_postgres(after, extra_settings=QUICK),
+            second.serialised(),
         ):
-            pass
+            second.ensure_running(QUICK)
         assert (after / "postgres-18" / "postmaster.pid").read_text().startswith(f"{server.pid}\n")
         assert is_alive(server.pid)
         after.rename(before)
     assert not is_alive(server.pid)
 
 
+@pytest.mark.slow
 def test_a_long_and_odd_path_gets_its_socket_elsewhere_in_private(data_dir):
     data_dir = data_dir / ("long " * 20) / 'it\'s $HOME, `odd` & "quoted"'
     with embedded_postgres(data_dir, extra_settings=QUICK) as server:
@@ -387,6 +401,7 @@ def test_a_long_and_odd_path_gets_its_socket_elsewhere_in_private(data_dir):
     assert not server.socket_dir.exists()
 
 
+@pytest.mark.slow
 def test_a_socket_directory_that_others_can_open_is_refused(data_dir, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     data_dir = data_dir / ("x" * 100)
@@ -413,6 +428,7 @@ def test_a_data_directory_of_another_version_is_refused(data_dir):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
 def test_processes_that_start_together_make_one_account_for_the_server():
     name = f"dataloader-{os.getpid()}"
@@ -439,7 +455,7 @@ def test_a_data_directory_of_another_user_is_refused(data_dir, made_by_another):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o722])
-def test_a_data_directory_that_others_can_write_into_is_refused_by_one_line_that_says_what_to_do(data_dir, mode):
+def test_a_data_directory_writable_by_others_is_refused_with_the_fix_in_one_line(data_dir, mode):
     data_dir.chmod(mode)
     with pytest.raises(EmbeddedDatabaseError) as refused, embedded_postgres(data_dir):
         pass
@@ -448,6 +464,7 @@ def test_a_data_directory_that_others_can_write_into_is_refused_by_one_line_that
     assert list(data_dir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_says_why_with_its_log(data_dir):
     with (
         pytest.raises(
@@ -478,6 +495,7 @@ def test_without_the_extra_the_error_says_what_to_install(data_dir, monkeypatch)
         pass
 
 
+@pytest.mark.slow
 def test_psql_opens_on_a_running_server_only(data_dir, monkeypatch):
     monkeypatch.setenv("PGPORT", "1")
     assert running_server(data_dir) is None
@@ -489,7 +507,8 @@ def test_psql_opens_on_a_running_server_only(data_dir, monkeypatch):
     assert running_server(data_dir) is None
 
 
-def test_a_server_that_nobody_uses_any_more_is_not_started_again(data_dir):
+@pytest.mark.slow
+def test_an_unused_server_is_not_started_again(data_dir):
     with embedded_postgres(data_dir, extra_settings=QUICK) as server:
         assert server.ensure_running().pid == server.pid
         end(server.pid)

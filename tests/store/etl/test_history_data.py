@@ -15,25 +15,19 @@ import pytest
 from etl_loads import open_dimension
 
 from dataloader.store.etl.history_merge import HistoryCounts
-from dataloader.store.queue.transaction import Transactions
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 COUNTS = ("inserted", "changed", "closed", "reappeared")
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the real data sets are not here")
-
-
-@pytest.fixture
-async def transactions(store):
-    transactions = Transactions(store)
-    yield transactions
-    transactions.close()
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not DATA.is_dir(), reason="the real data sets are not here"),
+]
 
 
 def total(found):
     return {name: sum(getattr(counts, name) for counts in found) for name in COUNTS}
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_the_history_of_an_index_has_its_known_versions(transactions, raw):
     columns = ["name", "sector", "industry", "location", "added", "cik", "founded"]
@@ -69,7 +63,6 @@ async def test_the_nominals_of_currencies_have_their_known_versions(transactions
     assert await raw.fetchval("SELECT count(*) FROM target WHERE is_current") == 34
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_whole_documents_have_their_known_versions(transactions, raw):
     dimension = await open_dimension(transactions, raw, "content_hash", "document")

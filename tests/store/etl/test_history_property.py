@@ -18,17 +18,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from dataloader.store.etl.history_merge import HistoryCounts
-from dataloader.store.queue.transaction import Transactions
+
+pytestmark = pytest.mark.full
 
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "60"))
-
-
-@pytest.fixture
-async def transactions(store):
-    transactions = Transactions(store)
-    yield transactions
-    transactions.close()
 
 
 @attrs.define
@@ -67,7 +61,6 @@ SNAPSHOTS = st.dictionaries(st.sampled_from("klmn"), VALUES, max_size=4)
 STEPS = st.lists(st.tuples(st.integers(0, 1), SNAPSHOTS, st.booleans()), min_size=1, max_size=8)
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_every_sequence_of_snapshots_ends_as_the_model_says(transactions, raw):
     dimension = await open_dimension(transactions, raw, "a", "o")

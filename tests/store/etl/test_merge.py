@@ -15,7 +15,6 @@ from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.merge import Counts, Merge, Mode, Scope
 from dataloader.store.etl.staging import SEQUENCE
 from dataloader.store.etl.target_table import quote
-from dataloader.store.queue.transaction import Transactions
 
 PRICES = "id int, day date, price numeric, source_file text, note text, PRIMARY KEY (day, id)"
 LOADED = "id day price source_file"
@@ -24,13 +23,6 @@ SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit
 FROM pg_statio_user_tables WHERE relid = 'target'::regclass
 """
 MANY = 300_000
-
-
-@pytest.fixture
-async def transactions(store):
-    transactions = Transactions(store)
-    yield transactions
-    transactions.close()
 
 
 @pytest.fixture
@@ -69,7 +61,6 @@ async def test_rows_are_inserted_updated_or_left_as_they_are(transactions, raw, 
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize("suffix", ["", "PARTITION BY RANGE (day)"])
 async def test_a_rerun_writes_and_locks_no_row(transactions, raw, versions, suffix):
@@ -203,6 +194,7 @@ async def test_an_insert_with_a_key_leaves_what_is_there(transactions, raw, targ
     assert await target() == ["(1,a)", "(2,c)"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize(
     ("kind", "gone"), [("timestamptz", "gone < now()"), ("date", "gone = current_date"), ("boolean", "gone")]
@@ -227,6 +219,7 @@ async def test_rows_missing_from_a_snapshot_are_marked_and_unmarked_when_they_co
     assert await load.merge([], **snapshot) == Counts(deleted=3)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize(
     ("scope", "gone"),
@@ -278,6 +271,7 @@ async def test_rows_of_other_segments_and_tokens_stay_where_they_are(transaction
     assert await target() == ["(1,)", "(2,t)", "(3,t)", "(4,)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kept"), [(Mode.UPSERT, "ours"), (Mode.INSERT, "theirs")])
 async def test_a_row_that_another_transaction_adds_meanwhile_is_as_any_that_is_there(
     transactions, raw, target, until_blocked, mode, kept
@@ -336,7 +330,7 @@ MISFITS = [
 ]
 
 
-async def test_what_does_not_fit_the_target_is_told_before_anything_is_done(transactions, raw):
+async def test_a_misfit_of_the_target_is_refused_before_any_change(transactions, raw):
     definition = "id int PRIMARY KEY, a text, gone boolean, twice int GENERATED ALWAYS AS (id * 2) STORED"
     load = await open_load(transactions, raw, definition, "id a", key="id")
     common = {"table": load.table, "segment": load.segment, "rows": 0, "columns": load.columns, "key": load.key}
@@ -346,7 +340,7 @@ async def test_what_does_not_fit_the_target_is_told_before_anything_is_done(tran
             Merge(**common | fields)
 
 
-async def test_a_target_that_has_changed_meanwhile_is_told(transactions, raw):
+async def test_a_target_that_has_changed_meanwhile_is_reported(transactions, raw):
     load = await open_load(transactions, raw, "id int PRIMARY KEY, a text", key="id")
     await load.stage([(1, "a")])
     await raw.execute("ALTER TABLE target DROP COLUMN a")
@@ -357,9 +351,8 @@ async def test_a_target_that_has_changed_meanwhile_is_told(transactions, raw):
         await load.merge_staged(1)
 
 
-@pytest.mark.slow
-@pytest.mark.requirement("E6")
 @pytest.mark.full
+@pytest.mark.requirement("E6")
 async def test_a_hundred_thousand_rows_go_into_a_million_in_seconds(transactions, raw):
     """Set by set: row by row it would be minutes, and with the queue's planner settings a walk for each."""
     load = await open_load(transactions, raw, PRICES + ", gone boolean", LOADED, key="day id")
@@ -377,3 +370,22 @@ async def test_a_hundred_thousand_rows_go_into_a_million_in_seconds(transactions
     assert counts.inserted == 25_000
     assert counts.updated == counts.unchanged == 37_500
     assert counts.deleted == 10_000 - 750
+
+
+async def test_types_without_equality_within_other_types_are_compared_by_their_text(transactions, raw):
+    await raw.execute("""
+        CREATE TYPE inner_pair AS (n int, doc json);
+        CREATE TYPE pair AS (a inner_pair, t text);
+        CREATE DOMAIN docs AS json[];
+        CREATE TYPE plain AS (n int, t varchar, k regclass)""")
+    load = await open_load(
+        transactions, raw, "id int PRIMARY KEY, p pair, q pair[], d docs, j jsonpath, s pg_snapshot, e plain", key="id"
+    )
+    comparable = {column.name for column in load.table.columns if column.has_equality}
+    assert comparable == {"id", "e"}
+    first = (1, '("(1,""{}"")",x)', '{"(\\"(1,{})\\",x)"}', "{[1]}", "$.a", "10:20:10,14", "(1,x,)")
+    second = (1, '("(2,""{}"")",x)', *first[2:])
+    assert await load.merge([first]) == Counts(inserted=1)
+    assert await load.merge([first]) == Counts(unchanged=1)
+    assert await load.merge([second]) == Counts(updated=1)
+    assert await raw.fetchval("SELECT (p).a.n FROM target") == 2

@@ -10,11 +10,9 @@ import pytest
 from etl_loads import STAGE, open_load
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.etl import refused_rows
-from dataloader.store.etl.refused_rows import RefusedSearch
+from dataloader.store.etl.refused_rows import MAX_TRIES, RefusedSearch
 from dataloader.store.etl.staging import Lines
 from dataloader.store.etl.target_table import quote
-from dataloader.store.queue.transaction import Transactions
 
 pytestmark = pytest.mark.requirement("E10")
 NEVER = 1_000_000
@@ -22,30 +20,32 @@ SUBTRANSACTIONS = 64
 """Of a transaction, that a server keeps in memory for all sessions (PGPROC_MAX_CACHED_SUBXIDS)."""
 
 
-@pytest.fixture
-async def transactions(store):
-    transactions = Transactions(store)
-    yield transactions
-    transactions.close()
+class Noting:
+    """A connection that notes how many rows each COPY has, and in which transaction."""
+
+    def __init__(self, connection, tries):
+        self._connection = connection
+        self._tries = tries
+
+    async def copy_to_table(self, *args, source, **options):
+        transaction = await self._connection.fetchval("SELECT pg_current_xact_id()::text")
+        self._tries.append((transaction, bytes(source).count(b"\n")))
+        return await self._connection.copy_to_table(*args, source=source, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
 
 
 @pytest.fixture
-def tries(monkeypatch):
-    """How many rows each COPY had; no transaction has more of them than it may."""
-    spans, transactions, stage = [], Counter(), refused_rows.aio_stage
-
-    async def aio_stage(connection, segment, pieces):
-        spans.append(len(pieces))
-        transactions[await connection.fetchval("SELECT pg_current_xact_id()::text")] += 1
-        return await stage(connection, segment, pieces)
-
-    monkeypatch.setattr(refused_rows, "aio_stage", aio_stage)
-    yield spans
-    assert max(transactions.values()) <= refused_rows.MAX_TRIES < SUBTRANSACTIONS
+def tries():
+    """Each COPY of a search: its transaction and its rows; no transaction has more of them than it may."""
+    tries = []
+    yield tries
+    assert max(Counter(transaction for transaction, _ in tries).values(), default=0) <= MAX_TRIES < SUBTRANSACTIONS
 
 
 @pytest.fixture
-def apart(transactions, raw):
+def apart(transactions, raw, tries):
     """Stages rows with numbers from 0 on, of which those in `poison` are none; in pieces of two requests."""
 
     async def apart(number, poison, *, most_in_a_row=NEVER, definition="id int"):
@@ -62,7 +62,7 @@ def apart(transactions, raw):
         ]
         found = RefusedSearch(load.segment, pieces, most_in_a_row)
         while not found.is_over:
-            found.staged += await transactions.run(found.aio_go_on)
+            found.staged += await transactions.run(lambda connection: found.aio_go_on(Noting(connection, tries)))
         staged = await raw.fetchval(f"SELECT array_agg(id ORDER BY id) FROM {quote(STAGE)}")
         await raw.execute("DROP TABLE target")
         return found, staged or []
@@ -70,6 +70,7 @@ def apart(transactions, raw):
     return apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 100, 257])
 async def test_a_row_is_found_wherever_it_is_in_twice_the_logarithm_of_the_batch(apart, tries, number):
     bound = max(1, math.floor(2 * math.log2(number)))
@@ -95,11 +96,22 @@ async def test_of_any_rows_that_are_refused_all_are_found_and_the_others_are_sta
         assert len(tries) <= min(2 * math.log2(200) * len(poison), 2 * 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [100, 10_000])
-async def test_a_batch_of_which_every_row_is_refused_is_given_up_after_few_tries(apart, tries, number):
+async def test_a_batch_of_which_every_row_is_refused_takes_few_tries(apart, tries, number):
     found, staged = await apart(number, set(range(number)), most_in_a_row=10)
-    assert (found.is_given_up, len(found.refused), staged) == (True, 11, [])
-    assert len(tries) <= 2 * 11 + math.log2(number)
+    assert staged == []
+    assert found.settled == number
+    assert len(found.refused) + len(found.unsearched) <= 10 + 2 * math.log2(number)
+    assert len(tries) <= 2 * 10 + 2 * math.log2(number)
+
+
+@pytest.mark.slow
+async def test_good_rows_behind_many_refused_ones_are_staged(apart):
+    found, staged = await apart(64, set(range(32)), most_in_a_row=4)
+    assert staged == list(range(32, 64))
+    assert (len(found.refused), sum(one.rows for one in found.unsearched)) == (4, 28)
+    assert found.settled == 64
 
 
 REFUSES = """
@@ -115,8 +127,9 @@ END $$
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["53100", "40P01", "40001", "57014", "57P01", "55P03", "53200"])
-async def test_what_is_the_database_s_own_is_not_sought_in_the_rows(apart, raw, code):
+async def test_rows_are_not_searched_for_an_error_of_the_database(apart, raw, code):
     await raw.execute(REFUSES)
     with pytest.raises(StoreUnavailable):
         await apart(8, set(), definition=f"id int CHECK (refuse(id, '{code}'))")
@@ -125,7 +138,7 @@ async def test_what_is_the_database_s_own_is_not_sought_in_the_rows(apart, raw, 
     assert await raw.fetchval(f"SELECT count(*) FROM {quote(STAGE)}") == 0
 
 
-async def test_what_a_check_of_the_table_raises_is_a_row_s_own(apart, raw):
+async def test_an_error_of_a_table_check_belongs_to_its_row(apart, raw):
     await raw.execute(REFUSES)
     found, staged = await apart(8, set(), definition="id int CHECK (refuse(id, 'P0001'))")
     assert [(row.place, row.error) for row in found.refused] == [(5, "it is about 5")]

@@ -6,12 +6,11 @@ import json
 from uuid import UUID
 
 import pytest
+from watched_database import WatchedDatabase
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl import run_journal, run_records
 from dataloader.store.queue import job_logs
-
-pytestmark = pytest.mark.slow
 
 # 20,000 runs of 20 loads, a failure in each; 30,000 log lines of one job, and as many of the others.
 HISTORY = """
@@ -62,24 +61,24 @@ async def cost(store, raw):
     return cost
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E11", "E12")
-async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost, monkeypatch):
+async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost):
     statements = []
 
-    async def aio_note(connection, sql, *values):
+    async def aio_note(_connection, sql, *values):
         statements.append((sql, values))
-        return await connection.fetch(sql, *values)
 
-    monkeypatch.setattr(run_records, "_aio_fetch", aio_note)
-    page = await run_records.list_runs(store, limit=10)
-    await run_records.list_runs(store, limit=10, after=page.next)
-    page = await run_records.list_runs(store, name="load 7", limit=10)
-    await run_records.list_runs(store, name="load 7", limit=10, after=page.next)
+    watched = WatchedDatabase(store, before=aio_note)
+    page = await run_records.list_runs(watched, limit=10)
+    await run_records.list_runs(watched, limit=10, after=page.next)
+    page = await run_records.list_runs(watched, name="load 7", limit=10)
+    await run_records.list_runs(watched, name="load 7", limit=10, after=page.next)
     assert len(statements) == 4
     for sql, values in statements:
         assert await cost(sql, *values) <= 3 * 11, sql
     statements.clear()
-    assert len((await run_records.list_loads(store, limit=10)).loads) == 10
+    assert len((await run_records.list_loads(watched, limit=10)).loads) == 10
     # Of load 7 up to a thousand failures are counted.
     [(sql, values)] = statements
     assert await cost(sql, *values) <= run_records.MAX_COUNTED + 100
@@ -92,6 +91,7 @@ async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost, monkeypatc
     assert await cost(failures(wanted="load = $1 AND solved_at IS NULL"), "load 7", 11, 0) <= 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E11")
 async def test_a_page_of_a_log_reads_its_lines_and_with_a_filter_so_many_as_it_may(cost):
     assert await cost(job_logs._LINES, JOB, 0, None, None, 11) == 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
 
 from dataloader.jobs.limits import Budget
@@ -15,11 +16,25 @@ TAKEN = SlotAnswer(0, None)
 LEASE_S = 60
 
 
+async def run(raw, holder):
+    """A running job with the token `holder`, unless there is one."""
+    await raw.execute(
+        """
+        INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, token, claimed_by, started_at,
+          heartbeat_at, lease_expires_at)
+        SELECT gen_random_uuid(), 'q', 't', 'k' || $1::bigint, 'running', 1, $1, 'w', now(), now(),
+          now() + interval '1 hour'
+        WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE token = $1)""",
+        holder,
+    )
+
+
 @pytest.fixture
-def take(store):
-    """Takes the source `s`."""
+def take(store, raw):
+    """Takes the source `s`, for a job that runs."""
 
     async def take(holder, *budgets, lease_s=LEASE_S, source="s"):
+        await run(raw, holder)
         return await store.write(aio_take_slot, source, holder, lease_s, budgets)
 
     return take
@@ -50,13 +65,13 @@ async def test_other_sources_are_free_meanwhile(take):
     assert await take(2, source="t") == TAKEN
 
 
-async def test_who_has_a_source_already_keeps_it(take):
+async def test_a_holder_that_takes_its_source_again_keeps_it(take):
     # After an answer of the database that was lost.
     assert await take(1) == TAKEN
     assert await take(1) == TAKEN
 
 
-async def test_nobody_may_ask_in_the_pause_and_each_is_told_how_long_and_why(take, give):
+async def test_no_holder_gets_a_source_in_its_pause_and_each_learns_its_length_and_reason(take, give):
     await take(1)
     await give(1, 40)
     for holder in (1, 2):
@@ -65,7 +80,7 @@ async def test_nobody_may_ask_in_the_pause_and_each_is_told_how_long_and_why(tak
         assert 10 < turn.wait_s <= 40
 
 
-async def test_what_the_source_itself_asked_for_is_not_shortened_by_the_pause_after_a_later_request(take, give, raw):
+async def test_a_later_pause_does_not_shorten_the_wait_that_a_source_asked_for(take, give, raw):
     await take(1)
     await give(1, 600, "retry-after")
     # Another request was under way: its lease had ended.
@@ -82,6 +97,37 @@ async def test_a_holder_that_died_loses_the_source_with_its_lease(take, raw):
     assert await take(2) == TAKEN
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "lease_expires_at = now() - interval '1 ms'",
+        "token = 77",  # it was claimed again
+        "status = 'queued', lease_expires_at = NULL, claimed_by = NULL",
+        "status = 'succeeded', finished_at = now(), lease_expires_at = NULL",
+    ],
+)
+async def test_a_slot_ends_with_the_lease_of_its_run(take, raw, end):
+    assert await take(1) == TAKEN
+    assert (await take(2)).waits_for == "request"
+    await raw.execute(f"UPDATE dl_jobs SET {end} WHERE token = 1")
+    assert await take(2) == TAKEN
+
+
+async def test_a_run_without_a_lease_keeps_its_slot(take, raw):
+    await take(1)
+    await raw.execute("UPDATE dl_jobs SET lease_expires_at = NULL WHERE token = 1")
+    assert (await take(2)).waits_for == "request"
+
+
+async def test_the_request_of_a_run_whose_lease_ended_counts_in_budgets(take, raw):
+    budget = Budget(1, 600)
+    assert await take(1, budget) == TAKEN
+    await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 ms' WHERE token = 1")
+    turn = await take(2, budget)
+    assert turn.waits_for == "budget"
+    assert turn.wait_s > 590
+
+
 async def test_a_holder_whose_lease_ended_can_not_give_back_what_is_another_s(take, give, raw):
     await take(1)
     await raw.execute("UPDATE dl_sources SET held_until = clock_timestamp() - interval '1 ms'")
@@ -93,14 +139,16 @@ async def test_a_holder_whose_lease_ended_can_not_give_back_what_is_another_s(ta
     assert await take(3) == TAKEN
 
 
-async def test_of_many_that_ask_at_once_over_several_connections_one_gets_the_source(database):
+async def test_one_of_many_concurrent_requests_gets_the_source(database, raw):
     turns = []
+    for number in range(1, 5):
+        await run(raw, number)
 
     async def ask(number):
         async with open_database(DatabaseOptions(dsn=database.dsn)) as store:
             turns.extend([await store.write(aio_take_slot, "s", number, LEASE_S, ()) for _ in range(3)])
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             for number in range(1, 5):
                 nursery.start_soon(ask, number)
@@ -109,7 +157,7 @@ async def test_of_many_that_ask_at_once_over_several_connections_one_gets_the_so
     assert [turn.waits_for for turn in turns].count("request") == 9
 
 
-async def test_who_asks_while_another_s_taking_is_not_committed_waits_for_it(take, database, until_blocked):
+async def test_a_request_for_a_source_waits_for_an_uncommitted_take(take, database, until_blocked):
     async with raw_connection(database.dsn) as other, trio.open_nursery() as nursery:
         await take(1)
         turns = []
@@ -117,9 +165,10 @@ async def test_who_asks_while_another_s_taking_is_not_committed_waits_for_it(tak
         async def ask():
             turns.append(await take(3))
 
+        await run(other, 2)
         await other.execute("BEGIN; UPDATE dl_sources SET holder = 2, held_until = now() + interval '1 minute'")
         nursery.start_soon(ask)
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             while not await _is_blocked(database):  # noqa: ASYNC110 - the database has no event
                 await trio.sleep(0.01)
         assert turns == []
@@ -186,7 +235,7 @@ async def test_calls_behind_the_longest_span_are_forgotten(take, give, raw):
     assert await raw.fetchval("SELECT count(*) FROM dl_source_calls") == 2
 
 
-async def test_a_source_that_nobody_has_a_budget_for_keeps_no_calls(take, give, raw):
+async def test_a_source_without_a_rate_limit_keeps_no_calls(take, give, raw):
     await take(1)
     await give(1)
     await take(1)

@@ -28,18 +28,10 @@ from dataloader.store.etl.staging import (
     shape_of,
 )
 from dataloader.store.etl.target_table import aio_describe, quote
-from dataloader.store.queue.transaction import Transactions
 
 PHASES = [Phase.generate, Phase.shrink]
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
-
-
-@pytest.fixture
-async def transactions(store):
-    transactions = Transactions(store)
-    yield transactions
-    transactions.close()
 
 
 # What the catalogue says.
@@ -97,7 +89,7 @@ async def test_a_name_without_a_schema_is_found_as_the_session_finds_it(transact
             await transactions.run(aio_describe, name)
 
 
-async def test_what_is_no_table_is_refused(transactions, raw):
+async def test_a_name_that_is_no_table_is_refused(transactions, raw):
     await raw.execute("CREATE VIEW view AS SELECT 1 AS a")
     for name in ("", "two words", "a.b.c.d", 'x"', "elsewhere.public.t", "view"):
         with pytest.raises(TargetError):
@@ -141,7 +133,7 @@ NAMES = [definition.split()[0] for definition in CELLS]
 
 @pytest.mark.slow
 @pytest.mark.requirement("E3")
-async def test_every_value_comes_back_from_the_database_as_it_was(transactions, raw):
+async def test_every_value_is_unchanged_when_read_from_the_database(transactions, raw):
     load = await open_load(transactions, raw, ", ".join(CELLS))
 
     async def check(rows):
@@ -248,7 +240,7 @@ def test_an_encoder_goes_to_another_process():
         pytest.param(10**5000, "4300", id="a long number"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_with_its_column(cell, why):
+def test_an_unstorable_value_is_refused_with_its_column(cell, why):
     for arrays in ([], ["bad"]):
         with pytest.raises(Unstorable, match=rf"column bad: .*{why}"):
             LineEncoder(["good", "bad"], arrays).encode(("fine", cell))
@@ -338,6 +330,7 @@ async def test_a_column_of_empty_texts_is_as_many_rows(transactions, raw):
     assert [row["a"] for row in rows] == ["\\.", "\\N", None, "", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E10")
 @pytest.mark.parametrize(
     ("row", "what"),
@@ -351,7 +344,7 @@ async def test_a_column_of_empty_texts_is_as_many_rows(transactions, raw):
         ((2, "a", "x" * 9000, None), "line 3, column price: (.|\n)* characters cut"),
     ],
 )
-async def test_a_bad_value_is_named_with_its_line_and_column_and_its_batch_is_as_if_never_sent(load, raw, row, what):
+async def test_a_bad_value_is_named_with_its_line_and_column_and_undoes_its_batch(load, raw, row, what):
     await load.stage([(1, "a", 1, None)])
     with pytest.raises(Unstorable, match=f"^{what}") as raised:
         await load.stage([(4, "b", 1, None), (5, "c", 1, None), row, (6, "d", 1, None)])

@@ -34,8 +34,9 @@ def edge_of(instant, zone, step):
     return at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD_ZONES)
-async def test_a_day_lasts_from_its_first_minute_to_its_last_whatever_the_clock_does(raw, name):
+async def test_a_day_lasts_from_its_first_minute_to_its_last_across_clock_changes(raw, name):
     zone, chance = ZoneInfo(name), random.Random(name)
     instants = chance.sample(INSTANTS, 40) + [instant + timedelta(seconds=59) for instant in INSTANTS[:5]]
     rows = await raw.fetch("SELECT d.* FROM unnest($2::timestamptz[]) AS i, dl_day($1, i) AS d", name, instants)
@@ -66,8 +67,9 @@ SELECT u.units, u.wait_s FROM dl_sources s, dl_budgets_left(s, s.units, s.spans_
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_was_started_since_midnight_counts_and_nothing_starts_that_would_begin_after_it(raw, declared, seed):
+async def test_a_daily_limit_counts_starts_since_midnight_and_allows_none_across_it(raw, declared, seed):
     chance = random.Random(seed)
     name = chance.choice([zone for zone in ODD_ZONES if zone != "UTC"])
     zone, around = ZoneInfo(name), chance.choice([change for change in CHANGES if change.year > 2011])
@@ -97,9 +99,7 @@ async def test_what_was_started_since_midnight_counts_and_nothing_starts_that_wo
     assert n > 40
 
 
-async def test_calls_are_kept_for_the_longest_day_and_what_is_kept_counts_when_a_budget_becomes_one_by_day(
-    raw, declared
-):
+async def test_calls_are_kept_for_the_longest_day_and_count_in_a_new_daily_limit(raw, declared):
     await declared(Budget(9, per_s=60))
     for _ in range(3):
         await raw.execute("SELECT dl_take_units('s', 1, 0)")
@@ -117,7 +117,7 @@ async def test_calls_are_kept_for_the_longest_day_and_what_is_kept_counts_when_a
     assert (await raw.fetchrow(LEFT, datetime.now(UTC)))["units"] == 8
 
 
-async def test_a_loads_request_counts_in_the_day_and_what_costs_nothing_may_start_before_midnight(raw, declared):
+async def test_a_loads_request_counts_in_its_day_and_free_starts_may_precede_midnight(raw, declared):
     await declared(Budget(9, per="day"))
     at = datetime(2026, 11, 23, 12, tzinfo=UTC)
     await raw.execute("UPDATE dl_sources SET holder = 1, held_until = $1", at - timedelta(hours=1))

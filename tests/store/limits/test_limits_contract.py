@@ -53,8 +53,9 @@ async def declare(store):
     return declare
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
-async def test_an_override_holds_at_once_and_outlives_a_deploy_until_it_is_removed(limits, declare, raw):
+async def test_an_override_applies_immediately_and_outlives_a_deploy_until_removed(limits, declare, raw):
     found = await limits.task("employee")
     assert (found.declared, found.override, found.limits) == ({"max_running": 3}, {}, {"max_running": 3})
     assert (found.closed, found.opens_at, found.left) == (None, None, 3)
@@ -111,6 +112,7 @@ async def test_several_tasks_are_changed_all_or_none(limits, declare):
     assert found[1].override["at_period_end"] == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 @pytest.mark.parametrize(
     ("changes", "field"),
@@ -127,7 +129,7 @@ async def test_several_tasks_are_changed_all_or_none(limits, declare):
         ({"colour": 1}, "colour"),
     ],
 )
-async def test_what_means_nothing_is_refused_with_the_name_of_the_field(limits, declare, changes, field):
+async def test_an_invalid_limit_is_refused_with_the_name_of_the_field(limits, declare, changes, field):
     with pytest.raises(BadRequest) as refused:
         await limits.set_tasks({"employee": changes})
     assert refused.value.field.endswith(field)
@@ -135,7 +137,7 @@ async def test_what_means_nothing_is_refused_with_the_name_of_the_field(limits, 
 
 
 @pytest.mark.requirement("S5")
-async def test_a_pause_gives_a_task_without_limits_a_lane_and_keeps_what_runs(limits, declare, raw, add_job):
+async def test_a_pause_gives_a_task_without_limits_a_lane_and_keeps_its_runs(limits, declare, raw, add_job):
     await add_job(task="'plain'", status="'running'", lease_expires_at="now() + interval '1 h'")
     paused = await limits.pause_task("plain")
     assert (paused.paused, paused.closed, paused.running, paused.left) == (True, "paused", 1, 0)
@@ -148,6 +150,7 @@ async def test_a_pause_gives_a_task_without_limits_a_lane_and_keeps_what_runs(li
     assert [row["action"] for row in actions] == ["pause_task", "resume_task"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1", "S4")
 async def test_a_task_says_why_it_is_closed_and_until_when(limits, declare, raw, add_job):
     await declare(max_running=3, batch_size=2, batch_delay_s=60)
@@ -210,6 +213,7 @@ async def test_a_supplier_says_what_is_used_and_left_and_when_the_next_unit_is_f
     assert timedelta(seconds=30) < found.slot.until - datetime.now(UTC) <= timedelta(seconds=60)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_a_suppliers_budgets_are_overridden_and_it_is_paused(limits, declare, raw):
     await declare(supplier=Supplier("hr", budgets=(Budget(5, per_s=60),)), cost=2)
@@ -248,6 +252,7 @@ async def test_a_suppliers_budgets_are_overridden_and_it_is_paused(limits, decla
         await limits.set_tasks({"employee": {"cost": 6}})
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_a_supplier_that_is_made_by_hand_is_shared_and_removed_when_nobody_names_it(limits, declare):
     made = await limits.set_supplier("crm/eu", {"budgets": [[1, 1]]})
@@ -262,6 +267,7 @@ async def test_a_supplier_that_is_made_by_hand_is_shared_and_removed_when_nobody
         await limits.supplier("crm/eu")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_a_task_with_open_jobs_is_removed_only_if_it_is_said_what_becomes_of_them(limits, declare, raw, add_job):
     await limits.set_tasks({"employee": {"max_running": 7}})
@@ -273,7 +279,7 @@ async def test_a_task_with_open_jobs_is_removed_only_if_it_is_said_what_becomes_
     with pytest.raises(TaskNotFound):
         await limits.task("employee")
     row = await raw.fetchrow("SELECT status::text, waits_for, lane FROM dl_jobs WHERE job_id = $1", in_lane)
-    assert tuple(row) == ("queued", "task", None)
+    assert tuple(row) == ("queued", None, None)
     assert await raw.fetchval("SELECT count(*) FROM dl_lanes WHERE lane = 'employee'") == 0
 
     await declare(max_running=3)

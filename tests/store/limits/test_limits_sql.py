@@ -67,7 +67,7 @@ async def claims(store):
     async def claim(*names):
         session = LockSession(store, f"worker {len(sessions)}", lost=lambda _tokens: None)
         sessions.append(session)
-        _, lanes = await store.run(aio_known, names)
+        _, lanes, _ = await store.run(aio_known, names)
         claim = await session.claim("q", 100, names, 30, limited=lanes, lanes=lanes)
         return claim.jobs, {lane: (why, wait_s) for lane, why, wait_s in claim.lanes}
 
@@ -117,7 +117,7 @@ async def test_lanes_of_one_supplier_share_what_it_leaves_in_the_order_of_their_
 
 @pytest.mark.slow
 @pytest.mark.requirement("S1")
-async def test_two_claims_at_once_start_no_more_than_a_lane_allows(limited, claims, store, raw):
+async def test_concurrent_claims_start_no_more_than_a_lane_allows(limited, claims, store, raw):
     """The count of what runs is made under the lane's lock: each sees all that former holders have started."""
     tasks = Tasks()
     tasks.task("t", queue="q", max_running=4)(noop)
@@ -137,7 +137,7 @@ async def test_two_claims_at_once_start_no_more_than_a_lane_allows(limited, clai
 
 
 @pytest.mark.requirement("S4")
-async def test_a_look_at_a_closed_lane_reads_none_of_its_jobs_and_a_closed_lane_holds_up_no_other(limited, claims, raw):
+async def test_a_closed_lane_is_skipped_without_reading_its_jobs_or_delaying_others(limited, claims, raw):
     tasks = supplied([Budget(1, per_s=3_600)], "closed")
     tasks.task("open", queue="q")(noop)
     await limited(tasks, [NewJob(task="closed") for _ in range(300)])
@@ -149,7 +149,7 @@ async def test_a_look_at_a_closed_lane_reads_none_of_its_jobs_and_a_closed_lane_
 
 
 @pytest.mark.requirement("S4")
-async def test_who_locks_a_supplier_for_long_holds_up_its_own_lanes_alone(limited, claims, raw, database):
+async def test_a_long_lock_of_a_supplier_delays_only_its_own_lanes(limited, claims, raw, database):
     tasks = supplied([Budget(9, per_s=60)], "t")
     tasks.task("free", queue="q", max_running=9)(noop)
     await limited(tasks, [NewJob(task="t"), NewJob(task="free")])
@@ -164,7 +164,7 @@ async def test_who_locks_a_supplier_for_long_holds_up_its_own_lanes_alone(limite
 
 @pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_two_claims_at_once_take_no_more_than_a_budget_has(limited, claims, raw):
+async def test_concurrent_claims_take_no_more_than_a_rate_limit_allows(limited, claims, raw):
     await limited(supplied([Budget(7, per_s=3_600)], "t"), [NewJob(task="t") for _ in range(40)])
     found = []
 
@@ -184,13 +184,13 @@ READ = """
 SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables
 WHERE relname IN ('dl_jobs', 'dl_job_events', 'dl_source_calls')
 """
-CLAIM = "SELECT * FROM dl_claim_runs('q', 10, 10, 'w', $1, '{}', 30, '{}', NULL, $1, $1)"
+CLAIM = "SELECT * FROM dl_claim_known('q', 10, 10, 'w', $1, '{}', 30, '{}', NULL, $1, $1)"
 TAKE = "SELECT * FROM dl_supplier_take('s', 1)"
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait_or_more_was_taken(limited, raw):
+async def test_claims_and_takes_read_no_more_rows_as_more_jobs_wait_or_were_taken(limited, raw):
     """With plans that were made while the tables were empty."""
     await limited(supplied([Budget(1_000_000, per_s=3_600)], "open"))
     closed = Tasks()
@@ -230,8 +230,9 @@ async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait
     assert await read(TAKE) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
-async def test_in_a_backlog_of_a_lane_claims_do_not_walk_over_what_was_claimed_before(limited, raw, database):
+async def test_in_a_backlog_claims_of_a_lane_do_not_read_claimed_jobs_again(limited, raw, database):
     """While somebody holds an old snapshot, the entries of claimed jobs stay in the index."""
     tasks = Tasks()
     tasks.task("open", queue="q", max_running=100_000)(noop)
@@ -256,11 +257,10 @@ async def test_in_a_backlog_of_a_lane_claims_do_not_walk_over_what_was_claimed_b
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 3_000
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
 @pytest.mark.parametrize("seed", range(5))
-async def test_no_job_of_a_lane_is_passed_over_whatever_happens_before_the_one_where_claims_go_on(
-    limited, raw, database, seed
-):
+async def test_claims_of_a_lane_skip_no_job_before_the_point_where_they_continue(limited, raw, database, seed):
     chance = random.Random(seed)
     tasks = Tasks()
     tasks.task("open", queue="q", max_running=100_000)(noop)
@@ -312,8 +312,9 @@ async def test_a_claim_of_another_service_knows_no_limit_and_counts(limited, cla
     assert len((await claims("t"))[0]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
-async def test_the_first_batch_begins_at_once_and_the_next_after_its_end_and_the_pause(limited, claims, raw):
+async def test_the_first_batch_starts_immediately_and_the_next_after_its_end_and_the_pause(limited, claims, raw):
     tasks = Tasks()
     tasks.task("t", queue="q", batch_size=2, batch_delay_s=60)(noop)
     await limited(tasks, [NewJob(task="t") for _ in range(5)])

@@ -20,7 +20,7 @@ ADD = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane, partition_key, priority)
 SELECT gen_random_uuid(), 'q', 't', 'k', false, 't', $1, 100 FROM generate_series(1, $2)
 """
-CLAIM = "SELECT * FROM dl_claim_runs('q', 20, $1, 'w', '{t}', '{}', 30, '{}', NULL, '{t}', '{t}')"
+CLAIM = "SELECT * FROM dl_claim_known('q', 20, $1, 'w', '{t}', '{}', 30, '{}', NULL, '{t}', '{t}')"
 END = "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = $1"
 READ = """
 SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables
@@ -51,7 +51,7 @@ async def claim(raw, slots):
     return started, [(row["args"], row["waited_s"]) for row in rows if row["verdict"] == "lane"]
 
 
-async def test_keys_that_wait_have_their_turns_however_many_jobs_one_has_and_whenever_they_came(raw, declared):
+async def test_waiting_partition_keys_are_served_round_robin(raw, declared):
     await declared(max_running_per_partition=1)
     for key, number in (("b", 50), ("", 3), ("a", 3), ("c", 3)):
         await raw.execute(ADD, key, number)
@@ -68,7 +68,7 @@ async def test_keys_that_wait_have_their_turns_however_many_jobs_one_has_and_whe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-async def test_no_partition_has_more_in_work_than_it_may_and_no_slot_stays_free_that_one_could_use(raw, declared, seed):
+async def test_no_partition_exceeds_its_limit_and_no_usable_slot_stays_free(raw, declared, seed):
     chance = random.Random(seed)
     each, most = chance.choice([1, 2, 3]), chance.choice([None, 7])
     await declared(max_running_per_partition=each, max_running=most)
@@ -99,7 +99,7 @@ async def test_no_partition_has_more_in_work_than_it_may_and_no_slot_stays_free_
             del running[job]
 
 
-async def test_two_claims_at_once_start_no_more_of_a_partition_than_it_may(raw, declared, database):
+async def test_concurrent_claims_start_no_more_of_a_partition_than_its_limit(raw, declared, database):
     await declared(max_running_per_partition=2)
     for key in "abc":
         await raw.execute(ADD, key, 30)
@@ -144,7 +144,7 @@ async def test_a_claim_reads_no_more_rows_because_one_partition_has_most_of_them
     assert (rows < 100, started) == (True, 10), rows
 
 
-async def test_a_key_of_any_length_that_somebody_has_written_has_its_turns_and_holds_up_nobody(raw, declared):
+async def test_a_partition_key_of_any_length_gets_its_turn_and_delays_no_other(raw, declared):
     await declared(max_running_per_partition=1)
     chance = random.Random(1)
     long, other = ("".join(chance.choices(string.printable, k=9_000)) for _ in range(2))
@@ -172,7 +172,7 @@ async def test_a_key_whose_first_job_can_not_start_is_looked_at_again_for_its_ot
     await raw.execute(END, second)
 
 
-async def test_a_key_whose_jobs_somebody_has_locked_is_looked_at_again_since_nobody_tells(raw, declared, database):
+async def test_a_partition_key_whose_jobs_are_locked_is_checked_again_without_a_notice(raw, declared, database):
     await declared(max_running_per_partition=1)
     await raw.execute(ADD, "a", 1)
     async with raw_connection(database.dsn) as other:

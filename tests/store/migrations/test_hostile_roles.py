@@ -53,7 +53,7 @@ BEGIN INSERT INTO public.loot VALUES (current_user); RETURN QUERY SELECT pg_cata
 )
 ALL_FUNCTIONS = """
 SELECT FROM public.dl_claim_jobs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL);
-SELECT FROM public.dl_claim_runs('q', 9, 9, 'w', '{t}', '{1}', 9::float8, '{2}'::int[], NULL, '{t}', '{t}'::text[]);
+SELECT FROM public.dl_claim_known('q', 9, 9, 'w', '{t}', '{1}', 9::float8, '{2}'::int[], NULL, '{t}', '{t}'::text[]);
 SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
 SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
 SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
@@ -94,17 +94,20 @@ async def refused(connection, sql, match="permission denied"):
         await connection.execute(sql)
 
 
-async def test_public_executes_none_of_our_functions_and_three_alone_have_their_owners_rights(raw):
+async def test_public_executes_no_function_and_only_five_run_with_their_owners_rights(raw):
     functions = await raw.fetch(
-        "SELECT proname, prosecdef, proconfig, has_function_privilege('public', oid, 'EXECUTE') AS is_public"
+        "SELECT proname, prosecdef, proconfig, prosqlbody IS NOT NULL AS is_parsed,"
+        " has_function_privilege('public', oid, 'EXECUTE') AS is_public"
         " FROM pg_proc WHERE proname LIKE 'dl\\_%'"
     )
     assert len(functions) == function_set.source().count("CREATE OR REPLACE FUNCTION") > 0
     assert [one["proname"] for one in functions if one["is_public"]] == []
     assert sorted(one["proname"] for one in functions if one["prosecdef"]) == [
-        "dl_jobs_deleted", "dl_jobs_failing", "dl_jobs_shape",
+        "dl_enqueue", "dl_enqueue_job", "dl_jobs_deleted", "dl_jobs_failing", "dl_jobs_shape",
     ]  # fmt: skip
-    assert {one["proconfig"][0] for one in functions} == {"search_path=pg_catalog, pg_temp"}
+    # The names of a body that was parsed when its function was made are looked up no more.
+    paths = {one["proconfig"][0] for one in functions if not one["is_parsed"]}
+    assert paths == {"search_path=pg_catalog, pg_temp"}
 
 
 async def test_a_role_without_rights_reads_writes_and_calls_nothing(outsider, raw):
@@ -114,7 +117,7 @@ async def test_a_role_without_rights_reads_writes_and_calls_nothing(outsider, ra
         await refused(outsider, statement)
 
 
-async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outsider, raw):
+async def test_our_triggers_cannot_be_put_on_a_foreign_table(outsider, raw):
     await outsider.execute(TRAP)
     await refused(outsider, BAIT)
     await refused(outsider, BAIT_OF_DELETION)
@@ -137,7 +140,7 @@ async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outs
 
 
 @pytest.mark.slow
-async def test_a_trap_that_was_laid_before_the_upgrade_catches_nobody_after_it(store_at_0007, empty_database):
+async def test_a_trap_trigger_from_before_the_upgrade_is_harmless_after_it(store_at_0007, empty_database):
     """Whether a trigger may name a function is asked when the trigger is made, and never again."""
     with a_role(empty_database) as role:
         async with raw_connection(role.dsn) as outsider:

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.testing
-from conditions import until
+from conditions import patience_s, until
 from payments import Gate, payments
+from watched_database import WatchedDatabase
 
 from dataloader import Settings, StoreUnavailable, Tasks, Worker, open_processes, open_supervisor
 from dataloader.flows.processes import add_processes
@@ -25,15 +26,14 @@ NOWHERE = "postgresql://postgres@127.0.0.1:1/jobs"
 
 
 @asynccontextmanager
-async def opened_answers(dsn):
+async def opened_answers(dsn, **looks):
     async with open_database(DatabaseOptions(dsn=dsn, connect_timeout_s=3)) as database:
-        yield Answers(database)
+        yield Answers(database, **looks)
 
 
-def never_look(monkeypatch):
-    """No look at the database from now on: who waits is told, or waits for ever."""
-    monkeypatch.setattr(answers, "FIRST_LOOK_S", 3_600)
-    monkeypatch.setattr(answers, "REREAD_S", 3_600)
+def never_look(waits):
+    """Stop reading from the database: a wait ends only when its answer is told."""
+    waits.first_look_s = waits.reread_s = 3_600
 
 
 @asynccontextmanager
@@ -47,16 +47,16 @@ async def running(database, gate):
         yield supervisor
 
 
-async def test_what_is_told_from_memory_is_not_looked_for(monkeypatch):
-    never_look(monkeypatch)
+async def test_an_answer_in_memory_is_not_read_from_the_database():
     async with opened_answers(NOWHERE) as waits:
+        never_look(waits)
         answer = ProcessAnswer(task_id=7, status="finished", response="x")
         got = []
 
         async def wait():
             got.append(await waits.wait(7, timeout_s=60, is_new=True))
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
                 nursery.start_soon(wait)
@@ -69,11 +69,10 @@ async def test_what_is_told_from_memory_is_not_looked_for(monkeypatch):
             await waits.wait(7, timeout_s=60)
 
 
-@pytest.mark.slow
-async def test_a_step_in_this_process_answers_without_a_notification(database, monkeypatch):
+async def test_a_step_in_this_process_answers_without_a_notification(database):
     gate = Gate()
     async with running(database, gate) as supervisor:
-        never_look(monkeypatch)
+        never_look(supervisor.processes.answers)
         # `watched` is off, so that nobody is notified.
         request = Request(type="payment", process_id="1", kind="call", method="hang")
         asked = await supervisor.database.run(aio_ask, request, 60)
@@ -82,28 +81,29 @@ async def test_a_step_in_this_process_answers_without_a_notification(database, m
         async def wait():
             got.append(await waits.wait(asked.task_id, timeout_s=60, is_new=True))
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
                 await until(lambda: _are(waits.is_awaited(asked.task_id) and gate.begun))
                 gate.opened.set()
-        assert got == [ProcessAnswer(task_id=asked.task_id, status="finished", response="at last")]
+        answer = ProcessAnswer(task_id=asked.task_id, status="finished", response="at last", ident=asked.ident)
+        assert got == [answer]
 
 
 @pytest.mark.slow
-async def test_a_step_in_another_process_answers_by_a_notification(database, raw, monkeypatch):
+async def test_a_step_in_another_process_answers_by_a_notification(database, raw):
     gate = Gate()
     async with running(database, gate), open_processes(database.dsn) as ask:
         # From the first wait on there is a listener, whose connection is new.
         assert await ask.call("payment", "1", "pay", 5) == "thanks"
         await until(lambda: _listens(raw))
-        never_look(monkeypatch)
+        never_look(ask.answers)
         got = []
 
         async def call():
             got.append(await ask.call("payment", "1", "hang"))
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(call)
                 await until(lambda: _are(gate.begun and ask.answers._watches))
@@ -111,16 +111,13 @@ async def test_a_step_in_another_process_answers_by_a_notification(database, raw
         assert got == ["at last"]
 
 
-async def test_an_answer_that_nobody_told_of_is_found_by_a_look_which_all_share(database, raw, monkeypatch):
+async def test_an_answer_without_a_notification_is_found_by_one_shared_read(database, raw):
     looks = []
-    aio_look = answers._aio_look
 
-    async def counted(connection, task_ids):
-        looks.append(len(task_ids))
-        return await aio_look(connection, task_ids)
+    async def aio_count(_connection, sql, *values):
+        if sql == answers._WATCH:
+            looks.append(len(values[0]))
 
-    monkeypatch.setattr(answers, "_aio_look", counted)
-    monkeypatch.setattr(answers, "REREAD_S", 0.3)
     await raw.execute(
         "INSERT INTO dl_processes (type, process_id) VALUES ('t', '1');"
         " INSERT INTO dl_process_tasks (key, type, kind)"
@@ -128,12 +125,13 @@ async def test_an_answer_that_nobody_told_of_is_found_by_a_look_which_all_share(
     )
     ids = [row[0] for row in await raw.fetch("SELECT task_id FROM dl_process_tasks")]
     got = []
-    async with opened_answers(database.dsn) as waits:
+    async with open_database(DatabaseOptions(dsn=database.dsn)) as opened:
+        waits = Answers(WatchedDatabase(opened, before=aio_count), reread_s=0.3)
 
         async def wait(task_id):
             got.append(await waits.wait(task_id, timeout_s=60))
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 for task_id in ids:
                     nursery.start_soon(wait, task_id)
@@ -143,7 +141,7 @@ async def test_an_answer_that_nobody_told_of_is_found_by_a_look_which_all_share(
                 await raw.execute("UPDATE dl_process_tasks SET status = 'finished', response = '1'")
         assert [(answer.status, answer.response) for answer in got] == [("finished", 1)] * 100
         assert all(size == 50 for size in looks[:2])
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             waiting = await waits.wait(ids[0], timeout_s=0)
             with pytest.raises(ProcessNotFound):
                 await waits.wait(10**12, timeout_s=60)
@@ -151,7 +149,7 @@ async def test_an_answer_that_nobody_told_of_is_found_by_a_look_which_all_share(
 
 
 @pytest.mark.slow
-async def test_who_has_a_process_locked_holds_up_requests_for_two_seconds_only(database, raw):
+async def test_a_locked_process_delays_a_request_for_a_bounded_time_only(database, raw):
     async with running(database, Gate()) as supervisor:
         await raw.execute("BEGIN")
         await raw.execute("SELECT FROM dl_processes FOR UPDATE")
@@ -164,7 +162,7 @@ async def test_who_has_a_process_locked_holds_up_requests_for_two_seconds_only(d
         assert await supervisor.processes.call("payment", "1", "pay", 5) == "thanks"
 
 
-async def test_who_leaves_in_a_look_leaves_it_to_the_next(database, raw):
+async def test_a_caller_cancelled_during_a_read_leaves_it_to_the_next_caller(database, raw):
     await raw.execute(
         "INSERT INTO dl_processes (type, process_id) VALUES ('t', '1');"
         " INSERT INTO dl_process_tasks (task_id, key, type, kind) SELECT 7, key, 't', 'call' FROM dl_processes"
@@ -177,7 +175,7 @@ async def test_who_leaves_in_a_look_leaves_it_to_the_next(database, raw):
             await waits.wait(7, timeout_s=60)
         assert left.cancelled_caught
         await raw.execute("ROLLBACK")
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             assert (await waits.wait(7, timeout_s=0.1)).status == "waiting"
 
 

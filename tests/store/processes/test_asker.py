@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from conditions import patience_s
 from databases import raw_connection
 
 from dataloader.jobs.contract import Operator
@@ -28,7 +29,7 @@ SELECT (SELECT count(*) FROM dl_jobs WHERE queue = 'process.pay' AND status = 'q
 
 PATIENTLY = """
 DO $$ DECLARE f regprocedure; BEGIN
-  FOR f IN SELECT oid FROM pg_proc WHERE proname IN ('dl_process_ask', 'dl_process_ask_many') LOOP
+  FOR f IN SELECT oid FROM pg_proc WHERE proname IN ('dl_process_request', 'dl_process_request_many') LOOP
     EXECUTE format('ALTER FUNCTION %s SET lock_timeout = %L', f, '60s');
   END LOOP;
 END $$
@@ -124,7 +125,7 @@ async def test_one_that_can_not_be_stored_spoils_no_other_of_its_group(raw, gath
     assert isinstance(bad, Unstorable)
 
 
-async def test_who_calls_a_locked_process_waits_with_its_other_callers_and_with_nobody_else(raw, asker, database):
+async def test_a_call_of_a_locked_process_waits_only_with_others_of_that_process(raw, asker, database):
     await raw.execute(RUNNING, ["locked", "free"])
     await raw.execute(PATIENTLY)
     answers = []
@@ -136,7 +137,7 @@ async def test_who_calls_a_locked_process_waits_with_its_other_callers_and_with_
         await other.execute("BEGIN; SELECT FROM dl_processes WHERE process_id = 'locked' FOR UPDATE")
         for number in range(20):
             nursery.start_soon(one, number)
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert (await asker.ask(call("free"))).verdict == "added"
         assert not answers
@@ -147,7 +148,7 @@ async def test_who_calls_a_locked_process_waits_with_its_other_callers_and_with_
     assert not asker._of_process
 
 
-async def test_a_call_makes_the_job_of_a_sleeping_process_ready_and_replaces_one_that_was_ended(raw, asker, gathered):
+async def test_a_call_readies_the_job_of_a_sleeping_process_and_replaces_an_ended_one(raw, asker, gathered):
     await raw.execute(RUNNING, ["asleep", "ended", "stopped"])
     for name in ("asleep", "ended", "stopped"):
         await asker.ask(call(name))
@@ -180,7 +181,7 @@ async def test_starts_of_many_with_keys_in_opposite_orders_do_not_wait_for_each_
         await raw.run(aio_ask, start("b"), 60)
         nursery.start_soon(refused, [start("a", key="two"), start("b", key="one")])
         await until_blocked()
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             await processes().start_many([start("c", key="one"), start("d", key="two")])
         await raw.execute("ROLLBACK")
     names = await raw.fetch("SELECT process_id FROM dl_processes ORDER BY process_id")

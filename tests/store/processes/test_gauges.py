@@ -7,9 +7,10 @@ import json
 import pytest
 
 from dataloader.store.processes.counting import EXACT
-from dataloader.store.processes.gauges import CALLS, PROCESSES, read_gauges
+from dataloader.store.processes.gauges import CALLS, read_gauges
+from dataloader.store.processes.versions import MOST_VERSIONS, STATEMENT, list_versions
 
-pytestmark = pytest.mark.requirement("P8")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("P8")]
 FILL = """
 INSERT INTO dl_processes (type, process_id, status)
   SELECT 'many', i::text, 'running' FROM generate_series(1, 30000) AS i;
@@ -40,16 +41,15 @@ async def rows_read(raw, query):
     return scans(json.loads(text)[0]["Plan"])
 
 
-@pytest.mark.slow
-async def test_processes_calls_and_deliveries_are_counted_up_to_a_bound_and_estimated_beyond_it(store, raw):
+async def test_process_gauges_count_up_to_a_bound_and_estimate_beyond_it(store, raw):
     for statement in FILL.split(";\n"):
         if statement.strip():
             await raw.execute(statement)
     found = await read_gauges(store)
     assert {name: count for name, count in found.processes.items() if name[0] == "few"} == {
-        ("few", "init"): 1, ("few", "running"): 0, ("few", "error"): 1,
+        ("few", 1, "init"): 1, ("few", 1, "running"): 0, ("few", 1, "error"): 1,
     }  # fmt: skip
-    assert 25_000 < found.processes["many", "running"] < 35_000
+    assert 25_000 < found.processes["many", 1, "running"] < 35_000
     [calls] = found.calls
     assert (calls.type, calls.waiting) == ("few", 2)
     assert calls.oldest_at == await raw.fetchval("SELECT min(created_at) FROM dl_process_tasks WHERE task_id = 1000008")
@@ -58,5 +58,19 @@ async def test_processes_calls_and_deliveries_are_counted_up_to_a_bound_and_esti
     assert 9_000 < sink.waiting < 15_000
     assert sink.oldest_at == await raw.fetchval("SELECT min(at) FROM dl_process_outbox WHERE id = 1")
     await raw.execute("SET enable_seqscan = off")
-    assert await rows_read(raw, PROCESSES) <= EXACT + 100
+    assert await rows_read(raw, STATEMENT.replace("$1", "NULL")) <= EXACT + 100
     assert await rows_read(raw, CALLS) <= 100
+
+
+async def test_versions_are_bounded_whatever_another_program_says_it_serves(store, raw):
+    await raw.execute("INSERT INTO dl_processes (type, process_id, status) VALUES ('zz', '1', 'running')")
+    await raw.execute(
+        "INSERT INTO dl_process_types (type, version, served_until)"
+        " SELECT type, n - 100, 'infinity' FROM unnest(ARRAY['', 'a', repeat('x', 10000)]) AS type,"
+        " generate_series(1, 300) AS n"
+    )
+    found = await list_versions(store)
+    assert len(found) == MOST_VERSIONS + 1
+    assert [(one.type, one.running) for one in found if one.type != "a"] == [("zz", 1)]
+    assert len(await list_versions(store, "a")) == MOST_VERSIONS
+    assert len((await read_gauges(store)).processes) == 3 * (MOST_VERSIONS + 1)

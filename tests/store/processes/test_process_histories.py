@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from process_history import IDS, ProcessHistory
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("PROCESS_HISTORIES", "100"))
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 OFTEN = (
@@ -74,7 +76,6 @@ async def play(raw, other, number, did, history):
             await play.check()
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("P1", "P2", "P3", "P4", "P5", "P6", "P7")
 async def test_every_history_of_processes_is_the_models(database, raw):
     numbers, did = itertools.count(), Counter()

@@ -10,6 +10,8 @@ from dataloader.store.connection.bridge import Session
 from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
+pytestmark = pytest.mark.slow
+
 # Processes that sleep, that have failed and that are gone, with all that they were asked and that has happened.
 CROWD = """
 INSERT INTO dl_processes (type, process_id, status, metadata, last_event_id, timer_task, timer_kind, timer_at,
@@ -124,9 +126,8 @@ async def aio_measured_and_undone(connection, rounds):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("P1", "P3")
-async def test_a_step_reads_as_much_with_twenty_thousand_processes_and_a_long_past_as_with_none(store, raw):
+async def test_a_step_reads_as_much_with_twenty_thousand_processes_as_with_none(store, raw):
     for table in TABLES:
         await raw.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     for number in range(PROCESSES):

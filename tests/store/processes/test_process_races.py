@@ -9,6 +9,7 @@ from uuid import UUID
 import attrs
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
 
 from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_take_back
@@ -81,7 +82,7 @@ def while_open(raw):
                 answers.append(await other_does())
 
             nursery.start_soon(do)
-            with trio.fail_after(30):
+            with trio.fail_after(patience_s()):
                 blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
                 while not answers and not await raw.fetchval(blocked):  # noqa: ASYNC110 - the database has no event
                     await trio.sleep(0.01)
@@ -138,7 +139,7 @@ async def test_a_begin_beside_a_call_waits_for_it_and_gives_it_before_the_timer(
 
 
 @pytest.mark.requirement("P6")
-async def test_of_two_repairs_at_once_one_is_busy_and_leaves_no_row(sides, while_open, raw):
+async def test_one_of_two_concurrent_repairs_is_busy_and_leaves_no_row(sides, while_open, raw):
     one, other = sides
     await one.ask(method="a")
     await one.step(outcome="failed", error="broken")
@@ -202,7 +203,7 @@ async def test_one_key_sent_twice_at_once_stands_for_the_request_that_came_first
 
 @pytest.mark.requirement("P2")
 @pytest.mark.parametrize("removed", [True, False])
-async def test_two_that_start_a_process_at_once_make_one_whatever_becomes_of_it(sides, while_open, raw, removed):
+async def test_two_concurrent_starts_make_one_process_even_if_the_first_is_removed(sides, while_open, raw, removed):
     one, other = sides
     await one.act("remove")
     async with while_open(one, partial(other.ask, may_start=True, start=1)) as answers:
@@ -289,10 +290,12 @@ async def test_a_call_is_not_taken_back_beside_its_beginning(sides, while_open, 
     one, other = sides
     asked = await one.ask(method="a")
     wakeup = await one.claim()
-    async with while_open(one, partial(aio_take_back, other.connection, [asked.task_id], expired=expired)) as answers:
+    async with while_open(
+        one, partial(aio_take_back, other.connection, {asked.task_id: asked.ident}, expired=expired)
+    ) as answers:
         assert (await one.begin(wakeup)).work.task_id == asked.task_id
         await raw.execute("UPDATE dl_process_tasks SET expires_at = now() WHERE task_id = $1", asked.task_id)
     assert answers == [[]]
-    assert await aio_take_back(raw, [asked.task_id], expired=expired) == []
+    assert await aio_take_back(raw, {asked.task_id: asked.ident}, expired=expired) == []
     assert (await one.commit(wakeup, asked.task_id)).verdict == "rest"
     assert await raw.fetchval("SELECT status FROM dl_process_tasks ORDER BY task_id DESC LIMIT 1") == "finished"

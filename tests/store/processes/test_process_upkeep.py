@@ -68,7 +68,7 @@ async def test_a_process_whose_wake_up_job_others_have_ended_gets_another(store,
 
 
 @pytest.mark.requirement("P7", "P12")
-async def test_a_step_whose_worker_is_lost_after_it_was_told_to_stop_fails_and_is_not_run_again(store, raw, ask):
+async def test_a_stopped_step_whose_worker_is_lost_fails_and_is_not_run_again(store, raw, ask):
     await ask(kind="init")
     key, job_id, token = await raw.fetchrow(
         "UPDATE dl_jobs SET status = 'running', token = 7, claimed_by = 'w', lease_expires_at = now() + interval '1 h'"
@@ -99,7 +99,7 @@ async def test_a_foreign_job_in_a_processes_queue_holds_up_no_sweep(store, raw, 
 
 
 @pytest.mark.requirement("P1")
-async def test_of_a_process_the_newest_events_stay_and_tasks_for_their_days_and_the_one_it_failed_by(raw, ask, walk):
+async def test_a_process_keeps_its_newest_events_its_recent_tasks_and_the_failed_one(raw, ask, walk):
     await ask(kind="init")
     for _ in range(3):
         await ask(may_start=True)
@@ -153,7 +153,7 @@ async def test_lines_of_a_wake_up_job_go_after_a_day_however_long_the_job_lives(
 
 
 @pytest.mark.requirement("P2")
-async def test_a_removed_process_goes_a_day_later_with_all_its_rows_and_until_then_its_keys_are_known(store, raw, ask):
+async def test_a_removed_process_is_deleted_a_day_later_and_keeps_its_keys_until_then(store, raw, ask):
     for process_id in "12":
         task = await ask(process_id, "init", key=f"key {process_id}")
         await raw.execute("INSERT INTO dl_process_events SELECT max(key), 1, 1, now(), '1' FROM dl_processes")
@@ -165,3 +165,38 @@ async def test_a_removed_process_goes_a_day_later_with_all_its_rows_and_until_th
     assert (await ask("1", "init", key="key 1")).verdict == "added"
     for table, rows in (("dl_processes", 2), ("dl_process_tasks", 2), ("dl_process_events", 1)):
         assert await raw.fetchval(f"SELECT count(*) FROM {table}") == rows
+
+
+MOVE = "SELECT dl_process_move(ARRAY(SELECT key FROM dl_processes))"
+NEWER = "INSERT INTO dl_process_types (type, version, served_until) VALUES ('pay', 2, now() + interval '1 h')"
+SERVED_BY = {
+    "a worker of this release": """
+        INSERT INTO dl_process_types (type, version, served_until) VALUES ('pay', 1, now() + interval '1 h')""",
+    "a worker of the release before": """
+        INSERT INTO dl_workers (worker, host, pid, version, started_at, seen_at, queues, tasks)
+        VALUES ('w', 'h', 1, '1', now(), now(), '{"process.pay": 1}', '{process.pay.v1}')""",
+}
+
+
+@pytest.mark.requirement("P11")
+@pytest.mark.parametrize("by", SERVED_BY)
+async def test_an_init_process_never_moves_from_a_version_that_is_served(raw, ask, by):
+    await ask(kind="init")
+    await raw.execute(NEWER)
+    await raw.execute(SERVED_BY[by])
+    assert await raw.fetchval(MOVE) == 0
+    assert await raw.fetchval("SELECT task FROM dl_jobs") == "process.pay.v1"
+    await raw.execute("DELETE FROM dl_workers; DELETE FROM dl_process_types WHERE version = 1")
+    assert await raw.fetchval(MOVE) == 1
+    assert await raw.fetchval("SELECT task FROM dl_jobs") == "process.pay.v2"
+
+
+@pytest.mark.requirement("P11")
+async def test_a_moved_process_leaves_the_limit_queue_of_its_former_version(raw, ask):
+    await ask(kind="init")
+    await raw.execute(NEWER)
+    await raw.execute("INSERT INTO dl_lanes (lane) VALUES ('process.pay.v1')")
+    await raw.execute("UPDATE dl_jobs SET lane = task, waits_for = 'limit'")
+    assert await raw.fetchval(MOVE) == 1
+    moved = await raw.fetchrow("SELECT task, lane, waits_for FROM dl_jobs")
+    assert tuple(moved) == ("process.pay.v2", None, None)

@@ -6,12 +6,13 @@ import re
 
 import pytest
 import trio
+from watched_database import WatchedDatabase
 
 from dataloader.jobs.process_listings import ProcessFilter
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.processes import search
 
-pytestmark = pytest.mark.requirement("P2")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("P2")]
 
 MANY = """
 INSERT INTO dl_processes (type, process_id, status, error_group, metadata)
@@ -38,21 +39,21 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.slow
-async def test_what_is_looked_for_is_found_by_the_index_for_it(database, monkeypatch):
+async def test_each_process_search_uses_its_index(database):
     plans = []
 
-    async def explained(connection, sql, *values):
-        rows = await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {sql}", *values)
-        plans.append("\n".join(row[0] for row in rows))
-        return list(await connection.fetch(sql, *values))
+    async def aio_explain(connection, sql, *values):
+        if sql.lstrip().startswith(("SELECT", "WITH")):
+            rows = await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {sql}", *values)
+            plans.append("\n".join(row[0] for row in rows))
 
-    monkeypatch.setattr(search, "_aio_rows", explained)
     await trio.to_thread.run_sync(database.psql, MANY)
     async with open_database(DatabaseOptions(dsn=database.dsn)) as opened:
         for criteria, index, found in SEARCHES:
             plans.clear()
-            page = await search.find_processes(opened, ProcessFilter(**criteria), limit=10)
+            page = await search.find_processes(
+                WatchedDatabase(opened, before=aio_explain), ProcessFilter(**criteria), limit=10
+            )
             assert (criteria, len(page.processes)) == (criteria, found)
             assert (criteria, index in plans[-1]) == (criteria, True)
             # That of the numbers is walked only where the newest processes are wanted, whatever they are.

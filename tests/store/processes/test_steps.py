@@ -129,7 +129,7 @@ async def test_a_timer_waits_with_the_job_and_a_call_wakes_it_and_may_replace_it
 
 
 @pytest.mark.requirement("P6")
-async def test_a_timer_is_tried_again_then_fails_for_good_and_resume_tries_it_anew(open_engine):
+async def test_a_timer_is_retried_then_fails_and_a_resume_tries_it_again(open_engine):
     async with open_engine() as engine:
         _, wakeup = await started(engine, following="timeout", after_s=0.0)
         wakeup = engine.claim()
@@ -152,7 +152,7 @@ async def test_a_timer_is_tried_again_then_fails_for_good_and_resume_tries_it_an
 
 
 @pytest.mark.requirement("P6")
-async def test_a_repair_mends_a_process_and_one_that_fails_leaves_the_first_failure(open_engine):
+async def test_a_repair_fixes_a_process_and_a_failed_repair_keeps_the_first_failure(open_engine):
     async with open_engine() as engine:
         _, wakeup = await started(engine, following="timeout", after_s=0.0)
         wakeup = engine.claim()
@@ -197,7 +197,7 @@ async def test_a_step_that_lost_its_worker_is_a_zombie_or_is_run_again_as_often_
 
 
 @pytest.mark.requirement("P7")
-async def test_a_timer_that_kills_its_worker_each_time_is_found_out_whoever_calls_meanwhile(open_engine):
+async def test_a_timer_that_kills_its_worker_each_time_is_detected_despite_calls(open_engine):
     async with open_engine() as engine:
         await started(engine, following="timeout", after_s=0.0)
         wakeup = engine.claim()
@@ -213,7 +213,7 @@ async def test_a_timer_that_kills_its_worker_each_time_is_found_out_whoever_call
 
 
 @pytest.mark.requirement("P2")
-async def test_a_call_readies_a_job_whose_timer_is_due_and_that_nobody_has_made_ready_yet(open_engine):
+async def test_a_call_readies_a_job_whose_due_timer_was_not_readied_yet(open_engine):
     async with open_engine() as engine:
         await started(engine, following="timeout", after_s=900.0)
         engine.sql("UPDATE dl_jobs SET available_at = clock_timestamp() + interval '20 ms'")
@@ -241,7 +241,7 @@ async def test_a_drain_takes_the_mark_back_and_the_step_runs_elsewhere(open_engi
 async def test_a_key_stands_for_one_request_and_another_one_is_a_conflict(open_engine):
     async with open_engine() as engine:
         first = await engine.ask("init", args=1, key="k")
-        assert await engine.ask("init", args=1, key="k") == type(first)("again", None, first.task_id)
+        assert await engine.ask("init", args=1, key="k") == type(first)("again", None, first.task_id, first.ident)
         assert (await engine.ask("init", args=2, key="k")).verdict == "conflict"
         assert (await engine.ask("init", args=1, key="other")).verdict == "exists"
         assert (await engine.ask(method="a")).verdict == "status"
@@ -260,7 +260,7 @@ async def test_a_call_can_start_what_is_missing_and_the_init_goes_first(open_eng
         assert then.work.task_id == call.task_id
 
 
-async def test_a_removed_process_answers_who_waits_and_its_id_is_free(open_engine):
+async def test_a_removed_process_answers_the_waiting_callers_and_frees_its_id(open_engine):
     async with open_engine() as engine:
         await started(engine, following="timeout", after_s=900.0)
         call = (await engine.ask(method="a")).task_id
@@ -271,7 +271,7 @@ async def test_a_removed_process_answers_who_waits_and_its_id_is_free(open_engin
         assert (await engine.ask("init")).verdict == "added"
 
 
-async def test_a_step_can_end_the_process_and_what_waits_is_answered(open_engine):
+async def test_a_step_can_end_the_process_and_waiting_calls_are_answered(open_engine):
     async with open_engine() as engine:
         await started(engine)
         call = (await engine.ask(method="a")).task_id
@@ -302,9 +302,10 @@ async def test_a_wake_up_job_that_others_have_ended_is_replaced(open_engine):
         assert (await engine.begin(wakeup)).work.method == "a"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P11")
 @pytest.mark.parametrize("ends", ["done", "returned", "failed"])
-async def test_the_job_of_a_process_is_of_the_version_that_has_written_its_state_whatever_comes_next(open_engine, ends):
+async def test_the_job_of_a_process_has_the_version_that_wrote_its_state(open_engine, ends):
     async with open_engine() as engine:
         await started(engine, following="timeout", after_s=900.0)
         first, second = [(await engine.ask(method=name)).task_id for name in "ab"]

@@ -10,6 +10,8 @@ from dataloader.jobs.model import NewJob
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.make_ready import JUDGED
 
+pytestmark = pytest.mark.full
+
 END = """
 UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), waits_for = NULL WHERE job_id = ANY ($1::uuid[])
 """

@@ -6,6 +6,7 @@ import asyncpg
 import attrs
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
 from queue_workers import BACKOFF_S, LossyConnection
 
@@ -39,7 +40,7 @@ async def test_the_most_urgent_jobs_are_claimed_the_older_ones_first(start_worke
 
 
 @pytest.mark.requirement("Q6")
-async def test_whatever_another_service_writes_its_job_is_claimed(start_worker, add_job, store, raw):
+async def test_a_job_with_extreme_values_of_another_service_is_claimed(start_worker, add_job, store, raw):
     jobs = [
         await add_job(available_at="'-infinity'"),
         await add_job(attempt="2147483647"),
@@ -53,6 +54,34 @@ async def test_whatever_another_service_writes_its_job_is_claimed(start_worker, 
     await raw.execute("SET session_replication_role = replica")  # or the trigger would make it ready
     await raw.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = $1", later)
     assert await ready_due(store) == Staged(1, None)
+
+
+VARIED = "(SELECT jsonb_agg(md5(n::text || random()::text)) FROM generate_series(1, 30000) AS n)"
+"""A megabyte that can't be compressed to less than half."""
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q6")
+async def test_a_claim_ends_behind_a_megabyte_of_args(start_worker, add_job):
+    jobs = [await add_job(args=VARIED, priority=str(number)) for number in range(3)]
+    last = await add_job(priority="3")
+    worker = start_worker()
+    for job in jobs[:2]:
+        claim = await worker.ask()
+        assert ids(claim.jobs) == {job}
+        assert (claim.more, claim.large) == (True, True)
+    # The args of the last job are short, but it is behind the third one.
+    assert ids(await worker.claim()) == {jobs[2]}
+    assert ids(await worker.claim()) == {last}
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q6", "Q9")
+async def test_no_text_is_made_of_args_that_are_too_long(start_worker, add_job):
+    # As text it would be six times as long, which is more than the server can hold.
+    too_long = await add_job(args="to_jsonb(repeat(chr(1), 200000000))")
+    [job] = await start_worker().claim()
+    assert (job.job_id, job.args) == (too_long, None)
 
 
 LONG_NAME = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 300) AS i)"
@@ -71,20 +100,21 @@ async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(star
     await reap(store, 10)
     assert [await row_of(job_id, "status") for job_id in (ended, lost, unknown)] == ["succeeded", "lost", "queued"]
     assert {job.job_id for job in (await list_jobs(store, JobFilter(lock_key=name))).jobs} == {ended, lost}
-    assert await ready_known(store, ["q"], [name]) == 1
     assert ids(await worker.claim(tasks=(name,))) == {unknown}
+    await raw.execute("UPDATE dl_jobs SET status = 'queued', waits_for = 'task' WHERE job_id = $1", unknown)
+    assert await ready_known(store, ["q"], [name]) == 1
 
 
 async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, raw):
     worker = start_worker()
     await worker.claim()
-    await raw.execute("ALTER FUNCTION dl_claim_runs RENAME TO gone")
+    await raw.execute("ALTER FUNCTION dl_claim_known RENAME TO gone")
     with pytest.raises(SchemaError):
         await worker.claim()
     assert worker.locks.settled
 
 
-async def test_a_claim_goes_on_behind_the_last_one_until_it_looks_from_the_front_again(start_worker, add_job):
+async def test_a_claim_continues_after_the_last_one_until_it_restarts_at_the_front(start_worker, add_job):
     jobs = [await add_job(created_at=f"now() - interval '{10 - n} minutes'") for n in range(5)]
     worker = start_worker()
     first = await worker.ask(limit=2)
@@ -176,11 +206,11 @@ async def test_two_workers_never_claim_the_same_job(start_worker, add_job, raw, 
 
 
 @pytest.mark.requirement("Q6")
-async def test_rows_that_somebody_has_locked_are_passed_over(start_worker, add_job, raw):
+async def test_rows_locked_by_another_session_are_skipped(start_worker, add_job, raw):
     locked, free = await add_job(), await add_job()
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", locked)
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         assert ids(await start_worker().claim(limit=1)) == {free}
     await raw.execute("ROLLBACK")
 
@@ -268,6 +298,7 @@ async def test_a_live_lease_blocks_its_key_when_the_lock_is_gone(start_worker, a
     assert await row_of(waiting, "waits_for") == "lock"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 async def test_a_claim_committed_between_anothers_snapshot_and_its_lock_blocks_the_key(
@@ -310,6 +341,7 @@ async def test_a_key_whose_lease_has_ended_is_free_once_it_is_reaped(start_worke
     assert job.job_id == waiting
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_locks_of_a_claim_that_timed_out_are_given_back_and_the_jobs_run(
     database, start_worker, add_job, barrier, raw, locks_of, row_of
@@ -329,9 +361,8 @@ async def test_locks_of_a_claim_that_timed_out_are_given_back_and_the_jobs_run(
         await slow.locks.close()
 
 
-@pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_surplus_locks_of_a_failed_claim_are_unlocked_and_parked_jobs_of_their_keys_wake(
+async def test_a_failed_claim_unlocks_its_surplus_locks_and_wakes_parked_jobs(
     start_worker, add_job, barrier, until_blocked, raw, locks_of, row_of
 ):
     await add_job(lock_key="'k'")
@@ -411,16 +442,56 @@ async def test_a_queued_job_that_is_to_be_canceled_ends_so_and_never_runs(start_
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(store, start_worker, add_job, row_of):
+async def test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks(start_worker, add_job, raw, row_of, journal_of):
     unknown, known = await add_job(task="'new'", priority="0"), await add_job()
+    before = await raw.fetchval("SELECT ctid::text || xmax::text FROM dl_jobs WHERE job_id = $1", unknown)
     old, new = start_worker(), start_worker()
-    assert ids(await old.claim()) == {known}
-    assert (await row_of(unknown, "waits_for"), await row_of(unknown, "attempt")) == ("task", 0)
+    first = await old.ask()
+    assert (ids(first.jobs), first.passed_over, first.to_test) == ({known}, False, [])
     assert await old.finds_nothing()
-    assert await ready_known(store, ["other"], ["new"]) == 0
-    assert await ready_known(store, ["q"], ["t"]) == 0
-    assert await ready_known(store, ["q"], ["t", "new"]) == 1
+    after = await raw.fetchval("SELECT ctid::text || xmax::text FROM dl_jobs WHERE job_id = $1", unknown)
+    assert (after, await row_of(unknown, "waits_for"), await journal_of(unknown)) == (before, None, [])
     assert ids(await new.claim(tasks=("t", "new"))) == {unknown}
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim(start_worker, add_job, raw):
+    locked = {task: await add_job(task=f"'{task}'") for task in ("new", "t")}
+    worker = start_worker()
+    for task, job_id in locked.items():
+        await raw.execute("BEGIN")
+        await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", job_id)
+        claim = await worker.ask(tasks=("other", task) if task == "t" else ("other",))
+        await raw.execute("ROLLBACK")
+        assert (claim.jobs, claim.passed_over) == ([], task == "t")
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_claim_reports_more_than_ten_thousand_unknown_jobs_at_the_front(start_worker, add_job, raw):
+    await raw.execute("SET session_replication_role = replica")
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, priority)"
+        " SELECT gen_random_uuid(), 'q', 'new', n::text, false, 0 FROM generate_series(1, 10000) AS n"
+    )
+    known = [await add_job() for _ in range(3)]
+    worker = start_worker()
+    blocked = await worker.ask(limit=1)
+    assert (ids(blocked.jobs), blocked.blocked) == ({known[0]}, True)
+    behind = await worker.ask(limit=1, after=blocked.last)
+    assert (ids(behind.jobs), behind.blocked) == ({known[1]}, False)
+    await raw.execute("DELETE FROM dl_jobs WHERE ctid = (SELECT min(ctid) FROM dl_jobs)")
+    free = await worker.ask(limit=1)
+    assert (ids(free.jobs), free.blocked) == ({known[2]}, False)
+
+
+@pytest.mark.requirement("Q6")
+async def test_programs_of_the_release_before_skip_jobs_of_unknown_tasks_too(start_worker, add_job, raw, row_of):
+    """They call dl_claim_runs."""
+    unknown, known = await add_job(task="'new'", priority="0"), await add_job()
+    claim = "SELECT * FROM dl_claim_runs('q', 9, 9, 'former', '{t}', '{}', 30, '{}', NULL, '{}', '{}')"
+    rows = await raw.fetch(claim)
+    assert {row["job_id"] for row in rows if row["verdict"] == "run"} == {known}
+    assert (await row_of(unknown, "status"), await row_of(unknown, "waits_for")) == ("queued", None)
 
 
 @pytest.mark.requirement("Q7")
@@ -442,7 +513,7 @@ async def test_nothing_is_claimed_from_a_paused_queue(start_worker, add_job, raw
 
 
 @pytest.mark.requirement("Q9")
-async def test_every_claim_has_a_token_of_its_own_and_counts_an_attempt(start_worker, add_job, row_of):
+async def test_every_claim_has_its_own_token_and_counts_an_attempt(start_worker, add_job, row_of):
     job_id = await add_job()
     worker, tokens = start_worker(), []
     for attempt in (1, 2, 3):
@@ -450,11 +521,11 @@ async def test_every_claim_has_a_token_of_its_own_and_counts_an_attempt(start_wo
         assert (job.job_id, job.attempt) == (job_id, attempt)
         tokens.append(job.token)
         await worker.end(job, Step.RETRY, error="no")
-    assert tokens == sorted(set(tokens))
+    assert len(set(tokens)) == 3
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_job_deleted_under_a_claim_disturbs_nobody(database, start_worker, add_job, barrier, until_blocked):
+async def test_a_job_deleted_during_a_claim_causes_no_error(database, start_worker, add_job, barrier, until_blocked):
     gone, stays = await add_job(), await add_job()
     await barrier(TRY_LOCK)
     slow = start_worker("slow")
@@ -484,7 +555,7 @@ async def test_an_unknown_queue_is_empty(start_worker):
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_crowd_of_one_key_is_parked_at_once_and_what_could_run_is_left_for_later(start_worker, add_job, raw):
+async def test_many_jobs_of_one_key_are_parked_together_and_runnable_ones_stay_ready(start_worker, add_job, raw):
     worker = start_worker()
     first = await add_job(lock_key="'crowd'", priority="1")
     for _ in range(5):

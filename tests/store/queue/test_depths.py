@@ -6,8 +6,8 @@ import pytest
 from databases import raw_connection
 
 from dataloader.jobs.contract import Operator
-from dataloader.store.queue import control, depths
-from dataloader.store.queue.depths import read_depths
+from dataloader.store.queue import control
+from dataloader.store.queue.depths import CountLimits, read_depths
 
 pytestmark = pytest.mark.requirement("E11")
 
@@ -23,12 +23,20 @@ async def add(raw, *queues, at="now()"):
         )
 
 
-async def ready(store):
-    return {queue.queue: queue.ready for queue in (await read_depths(store)).queues}
+async def ready(store, **limits):
+    return {queue.queue: queue.ready for queue in (await read_depths(store, CountLimits(**limits))).queues}
 
 
-async def test_what_was_counted_is_read_by_all_until_a_count_is_cheap_again(store, raw, monkeypatch):
-    monkeypatch.setattr(depths, "DEPTHS", f"SELECT * FROM ({depths.DEPTHS}) AS q CROSS JOIN pg_sleep(0.1) AS slept")
+async def slow_down(raw, seconds):
+    """Make each count last `seconds` longer: it reads the workers through a view that sleeps first."""
+    await raw.execute(f"""
+        ALTER TABLE dl_workers RENAME TO the_workers;
+        CREATE VIEW dl_workers AS SELECT * FROM the_workers WHERE (SELECT pg_sleep({seconds})) IS NOT NULL
+    """)
+
+
+async def test_a_count_is_shared_until_the_next_one_is_due(store, raw):
+    await slow_down(raw, 0.1)
     await add(raw, "a", "b", "b")
     assert await ready(store) == {"a": 1, "b": 2}
     # A tenth of a second is a twentieth of two seconds.
@@ -41,30 +49,29 @@ async def test_what_was_counted_is_read_by_all_until_a_count_is_cheap_again(stor
     assert await ready(store) == {"a": 2, "b": 2}
 
 
-async def test_while_somebody_counts_others_read_what_was_counted_before(store, raw, database, monkeypatch):
-    monkeypatch.setattr(depths, "SHARE", 1.0)
+async def test_during_a_count_other_processes_read_the_previous_one(store, raw, database):
     await add(raw, "a")
-    assert await ready(store) == {"a": 1}
+    assert await ready(store, share=1.0) == {"a": 1}
     async with raw_connection(database.dsn) as other:
+        await slow_down(raw, 20)
         await other.execute("BEGIN")
         await other.execute("SELECT FROM dl_depths FOR UPDATE")
-        monkeypatch.setattr(depths, "DEPTHS", f"SELECT * FROM ({depths.DEPTHS}) AS q CROSS JOIN pg_sleep(20) AS slept")
         await add(raw, "a")
-        # Not even a look at the jobs: it would sleep.
-        assert await ready(store) == {"a": 1}
+        # The jobs are not read at all: that would take longer than a statement may.
+        assert await ready(store, share=1.0) == {"a": 1}
 
 
-async def test_a_count_that_takes_too_long_is_given_up_and_not_tried_again_soon(store, raw, monkeypatch):
+async def test_a_count_that_takes_too_long_is_given_up_and_not_tried_again_soon(store, raw):
     await add(raw, "a")
     assert await ready(store) == {"a": 1}
-    monkeypatch.setattr(depths, "DEPTHS", f"SELECT * FROM ({depths.DEPTHS}) AS q CROSS JOIN pg_sleep(20) AS slept")
-    monkeypatch.setattr(depths, "COUNT_S", 0.1)
     await raw.execute("UPDATE dl_depths SET next_at = now()")
-    assert await ready(store) == {"a": 1}
+    await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+    assert await ready(store, count_s=0.1) == {"a": 1}
+    await raw.execute("ROLLBACK")
     assert 1 < await raw.fetchval(AGE) <= 2
 
 
-async def test_pauses_are_those_of_now_and_say_since_when_and_by_whom(store, raw, monkeypatch):
+async def test_pauses_are_those_of_now_and_say_since_when_and_by_whom(store, raw):
     await add(raw, "a", at="'-infinity'")
     first = await read_depths(store)
     assert [(one.queue, one.ready, one.oldest_ready_at, one.paused) for one in first.queues] == [("a", 1, None, False)]
@@ -80,7 +87,6 @@ async def test_pauses_are_those_of_now_and_say_since_when_and_by_whom(store, raw
     assert (await read_depths(store)).paused.keys() == {"new"}
 
 
-async def test_queues_that_are_too_many_are_counted_together(store, raw, monkeypatch):
-    monkeypatch.setattr(depths, "NAMED", 2)
+async def test_queues_that_are_too_many_are_counted_together(store, raw):
     await add(raw, "a", "b", "b", "c", "c", "d")
-    assert list((await ready(store)).items()) == [("b", 2), ("c", 2), ("", 2)]
+    assert list((await ready(store, named=2)).items()) == [("b", 2), ("c", 2), ("", 2)]

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.requirement("S3", "S6")
 ME = Operator("me")
 
 
-async def test_the_best_of_those_that_wait_is_kept_and_the_others_are_canceled(store, raw, add_job, journal_of, row_of):
+async def test_the_best_of_the_waiting_duplicates_is_kept_and_the_others_are_canceled(
+    store, raw, add_job, journal_of, row_of
+):
     later = await add_job(args="'{\"id\": 1.0}'", priority="5")
     urgent = await add_job(args="'{\"id\": 1}'", priority="5", created_at="now() - interval '1 s'")
     lazy = await add_job(args="'{\"id\": 1}'", available_at="now() + interval '1 h'")

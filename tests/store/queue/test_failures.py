@@ -124,7 +124,7 @@ async def test_groups_are_read_in_pages_those_with_the_most_jobs_first(store, ad
     assert sorted(seen[2:]) == [(1, "a"), (1, "d")]
 
 
-async def test_whoever_writes_a_job_its_group_follows(store, raw, add_job, start_worker, row_of):
+async def test_the_error_group_of_a_job_follows_writes_of_any_service(store, raw, add_job, start_worker, row_of):
     job_id = await add_job()
     worker = start_worker()
     [job] = await worker.claim()
@@ -221,9 +221,7 @@ async def test_a_job_of_the_group_that_has_begun_meanwhile_is_left(store, raw, a
     assert (await reads.get_job(store, waiting)).waits_for is None
 
 
-async def test_what_waits_for_its_key_or_for_others_goes_on_waiting_and_a_postponed_job_gives_its_key_away(
-    store, raw, add_job, row_of
-):
+async def test_a_group_retry_leaves_blocked_jobs_waiting_and_a_postponed_one_frees_its_key(store, raw, add_job, row_of):
     before = await add_job()
     parked = await add_job(lock_key="'a'", error="'e'", waits_for="'lock'")
     dependent = await add_job(error="'e'", waits_on=f"'{before}'", when_failed="'run'")
@@ -240,7 +238,7 @@ async def test_what_waits_for_its_key_or_for_others_goes_on_waiting_and_a_postpo
     assert (await row_of(next_of_key))["waits_for"] is None
 
 
-async def test_what_is_not_allowed_is_refused_by_its_name(store):
+async def test_an_invalid_value_is_refused_by_its_name(store):
     for field, wanted in {
         "group": {"group": "x"},
         "spread_s": {"group": "0" * 16, "spread_s": float("nan")},

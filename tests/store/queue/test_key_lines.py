@@ -8,7 +8,7 @@ import pytest
 
 from dataloader.store.queue.key_lines import _ROWS, key_line
 
-pytestmark = pytest.mark.requirement("E11")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E11")]
 
 
 def nodes_of(plan):
@@ -17,7 +17,6 @@ def nodes_of(plan):
         yield from nodes_of(part)
 
 
-@pytest.mark.slow
 async def test_a_line_is_found_among_many_jobs_without_a_look_at_the_others(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, waits_for)"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from conditions import patience_s, until
 from databases import raw_connection
+from proxy import open_proxy
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Step
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.leases import Beat
 from dataloader.store.queue.lock_session import IDLE_SHARE
 
@@ -26,7 +29,7 @@ async def holder(start_worker, add_job):
 
 async def ping(worker, lease_s=60.0):
     """Ping until it gets through, as the keeper does."""
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         while True:
             try:
                 return await worker.ping(lease_s)
@@ -51,18 +54,18 @@ async def test_a_lost_session_takes_its_locks_again(holder, end_session, locks_o
 
 
 @pytest.mark.requirement("Q7")
-async def test_the_end_of_the_session_is_heard_of_at_once(holder, end_session):
+async def test_the_end_of_the_session_is_reported_immediately(holder, end_session):
     worker, *_ = holder
     terminated = trio.Event()
     worker.locks.on_termination = terminated.set
     await end_session(worker)
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         await terminated.wait()
     assert not worker.locks.connected
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_ghost_of_the_former_session_is_ended_and_does_not_keep_our_keys(holder, locks_of, raw):
+async def test_a_stale_former_session_is_terminated_and_does_not_keep_our_keys(holder, locks_of, raw):
     worker, k, l = holder  # noqa: E741 - the keys' names
     # A dead network: the server knows nothing of the end and keeps the session, and so the keys.
     session = worker.locks._session
@@ -76,6 +79,7 @@ async def test_a_ghost_of_the_former_session_is_ended_and_does_not_keep_our_keys
         ghost.terminate()
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_key_that_went_to_another_is_reported_and_never_unlocked_for_him(
     database, holder, end_session, raw, add_job, locks_of, row_of
@@ -98,9 +102,7 @@ async def test_a_key_that_went_to_another_is_reported_and_never_unlocked_for_him
 
 
 @pytest.mark.requirement("Q7")
-async def test_somebody_who_holds_a_key_for_a_moment_does_not_cost_us_the_job(
-    database, holder, end_session, locks_of, monkeypatch
-):
+async def test_a_key_held_briefly_by_another_session_does_not_cost_us_the_job(database, holder, end_session, locks_of):
     worker, k, l = holder  # noqa: E741 - the keys' names
     async with raw_connection(database.dsn) as other:
         await end_session(worker)
@@ -114,6 +116,7 @@ async def test_somebody_who_holds_a_key_for_a_moment_does_not_cost_us_the_job(
     assert await locks_of(worker) == sorted([k.lock_hash, l.lock_hash])
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease(holder, raw, until):
     worker, *_ = holder
@@ -127,6 +130,7 @@ async def test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease(
     assert trio.current_time() < before + 3 * lease_s
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_pings_keep_the_session(holder):
     worker, *_ = holder
@@ -143,7 +147,7 @@ async def test_a_new_session_has_the_former_ones_patience(holder, end_session):
     worker, *_ = holder
     await ping(worker, 20.0)
     await end_session(worker)
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         while worker.locks.connected:  # noqa: ASYNC110 - the driver hears of it in a moment
             await trio.sleep(0.01)
     await worker.ask()
@@ -162,19 +166,22 @@ async def test_a_job_that_ended_while_the_session_was_away_leaves_no_lock_behind
 
 @pytest.mark.requirement("Q7")
 async def test_a_job_that_ends_while_the_locks_are_taken_again_leaves_no_lock_behind(
-    holder, end_session, locks_of, monkeypatch
+    database, add_job, start_worker, end_session, locks_of
 ):
-    worker, k, l = holder  # noqa: E741 - the keys' names
-    take_again = worker.locks._aio_take_again
-
-    async def take_again_and_end(connection):
-        await take_again(connection)
-        worker.locks.forget(k.token)
-
-    monkeypatch.setattr(worker.locks, "_aio_take_again", take_again_and_end)
-    await end_session(worker)
-    await ping(worker)
-    assert await locks_of(worker) == [l.lock_hash]
+    jobs = [await add_job(lock_key=f"'{key}'") for key in ("k", "l")]
+    async with open_proxy(database.dsn) as proxy, open_database(DatabaseOptions(dsn=proxy.dsn)) as slow:
+        worker = start_worker("holder", slow)
+        k, l = await worker.claim()  # noqa: E741 - the keys' names
+        assert [k.job_id, l.job_id] == jobs
+        await end_session(worker)
+        proxy.freeze_at("locks", b"pg_try_advisory_lock")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ping, worker)
+            await until(proxy.is_frozen)
+            worker.locks.forget(k.token)
+            proxy.thaw()
+        assert await locks_of(worker) == [l.lock_hash]
+        await worker.locks.close()
 
 
 @pytest.mark.requirement("Q7")
@@ -196,9 +203,7 @@ async def test_closing_frees_all_keys(holder, raw, until):
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_lost_claim_s_row_that_somebody_has_locked_holds_up_nobody_and_goes_back_later(
-    start_worker, add_job, raw, row_of
-):
+async def test_a_locked_row_of_a_lost_claim_delays_no_claim_and_is_released_later(start_worker, add_job, raw, row_of):
     worker = start_worker()
     orphan = await add_job(
         status="'running'",
@@ -210,7 +215,7 @@ async def test_a_lost_claim_s_row_that_somebody_has_locked_holds_up_nobody_and_g
     other = await add_job(lock_key="'other'")
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", orphan)
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         assert [job.job_id for job in await worker.claim()] == [other]
     await raw.execute("ROLLBACK")
     assert orphan in [job.job_id for job in await worker.claim()]
@@ -218,7 +223,7 @@ async def test_a_lost_claim_s_row_that_somebody_has_locked_holds_up_nobody_and_g
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_server_that_does_not_track_its_sessions_costs_no_claim_that_waits_for_a_table(
+async def test_a_server_without_session_tracking_fails_no_claim_that_waits_for_a_table(
     database, raw, start_worker, add_job, until_blocked
 ):
     await raw.execute(f"ALTER DATABASE {database.name} SET track_activities = off")
@@ -230,7 +235,7 @@ async def test_a_server_that_does_not_track_its_sessions_costs_no_claim_that_wai
     async def claim():
         claims.append(await worker.ask())
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
             nursery.start_soon(claim)
@@ -244,12 +249,10 @@ async def test_a_server_that_does_not_track_its_sessions_costs_no_claim_that_wai
     assert len(claimed.jobs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over(
-    start_worker, add_job, row_of, journal_of, monkeypatch
-):
-    monkeypatch.setattr("dataloader.store.queue.lock_session.DOUBT_S", 0.5)
-    worker = start_worker()
+async def test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over(start_worker, add_job, row_of, journal_of):
+    worker = start_worker(doubt_s=0.5)
     await worker.ping()
     job_id = uuid7()
     assert worker.locks.expect(job_id)
@@ -267,7 +270,7 @@ async def test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over(
         attempt="1",
         lease_expires_at="now() + interval '1 hour'",
     )
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         while not worker.locks.settled:
             await worker.ping()
     assert await row_of(job_id, "status") == "queued"
@@ -283,7 +286,7 @@ async def test_no_job_is_expected_while_a_repair_may_be_under_way_that_does_not_
     assert worker.locks.expect(uuid7())
     await end_session(worker)
     refused = []
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ping, worker)

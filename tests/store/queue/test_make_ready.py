@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import attrs
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
+from watched_database import WatchedDatabase
 
-from dataloader.actors import stager as actor
 from dataloader.actors.outage import Outage
 from dataloader.actors.stager import MAX_REST_S, REST, Stager
 from dataloader.jobs.model import NewJob
-from dataloader.store.queue import make_ready
+from dataloader.store.queue import make_ready, poll
 from dataloader.store.queue.enqueue import enqueue
-from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_after, ready_due, ready_known
+from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_due, ready_known
 from dataloader.store.queue.poll import Parked
 
 SOON = "now() + interval '50 milliseconds'"
@@ -51,24 +53,23 @@ async def test_with_nothing_waiting_for_its_time_there_is_no_next(store, add_job
 
 
 @pytest.mark.requirement("Q2")
-async def test_a_storm_is_staged_in_batches_oldest_first(store, raw, add_job, row_of, monkeypatch):
-    monkeypatch.setattr(make_ready, "BATCH", 2)
+async def test_a_storm_is_staged_in_batches_oldest_first(store, raw, add_job, row_of):
     jobs = [await add_job(available_at=LATER) for _ in range(5)]
     for seconds, job_id in enumerate(jobs, start=1):
         await age(raw, job_id, seconds)
-    staged = await ready_due(store)
+    staged = await ready_due(store, most=2)
     assert staged.next_due_s == 0
     sizes = [staged.readied]
     assert [await row_of(job_id, "waits_for") for job_id in jobs] == ["time", "time", "time", None, None]
     while sizes[-1]:
-        staged = await ready_due(store)
+        staged = await ready_due(store, most=2)
         sizes.append(staged.readied)
     assert (sizes, staged.next_due_s) == ([2, 2, 1, 0], None)
 
 
 @pytest.mark.requirement("Q2")
 @pytest.mark.parametrize("locked", [0, 1, 2])
-async def test_of_jobs_that_are_due_and_locked_is_told_that_they_are(database, store, raw, add_job, locked):
+async def test_locked_due_jobs_are_reported_as_due(database, store, raw, add_job, locked):
     jobs = [await add_job(available_at=LATER) for _ in range(4)]
     for seconds, job_id in enumerate(jobs[:3]):
         await age(raw, job_id, 1 + seconds)
@@ -96,7 +97,7 @@ async def test_two_stagers_share_the_work_and_pass_over_locked_rows(database, st
     async with raw_connection(database.dsn) as psql:
         await psql.execute("BEGIN")
         await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[0])
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sweep)
                 nursery.start_soon(sweep)
@@ -115,6 +116,7 @@ async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store
     assert len(await worker.claim()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
     """Also by one that a client whose clock is ahead made 'for now'."""
@@ -133,7 +135,7 @@ async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_j
         now = await raw.fetchval("SELECT clock_timestamp()")
         ahead = now + timedelta(seconds=1)
         [added] = await enqueue(store, [NewJob(queue="q", task="t", available_at=ahead)])
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             await heard.wait()
         # Not later than it is due, though in whole seconds.
         assert due[0] <= ahead.timestamp() < due[0] + 1.1
@@ -145,26 +147,26 @@ async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_j
 @pytest.mark.parametrize(
     ("sweep_s", "told"), [(0.2, False), (3600, True)], ids=["whose notification was lost", "that it was told of"]
 )
-async def test_a_stager_that_ends_keep_awake_finds_a_job_that_was_added(store, raw, until, monkeypatch, sweep_s, told):
+async def test_a_stager_that_ends_keep_awake_finds_a_job_that_was_added(store, raw, until, sweep_s, told):
     """An end has it look at those alone who wait for that one."""
     looks, narrow = [], trio.Event()
 
-    async def look(database, *, added):
-        judged = await ready_after(database, added=added)
-        looks.append((added, judged.jobs))
-        if not added:
-            narrow.set()
-        stager.wake.set()
-        return judged
+    async def aio_note(_connection, sql, *values, answer):
+        if "dl_judge_after" in sql:
+            _most, added = values
+            looks.append((added, answer["judged"]))
+            if not added:
+                narrow.set()
+            stager.wake.set()
 
-    monkeypatch.setattr(actor, "ready_after", look)
-    stager = Stager(database=store, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=sweep_s, poll_s=3600)
+    watched = WatchedDatabase(store, after=aio_note)
+    stager = Stager(database=watched, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=sweep_s, poll_s=3600)
     [first] = await enqueue(store, [NewJob(queue="q", task="t")])
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
 
     async with trio.open_nursery() as nursery:
         await nursery.start(stager.run)
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             await narrow.wait()
         [last] = await enqueue(store, [NewJob(queue="q", task="t", after=[first.job_id])])
         if told:
@@ -186,59 +188,60 @@ async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_jo
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_job_of_an_unknown_task_goes_to_the_lane_of_its_task(store, raw, add_job):
+async def test_a_job_that_a_former_release_parked_goes_to_the_lane_of_its_task(store, raw, add_job):
     await raw.execute("INSERT INTO dl_tasks (task, limited, layout, declared_by) VALUES ('laned', true, 1, 'w')")
+    await raw.execute("INSERT INTO dl_lanes (lane) VALUES ('laned')")
     jobs = [await add_job(task=f"'{task}'", waits_for="'task'") for task in ("laned", "plain")]
     assert await ready_known(store, ["q"], ["laned", "plain"]) == 2
     rows = [await raw.fetchrow("SELECT waits_for, lane FROM dl_jobs WHERE job_id = $1", job_id) for job_id in jobs]
     assert [tuple(row) for row in rows] == [("limit", "laned"), (None, None)]
 
 
-async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job, monkeypatch):
-    monkeypatch.setattr(make_ready, "BATCH", 2)
+async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job):
     for task in ("'known'", "'known'", "'known'", "'other'"):
         await add_job(task=task, waits_for="'task'")
-    assert [await ready_known(store, ["q"], ["known"]) for _ in range(3)] == [2, 1, 0]
+    assert [await ready_known(store, ["q"], ["known"], most=2) for _ in range(3)] == [2, 1, 0]
     assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "other"
 
 
-@pytest.fixture
-def rounds_of(monkeypatch):
-    """Lets a stager meet batches, as (seconds that one takes, what it comes to); gives when each of them began."""
+@attrs.define
+class Rounds:
+    """In the place of a database: answers the stager's statements with batches, (seconds, what it comes to)."""
 
-    async def rounds_of(*batches):
-        left, began, done = list(batches), [], trio.Event()
+    left: list[tuple[float, Staged]]
+    began: list[float] = attrs.field(factory=list)
+    done: trio.Event = attrs.field(factory=trio.Event)
 
-        async def nothing(_store):
-            return Parked(for_keys=False, for_tasks=False, to_judge=False)
+    async def run(self, operation, *_args):
+        assert operation is poll._aio_look_for_parked
+        return Parked(for_keys=False, for_tasks=False, to_judge=False)
 
-        async def meet(_store):
-            began.append(trio.current_time())
-            if not left:
-                done.set()
-                return Staged(0, None)
-            took_s, staged = left.pop(0)
-            await trio.sleep(took_s)
-            return staged
-
-        async def none_to_judge(_store, *, added):
+    async def write(self, operation, *_args):
+        if operation is make_ready._aio_ready_after:
             return Judged(0, more=False)
+        assert operation is make_ready._aio_ready_due
+        self.began.append(trio.current_time())
+        if not self.left:
+            self.done.set()
+            return Staged(0, None)
+        took_s, staged = self.left.pop(0)
+        await trio.sleep(took_s)
+        return staged
 
-        fakes = {"look_for_parked": nothing, "ready_due": meet, "ready_after": none_to_judge}
-        for name, fake in fakes.items():
-            monkeypatch.setattr(actor, name, fake)
-        stager = Stager(database=None, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=60, poll_s=60)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(stager.run)
-            await done.wait()
-            nursery.cancel_scope.cancel()
-        return [at - began[0] for at in began]
 
-    return rounds_of
+async def rounds_of(*batches):
+    """Let a stager meet batches; when each of them began."""
+    rounds = Rounds(list(batches))
+    stager = Stager(database=rounds, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=60, poll_s=60)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stager.run)
+        await rounds.done.wait()
+        nursery.cancel_scope.cancel()
+    return [at - rounds.began[0] for at in rounds.began]
 
 
 @pytest.mark.requirement("Q2")
-async def test_in_a_storm_the_stager_rests_as_a_share_of_the_time_that_a_batch_took(rounds_of, autojump_clock):
+async def test_in_a_storm_the_stager_rests_as_a_share_of_the_time_that_a_batch_took(autojump_clock):
     full = Staged(BATCH, 0)
     took_s = MAX_REST_S / REST
     began = await rounds_of((took_s, full), (took_s / 2, full), (10.0, full), (0.1, Staged(3, 2.0)))
@@ -249,7 +252,7 @@ async def test_in_a_storm_the_stager_rests_as_a_share_of_the_time_that_a_batch_t
 
 @pytest.mark.requirement("Q2")
 @pytest.mark.parametrize("readied", [1, BATCH], ids=["few", "a full batch that was all"])
-async def test_without_a_storm_the_stager_is_there_when_the_next_job_falls_due(rounds_of, autojump_clock, readied):
+async def test_without_a_storm_the_stager_is_there_when_the_next_job_falls_due(autojump_clock, readied):
     assert await rounds_of((0.1, Staged(readied, 0.05)), (0.1, Staged(1, None))) == pytest.approx(
         [0, 0.15, 60], abs=0.01
     )

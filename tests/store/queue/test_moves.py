@@ -70,7 +70,7 @@ async def test_a_move_whose_reply_was_lost_is_written_once(stages, raw, start_wo
     assert await journal_of(job_id) == ["picked", "moved", "picked"]
 
 
-async def test_moves_and_other_outcomes_of_one_batch_are_all_written_and_a_locked_row_is_passed_over(
+async def test_moves_and_outcomes_of_a_batch_are_written_and_a_locked_row_is_skipped(
     stages, raw, start_worker, add_job, row_of
 ):
     ids = [await add_job(task="'s.a'", keyed="false") for _ in range(3)]
@@ -89,7 +89,7 @@ async def test_moves_and_other_outcomes_of_one_batch_are_all_written_and_a_locke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keyed", [True, False])
-async def test_whatever_dies_on_the_way_every_stage_has_its_turn_and_none_runs_twice_at_once(
+async def test_every_stage_runs_and_never_twice_concurrently_although_workers_die(
     stages, raw, store, start_worker, add_job, row_of, keyed, request
 ):
     """Twelve jobs, workers that die at random: the histories of their runs, by tokens."""

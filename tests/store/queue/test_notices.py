@@ -49,7 +49,7 @@ async def fail(raw, add_job, error, task="t"):
     return job_id
 
 
-async def test_what_fails_for_good_is_noted_whoever_writes_it(watched, raw, store, add_job, start_worker):
+async def test_a_final_failure_written_by_any_service_is_noted(watched, raw, store, add_job, start_worker):
     for task in ("t", "notify.webhook", "notify.command"):
         await fail(raw, add_job, "of another service", task)
     await add_job(max_attempts="1")
@@ -84,14 +84,14 @@ async def test_a_service_that_has_no_right_on_our_tables_fails_its_jobs_and_is_n
     assert await noted(raw) == [("failed", "t", "theirs", 1)]
 
 
-async def test_nothing_is_noted_while_nobody_tells(raw, add_job):
+async def test_nothing_is_noted_while_no_notifier_runs(raw, add_job):
     await fail(raw, add_job, "e")
     await raw.execute("INSERT INTO dl_notice_watch (until) VALUES (now() - interval '1 s')")
     await fail(raw, add_job, "e")
     assert await noted(raw) == []
 
 
-async def test_failures_are_told_by_groups_once_for_each_target_and_then_not_for_a_while(watched, raw, store, add_job):
+async def test_each_target_gets_a_group_of_failures_once_and_then_not_for_a_while(watched, raw, store, add_job):
     jobs = [await fail(raw, add_job, f"no file 'x{n}' in step {n}\nTraceback 1") for n in range(12)]
     await fail(raw, add_job, "password=sesame refused")
     first = await tell(store, [OPS, PAGE])
@@ -114,7 +114,16 @@ async def test_failures_are_told_by_groups_once_for_each_target_and_then_not_for
     assert (await tell(store, [OPS], gather_s=0, again_s=0)).next_in_s is None
 
 
-async def test_a_target_is_told_of_its_kinds_alone(watched, raw, store, add_job):
+async def test_a_failure_with_an_endless_name_does_not_block_other_notices(watched, raw, store, add_job):
+    # Another service writes names of any length; random ones can't be compressed.
+    name = "".join(chr(0x4E00 + number * 37 % 20_000) for number in range(5_000))
+    await fail(raw, add_job, "too long", name)
+    await fail(raw, add_job, "of t")
+    assert (await tell(store, [OPS], gather_s=0)).added == 2
+    assert sorted(notice["name"] for *_, notice in await told(raw)) == ["t", name[:200]]
+
+
+async def test_a_target_receives_only_its_kinds(watched, raw, store, add_job):
     await raw.execute(
         "INSERT INTO dl_notices (kind, name, error) VALUES ('lost', 't', 'gone'), ('left_out', 's', 'missed')"
     )
@@ -126,7 +135,7 @@ async def test_a_target_is_told_of_its_kinds_alone(watched, raw, store, add_job)
     ]
 
 
-async def test_processes_that_tell_at_once_tell_of_each_group_once(watched, raw, store):
+async def test_concurrent_notifiers_report_each_failure_once(watched, raw, store):
     await raw.execute(
         "INSERT INTO dl_notices (kind, name, error)"
         " SELECT 'failed', 't' || n % 40, 'e' FROM generate_series(1, 2000) AS n"
@@ -140,7 +149,7 @@ async def test_processes_that_tell_at_once_tell_of_each_group_once(watched, raw,
     assert {notice["name"] for notice in notices} == {f"t{n}" for n in range(40)}
 
 
-async def test_what_can_not_be_told_is_told_later(watched, raw, store, add_job):
+async def test_a_notice_that_cannot_be_enqueued_is_sent_later(watched, raw, store, add_job):
     """Whoever dies before the commit leaves all as it was."""
     await fail(raw, add_job, "e")
     await raw.execute(

@@ -18,6 +18,7 @@ from uuid import UUID
 import attrs
 import pytest
 import trio
+from conditions import patience_s
 from databases import RawConnection, raw_connection
 from foreign import BACK_OFF, CLAIM, FINISH, LOCK, REAP, UNLOCK
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -35,6 +36,8 @@ from dataloader.store.queue import control
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.leases import Beat, aio_revive, reap
 from dataloader.store.queue.make_ready import ready_after, ready_due, ready_free, ready_known, unpark
+
+pytestmark = pytest.mark.full
 
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
@@ -294,7 +297,7 @@ class World:
 
     async def insist(self, worker, operation):
         """Do something on a worker's lock session that may turn out to be gone; runs whose key is gone are stopped."""
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             while True:
                 try:
                     result = await operation()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
 from queue_workers import BACKOFF_S, LossyConnection
 
@@ -12,13 +13,13 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
-from dataloader.store.queue import control, make_ready
+from dataloader.store.queue import control
 from dataloader.store.queue.leases import reap
 from dataloader.store.queue.make_ready import ready_free, unpark
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S, WorkerRow, aio_show
 
 CLAIM = f"""SELECT verdict, lock_hash
-FROM dl_claim_runs('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL, '{{}}', '{{}}')
+FROM dl_claim_known('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL, '{{}}', '{{}}')
 WHERE verdict <> 'last'"""
 PAUSE = "PERFORM pg_sleep(0.001 * 2 ^ attempt)"
 ANY_STEP = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.CANCEL, Step.RETURN]
@@ -41,6 +42,7 @@ async def held(start_worker, add_job):
     return worker, job, second
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 @pytest.mark.parametrize("step", ANY_STEP)
 async def test_a_parked_job_starts_when_the_holder_ends(start_worker, held, row_of, step):
@@ -81,9 +83,7 @@ async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeate
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_parked_job_that_somebody_has_locked_for_a_moment_is_woken_all_the_same(
-    held, start_worker, other, row_of, raw, until_blocked
-):
+async def test_a_briefly_locked_parked_job_is_woken(held, start_worker, other, row_of, raw, until_blocked):
     worker, job, second = held
     assert await start_worker().claim() == []
     # The pause before the next look lasts until the test has seen it.
@@ -101,7 +101,7 @@ async def test_a_parked_job_that_somebody_has_locked_for_a_moment_is_woken_all_t
     assert await row_of(second, "waits_for") is None
 
 
-async def test_who_readies_a_keys_next_job_looks_five_times_at_a_locked_row_and_pauses_only_between(held, other, raw):
+async def test_readying_a_keys_next_job_tries_a_locked_row_five_times_with_pauses(held, other, raw):
     _worker, _job, second = held
     [park] = await other.fetch(CLAIM)
     source = await raw.fetchval("SELECT pg_get_functiondef('dl_ready_next'::regproc)")
@@ -175,7 +175,7 @@ async def test_two_looks_at_a_free_key_do_not_take_each_other_for_its_holder(sto
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_look_at_a_key_that_nobody_waits_for_stands_in_no_claims_way(add_job, other, start_worker, row_of):
+async def test_a_check_of_a_key_without_waiting_jobs_blocks_no_claim(add_job, other, start_worker, row_of):
     job_id = await add_job(lock_key="'k'")
     await other.execute("BEGIN")
     await other.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")  # a reaper, whose look goes on
@@ -207,10 +207,9 @@ async def test_a_key_is_freed_once_however_often_it_is_asked(held, locks_of):
     assert await locks_of(worker) == [again.lock_hash]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_when_the_session_is_lost_before_the_release_the_next_job_wakes_with_the_new_one(
-    held, start_worker, end_session, row_of
-):
+async def test_the_next_job_wakes_with_a_new_session_if_the_old_one_was_lost(held, start_worker, end_session, row_of):
     worker, job, second = held
     await start_worker().claim()
     await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
@@ -292,11 +291,10 @@ async def test_a_sweep_wakes_exactly_one_of_a_thousand_jobs_of_a_free_key(store,
     assert dict(row) == {"priority": 1, "due": True}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 @pytest.mark.parametrize("idle", ["paused", "unserved", "of the dead"])
-async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_another_with_their_key(
-    store, raw, start_worker, idle
-):
+async def test_jobs_of_an_unserved_queue_do_not_block_another_queue_with_their_key(store, raw, start_worker, idle):
     await store.write(aio_show, WorkerRow("dead", "h", 1, "1", {"of the dead": 1}, ()))
     await raw.execute("UPDATE dl_workers SET seen_at = now() - make_interval(secs => $1)", ALIVE_WITHIN_S + 1)
     await store.write(aio_show, WorkerRow("w", "h", 1, "1", {"q": 1, "paused": 1}, ()))
@@ -314,7 +312,7 @@ async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_a
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_sweep_wakes_nobody_whose_key_is_held_by_a_lock_or_by_a_lease(store, raw, add_job):
+async def test_a_sweep_wakes_no_job_whose_key_is_held_by_a_lock_or_a_lease(store, raw, add_job):
     await park(raw, 10, "'locked'")
     await park(raw, 10, "'leased'")
     await raw.execute("SELECT pg_advisory_lock(hashtext('locked'))")
@@ -330,17 +328,16 @@ async def test_a_sweep_wakes_nobody_whose_key_is_held_by_a_lock_or_by_a_lease(st
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_sweep_reaches_every_key_in_small_steps(store, raw, monkeypatch):
-    monkeypatch.setattr(make_ready, "KEYS", 7)
+async def test_a_sweep_reaches_every_key_in_small_steps(store, raw):
     await park(raw, 300, "'key ' || i % 100")
-    assert await ready_free(store) == 100
+    assert await ready_free(store, most_keys=7) == 100
     keys = "SELECT count(DISTINCT lock_key) FROM dl_jobs WHERE waits_for IS NULL"
     assert await raw.fetchval(keys) == 100
     assert await raw.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_parked_row_that_is_locked_by_somebody_does_not_hold_up_the_sweep(store, raw, other):
+async def test_a_locked_parked_row_does_not_block_the_sweep(store, raw, other):
     await park(raw, 2)
     await other.execute("BEGIN")
     best = await other.fetchval("SELECT job_id FROM dl_jobs ORDER BY priority LIMIT 1 FOR UPDATE")
@@ -371,7 +368,7 @@ async def test_many_workers_on_few_keys_run_every_job_and_never_two_of_a_key(sto
                 await worker.end(job)
                 ended += 1
 
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             for worker in workers:
                 nursery.start_soon(work, worker)

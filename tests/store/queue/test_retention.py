@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from conditions import patience_s
 
 from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.listings import JobFilter
@@ -43,7 +44,7 @@ async def test_each_status_has_its_own_time_and_zero_keeps(store, add_job):
     assert await left(store) == kept
 
 
-async def test_what_has_not_ended_is_never_deleted(store, add_job):
+async def test_jobs_that_have_not_ended_are_never_deleted(store, add_job):
     kept = {await add_job(status=f"'{status}'", finished_at=OLD, created_at=OLD) for status in ("queued", "running")}
     assert await prune(store, WEEK) == 0
     assert await left(store) == kept
@@ -60,12 +61,12 @@ async def test_jobs_go_in_batches_oldest_first(store, add_job):
     assert await prune(store, WEEK, batch=4) == 1
 
 
-async def test_a_row_that_somebody_holds_is_passed_by(store, raw, add_job):
+async def test_a_locked_row_is_skipped(store, raw, add_job):
     held = await add_job(status="'failed'", finished_at="now() - interval '9 days'")
     await add_job(status="'failed'", finished_at=OLD)
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", held)
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         assert await prune(store, WEEK) == 1
     await raw.execute("COMMIT")
     assert await left(store) == {held}
@@ -196,7 +197,7 @@ INSERT INTO dl_errors (at, job_id, task, queue, attempt, status, error_group, er
 INSERT INTO dl_run_stats SELECT date_trunc('hour', now()) - make_interval(days => 11 - d), 'q', 't', 'failed', 1, 1, 1
   FROM generate_series(1, 10) AS d;
 INSERT INTO dl_sources (source) VALUES ('s');
-INSERT INTO dl_source_calls (source, at) SELECT 's', now() - make_interval(days => 11 - d)
+INSERT INTO dl_source_calls (source, n, at) SELECT 's', d, now() - make_interval(days => 11 - d)
   FROM generate_series(1, 10) AS d;
 """
 

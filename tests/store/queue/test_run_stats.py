@@ -38,7 +38,7 @@ async def asked(store, **wanted):
     return [(one.at, one.queue, one.task, one.outcome, one.runs, one.mean_s, one.max_s) for one in page.stats]
 
 
-async def test_what_is_appended_is_read_the_same_before_and_after_it_is_folded(store, raw, append):
+async def test_appended_rows_give_the_same_sums_before_and_after_a_fold(store, raw, append):
     half_past = datetime(2026, 3, 1, 10, 30, tzinfo=UTC)
     for at, total_s in ((half_past, 1.0), (half_past + timedelta(minutes=29), 5.0), (half_past + HOUR, 7.0)):
         await append(at, total_s=total_s, max_s=total_s)
@@ -60,7 +60,7 @@ async def test_what_is_appended_is_read_the_same_before_and_after_it_is_folded(s
     assert await raw.fetchval("SELECT count(*) FROM dl_run_stats") == 4
 
 
-async def test_processes_that_fold_at_once_count_each_run_once(store, append):
+async def test_concurrent_folds_count_each_run_once(store, append):
     for minute in range(60):
         await append(LONG_AGO + timedelta(minutes=minute, days=minute % 2), task=f"t{minute % 7}")
     async with trio.open_nursery() as nursery:
@@ -112,7 +112,7 @@ async def test_a_lease_that_ended_before_all_time_is_taken_back_all_the_same(sto
 
 
 @pytest.mark.slow
-async def test_thirty_days_of_fifty_keys_take_less_than_fifty_milliseconds_and_no_job_is_read(store, raw):
+async def test_run_stats_of_thirty_days_and_fifty_keys_are_fast_and_read_no_job(store, raw):
     await raw.execute(
         "INSERT INTO dl_run_stats SELECT $1::timestamptz - make_interval(hours => h), 'q' || k % 5, 'task ' || k,"
         " 'succeeded', 100, 12.5, 1 FROM generate_series(0, 719) AS h, generate_series(1, 50) AS k",
@@ -141,3 +141,19 @@ async def test_sums_are_appended_one_row_a_key(store, raw):
     await store.write(aio_add_run_stats, {("q", "t", "succeeded"): one, ("q", "t", "failed"): other})
     rows = await raw.fetch("SELECT outcome, runs, total_s, max_s FROM dl_run_stats_new ORDER BY 1")
     assert [tuple(row) for row in rows] == [("failed", 1, 0.5, 0.5), ("succeeded", 2, 4.0, 3.0)]
+
+
+@pytest.mark.requirement("R3")
+async def test_rows_that_another_program_has_written_stop_no_fold_and_no_sum(store, raw, append):
+    for values in ("'odd', 1, 1, 1", "'succeeded', 9223372036854775807, 1e308, 1e308", "'succeeded', 0, 'NaN', -1"):
+        await raw.execute(
+            "INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s)"
+            f" SELECT 'q', 't', {values} FROM generate_series(1, 3)"
+        )
+    await raw.execute(
+        "INSERT INTO dl_run_stats_new (at, queue, task, outcome, runs, total_s, max_s)"
+        " VALUES ('infinity', 'q', 't', 'succeeded', 1, 1, 1), ('4714-11-24 BC', 'q', 't', 'succeeded', 1, 1, 1)"
+    )
+    assert (await list_run_stats(store, StatsFilter(begin=datetime.now(UTC) - timedelta(hours=1)))).stats == []
+    assert await fold_run_stats(store) == 11
+    assert await raw.fetchval("SELECT count(*) FROM dl_run_stats") == 0

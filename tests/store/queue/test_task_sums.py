@@ -36,7 +36,7 @@ async def asked(store, begin=MARCH, **wanted):
     return await sums_of_tasks(store, StatsFilter(begin=begin, **wanted), wrong=WRONG, **limits)
 
 
-async def test_days_are_the_sums_of_their_hours_whoever_folds_them(store, raw):
+async def test_days_are_the_sums_of_their_hours_after_a_fold_by_any_program(store, raw):
     await raw.execute(APPEND, MARCH, 600)
     async with trio.open_nursery() as nursery:
         for _ in range(3):

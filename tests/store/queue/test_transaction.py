@@ -5,20 +5,16 @@ The handler's rows and the job's success together, or neither, whatever is lost 
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import trio
 import trio.testing
-from conditions import until
+from conditions import patience_s, until
 from proxy import open_proxy
-from queue_workers import LossyConnection
 
 from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
-from dataloader.store.queue import transaction as module
 from dataloader.store.queue.leases import Beat
 from dataloader.store.queue.transaction import Transactions
 
@@ -39,6 +35,15 @@ async def transactions(store, raw, run):  # after `run`: fixtures that don't ask
 
 
 @pytest.fixture
+async def proxied(database, transactions):
+    """A proxy before the server, and transactions through it, on the same tables."""
+    async with open_proxy(database.dsn) as proxy, open_database(DatabaseOptions(dsn=proxy.dsn)) as store:
+        transactions = Transactions(store)
+        yield proxy, transactions
+        transactions.close()
+
+
+@pytest.fixture
 async def run(start_worker, add_job):
     """A worker, its running job, and what the job's transaction writes of its result."""
     await add_job()
@@ -47,6 +52,7 @@ async def run(start_worker, add_job):
     return worker, job, success_of(job)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_connections_that_the_network_has_forgotten_meanwhile_are_replaced_soon(database, raw):
     await raw.execute("CREATE TABLE target (n int)")
@@ -67,8 +73,8 @@ async def test_connections_that_the_network_has_forgotten_meanwhile_are_replaced
 
 
 @pytest.mark.requirement("E3")
-async def test_what_is_cancelled_while_its_commit_is_on_its_way_has_its_result(transactions, raw, monkeypatch):
-    monkeypatch.setattr(module, "COMMIT_S", 60)
+async def test_a_write_cancelled_during_its_commit_returns_its_result(store, transactions, raw):
+    patient = Transactions(store, commit_s=60)
     await raw.execute(
         "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS"
         " 'BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END';"
@@ -81,7 +87,7 @@ async def test_what_is_cancelled_while_its_commit_is_on_its_way_has_its_result(t
 
     async def add(scope):
         with scope:
-            tags.append(await transactions.run(_insert, 1))
+            tags.append(await patient.run(_insert, 1))
 
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
@@ -90,6 +96,7 @@ async def test_what_is_cancelled_while_its_commit_is_on_its_way_has_its_result(t
         scope.cancel()
         await trio.testing.wait_all_tasks_blocked(0.01)
         await raw.execute("SELECT pg_advisory_unlock(4711)")
+    patient.close()
     assert (tags, await raw.fetchval(ROWS)) == (["INSERT 0 1"], 1)
 
 
@@ -148,7 +155,7 @@ async def test_a_statement_that_fails_undoes_the_rest(transactions, run, raw, ro
         ("SELECT no_such_function()", r"function no_such_function\(\) does not exist"),
     ],
 )
-async def test_what_is_missing_for_the_handlers_own_sql_is_the_handlers_error(transactions, run, sql, missing):
+async def test_a_missing_object_in_the_handlers_own_sql_is_the_handlers_error(transactions, run, sql, missing):
     _worker, _job, success = run
     with pytest.raises(StoreError, match=missing) as raised:
         async with transactions.open(success) as transaction:
@@ -158,7 +165,7 @@ async def test_what_is_missing_for_the_handlers_own_sql_is_the_handlers_error(tr
 
 
 @pytest.mark.requirement("Q12")
-async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_no_database_that_is_away(transactions, run):
+async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_not_an_outage(transactions, run):
     _worker, _job, success = run
     with pytest.raises(StoreError, match=r"expects 1 argument for this query, 2 were passed$") as raised:
         async with transactions.open(success) as transaction:
@@ -167,9 +174,7 @@ async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_no_database
 
 
 @pytest.mark.requirement("Q12")
-async def test_a_handler_that_deallocates_the_drivers_statements_is_told_so_and_nobody_after_it(
-    transactions, run, row_of
-):
+async def test_a_handler_that_runs_deallocate_fails_and_later_ones_are_unaffected(transactions, run, row_of):
     _worker, job, success = run
     told = "a handler must not run DEALLOCATE"
     with pytest.raises(StoreError, match=told):  # noqa: PT012 - the whole block is what is refused
@@ -198,7 +203,24 @@ async def test_a_connection_that_is_gone_within_the_block_is_a_database_that_is_
             await transaction.fetch("SELECT 1")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
+@pytest.mark.parametrize("is_ours", [True, False], ids=["the server", "the handler's transaction"])
+async def test_only_a_server_that_is_read_only_makes_a_refused_write_an_outage(
+    database, transactions, run, raw, is_ours
+):
+    _, _, success = run
+    if is_ours:
+        [name] = await raw.fetchrow("SELECT current_database()")
+        await raw.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(StoreError, match="ReadOnlySQLTransactionError") as caught:  # noqa: PT012 - as above
+        async with transactions.open(success) as transaction:
+            if not is_ours:
+                await transaction.execute("SET TRANSACTION READ ONLY")
+            await transaction.execute("INSERT INTO target VALUES (1)")
+    assert isinstance(caught.value, StoreUnavailable) == is_ours
+
+
 async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run, raw, row_of):
     """PostgreSQL answers COMMIT with ROLLBACK when a statement has failed; the job must not look done then."""
     _worker, job, success = run
@@ -210,6 +232,7 @@ async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run
     assert (await raw.fetchval(ROWS), await row_of(job.job_id, "status")) == (0, "running")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 @pytest.mark.parametrize(
     ("deferred", "said"),
@@ -234,9 +257,10 @@ async def test_a_failure_that_only_the_commit_finds_is_no_success(transactions, 
     assert not isinstance(raised.value, SchemaError)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-async def test_a_handler_that_ends_the_transaction_itself_is_told(transactions, run, row_of, end):
+async def test_a_handler_that_ends_the_transaction_itself_gets_an_error(transactions, run, row_of, end):
     """Then the fenced update would stand alone: the rows were committed, or undone, without it."""
     _worker, job, success = run
     with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
@@ -246,6 +270,7 @@ async def test_a_handler_that_ends_the_transaction_itself_is_told(transactions, 
     assert await row_of(job.job_id, "status") == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 @pytest.mark.requirement("Q12")
 @pytest.mark.parametrize("change", ["token = token + 1", "status = 'queued'", "status = 'canceled'"])
@@ -261,16 +286,18 @@ async def test_a_job_that_is_not_ours_any_more_has_its_rows_undone(transactions,
 
 
 @pytest.mark.requirement("Q12")
-async def test_a_success_whose_reply_was_lost_is_one(transactions, run, raw, row_of, monkeypatch):
+async def test_a_success_whose_reply_was_lost_is_one(run, raw, row_of, proxied, until):
     _worker, job, success = run
-    finish = module._aio_finish_and_commit
+    proxy, transactions = proxied
 
-    async def finish_and_lose(connection, outcome):
-        await finish(LossyConnection(connection, "COMMIT"), outcome)
+    async def lose():
+        await until("status = 'succeeded' FROM dl_jobs WHERE job_id = $1", job.job_id)
+        proxy.cut("transaction")
 
-    monkeypatch.setattr(module, "_aio_finish_and_commit", finish_and_lose)
-    async with transactions.open(success) as transaction:
+    async with trio.open_nursery() as nursery, transactions.open(success) as transaction:
         await transaction.execute("INSERT INTO target VALUES (1)")
+        proxy.freeze_at("transaction", b"COMMIT")
+        nursery.start_soon(lose)
     assert (await raw.fetchval(ROWS), await row_of(job.job_id, "status")) == (1, "succeeded")
 
 
@@ -297,18 +324,15 @@ async def test_a_cancelled_block_leaves_no_transaction_behind(transactions, run,
     assert (await raw.fetchval(ROWS), await row_of(job.job_id, "status")) == (0, "running")
 
 
-async def test_a_cancelled_block_does_not_wait_for_a_silent_server_longer_than_a_lease_has_left(
-    transactions, run, monkeypatch
-):
-    async def is_silent(_connection):
-        await asyncio.sleep(60)
-
-    monkeypatch.setattr(module, "aio_close", is_silent)
+@pytest.mark.slow
+async def test_a_cancelled_block_waits_for_a_silent_server_no_longer_than_its_lease(run, proxied):
     _worker, _job, success = run
+    proxy, transactions = proxied
     async with transactions.open(success):
         pass
     with trio.move_on_after(0.1) as scope:
         async with transactions.open(success):
+            proxy.freeze("transaction")
             await trio.sleep_forever()
     assert scope.cancelled_caught
     assert trio.current_time() - scope.deadline < 1
@@ -321,7 +345,7 @@ async def test_the_finish_of_a_run_waits_for_its_transaction_and_is_void_then(tr
     await raw.execute("BEGIN")
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = $1", job.job_id)
     finished = []
-    with trio.fail_after(10):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
 
             async def fail():
@@ -335,6 +359,7 @@ async def test_the_finish_of_a_run_waits_for_its_transaction_and_is_void_then(tr
     assert await row_of(job.job_id, "status") == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_transactions_are_bounded_and_their_connections_used_again(database, raw, start_worker, add_job):
     async with open_database(DatabaseOptions(dsn=database.dsn, transaction_pool_size=2)) as store:
@@ -375,7 +400,7 @@ async def test_a_connection_that_died_in_the_pool_is_replaced(transactions, run,
 
 
 @pytest.mark.requirement("Q12")
-async def test_what_a_handler_sets_in_its_session_does_not_reach_the_next_one(transactions, run, start_worker, add_job):
+async def test_session_settings_of_a_handler_do_not_reach_the_next_one(transactions, run, start_worker, add_job):
     worker, _job, success = run
     async with transactions.open(success) as transaction:
         await transaction.execute("SET work_mem = '7MB'")

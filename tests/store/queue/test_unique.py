@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 import trio
+from conditions import patience_s
 from databases import raw_connection
 
 from dataloader import Tasks
@@ -53,7 +54,7 @@ def ask(store):
     return ask
 
 
-async def test_a_job_that_waits_stands_for_the_request_and_one_is_added_while_it_runs(
+async def test_a_waiting_duplicate_is_kept_and_a_running_one_allows_another(
     declare, ask, start_worker, row_of, journal_of
 ):
     await declare()
@@ -77,9 +78,7 @@ async def test_a_job_that_waits_stands_for_the_request_and_one_is_added_while_it
     assert await journal_of(first) == ["queued", "picked", "superseded", "done"]
 
 
-async def test_of_open_duplicates_one_that_runs_stands_for_the_request_unless_it_is_being_canceled(
-    store, declare, ask, start_worker
-):
+async def test_a_running_open_duplicate_is_returned_unless_it_is_being_canceled(store, declare, ask, start_worker):
     await declare(duplicates="open")
     _, first = await ask()
     [job] = await start_worker().claim()
@@ -90,6 +89,7 @@ async def test_of_open_duplicates_one_that_runs_stands_for_the_request_unless_it
     assert second != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unique", "args", "key"),
     [
@@ -136,7 +136,7 @@ async def test_every_way_to_add_a_job_obeys_and_the_same_request_sent_again_is_t
     assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 5
 
 
-async def test_what_a_unique_task_can_not_do_is_refused(store, raw, declare, ask):
+async def test_options_that_a_unique_task_forbids_are_refused(store, raw, declare, ask):
     await declare()
     _, first = await ask()
     with pytest.raises(BadRequest, match="after: must not be given"):
@@ -197,6 +197,7 @@ async def test_an_update_changes_the_job_that_waits_and_cuts_its_retrys_wait(dec
     assert await row_of(second, "available_at") == later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fails", "expires", "is drained", "fails for good", "is requeued by others"])
 async def test_a_run_that_is_superseded_does_not_run_again_and_the_newer_one_does(
     store, raw, declare, ask, start_worker, row_of, until, how
@@ -265,7 +266,7 @@ async def test_an_older_one_that_finds_the_key_free_looks_for_a_newer_that_has_e
     async with raw_connection(database.dsn) as other:
         await raw.execute("BEGIN")
         newer = await raw.fetchval("SELECT job_id FROM dl_enqueue_job('t', '{\"id\": 1}', version => 2)")
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(older)
                 await until_blocked()
@@ -289,7 +290,7 @@ async def test_an_update_beside_the_end_of_the_run_adds_a_job_or_supersedes_the_
 
     await raw.execute("BEGIN")
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL")
-    with trio.fail_after(20):
+    with trio.fail_after(patience_s()):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(update)
             await until_blocked()
@@ -332,7 +333,8 @@ async def test_a_running_job_is_asked_to_stop_or_its_failure_delays_the_newer_on
     assert await row_of(second, "waits_for") is None
 
 
-async def test_nobodys_update_fails_and_a_retry_of_ours_is_refused_while_the_place_is_taken(
+@pytest.mark.slow
+async def test_a_retry_is_refused_while_its_unique_key_is_taken_and_plain_updates_work(
     store, raw, declare, ask, start_worker, row_of
 ):
     await declare(duplicates="update")
@@ -362,7 +364,7 @@ async def test_nobodys_update_fails_and_a_retry_of_ours_is_refused_while_the_pla
     assert await ask(version=3) == ("updated", second)
 
 
-async def test_a_job_that_is_to_be_canceled_stands_for_nobody(raw, declare, ask, row_of):
+async def test_a_job_that_is_being_canceled_is_no_duplicate_of_a_request(raw, declare, ask, row_of):
     await declare()
     _, first = await ask()
     await raw.execute("UPDATE dl_jobs SET cancel_requested = true")
@@ -372,7 +374,7 @@ async def test_a_job_that_is_to_be_canceled_stands_for_nobody(raw, declare, ask,
     assert await row_of(first, "status") == "canceled"
 
 
-async def test_a_task_that_is_unique_no_more_is_added_as_any_other(declare, ask, raw):
+async def test_jobs_of_a_task_that_is_no_longer_unique_are_added_as_usual(declare, ask, raw):
     await declare()
     _, first = await ask()
     assert await ask() == ("kept", first)
@@ -381,7 +383,7 @@ async def test_a_task_that_is_unique_no_more_is_added_as_any_other(declare, ask,
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE unique_key IS NULL AND NOT keyed") == 3
 
 
-async def test_the_same_job_sent_again_is_told_apart_from_a_duplicate(declare, ask):
+async def test_a_repeated_request_is_distinguished_from_a_duplicate(declare, ask):
     await declare(duplicates="update")
     await ask(2)
     job_id = uuid7()

@@ -22,7 +22,7 @@ from dataloader.store.queue.leases import reap
 from dataloader.store.queue.make_ready import ready_due, ready_free
 from dataloader.store.queue.task_rows import aio_declare
 
-pytestmark = pytest.mark.requirement("R5")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("R5")]
 KEYS, REQUESTS, ASKERS, WORKERS = 8, 160, 4, 3
 OPEN = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"
 
@@ -123,7 +123,6 @@ class History:
             await trio.sleep(0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_newest_runs_last_and_alone_and_none_older_after_it(store, raw, start_worker, seed):
     tasks = Tasks()

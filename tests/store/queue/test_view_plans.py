@@ -11,7 +11,7 @@ import pytest
 from dataloader.store.queue import failing_jobs, job_logs, job_view, key_lines, why
 from dataloader.store.schedules import schedule_view
 
-pytestmark = pytest.mark.requirement("Q6", "E11")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q6", "E11")]
 
 ROWS = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, schedule, planned_at, status, waits_for, lane, finished_at, error)
@@ -44,8 +44,7 @@ STATEMENTS = {
 GROWS = {"dl_jobs", "dl_job_events", "dl_schedule_events"}
 
 
-@pytest.mark.slow
-async def test_what_a_page_of_one_thing_reads_is_found_by_an_index(store, raw):
+async def test_pages_of_one_object_read_by_indexes_only(store, raw):
     await raw.execute(ROWS)
     await raw.execute("VACUUM ANALYZE")
 

@@ -62,7 +62,7 @@ async def declare(store):
         async def claim():
             session = LockSession(store, f"w{len(sessions)}", lost=lambda _tokens: None)
             sessions.append(session)
-            _, lanes = await store.run(aio_known, ("t",))
+            _, lanes, _ = await store.run(aio_known, ("t",))
             return (await session.claim("q", 10, ("t",), 30, limited=lanes, lanes=lanes)).jobs
 
         return claim
@@ -105,7 +105,7 @@ async def test_a_job_of_its_key_runs_and_it_has_a_place_in_the_line(store, serve
 
 
 @pytest.mark.slow
-async def test_a_session_of_somebody_else_has_its_key_locked(store, serve, add, database, start_worker):
+async def test_a_foreign_session_has_its_key_locked(store, serve, add, database, start_worker):
     # Of both signs: the lock's number is in two halves.
     for key in ("k", "other", "third", "fourth"):
         async with raw_connection(database.dsn) as foreign:
@@ -130,7 +130,7 @@ async def test_its_queue_is_paused_or_has_no_worker_or_none_that_knows_its_task(
     await control.resume(store, "q", ME)
     await serve(tasks=("u",))
     reason = await why_waits(store, job_id)
-    assert (reason.cause, reason.text) == ("unknown_task", "No worker of the queue q knows the task t.")
+    assert (reason.cause, reason.text) == ("unknown_task", "No running worker of the queue q knows the task t.")
     await raw.execute("UPDATE dl_workers SET seen_at = now() - interval '2 min'")
     reason = await why_waits(store, job_id)
     assert (reason.cause, reason.text) == ("no_worker", "No dataloader worker serves the queue q.")
@@ -190,7 +190,7 @@ async def test_its_task_or_the_tasks_supplier_is_paused(store, serve, add, decla
     assert (reason.cause, reason.text) == ("task_paused", "The task t is paused; it is the next one.")
 
 
-async def test_a_paused_task_without_limits_keeps_what_is_ready(store, serve, add, declare):
+async def test_a_paused_task_without_limits_keeps_its_ready_jobs(store, serve, add, declare):
     await declare()
     job_id = await add()
     await DatabaseLimits(database=store, operator=ME).pause_task("t")
@@ -233,7 +233,7 @@ async def test_as_many_run_as_may_or_the_batch_is_full_or_a_budget_is_used(store
     assert reason.text.startswith("A budget of the supplier ecb is used until 20")
 
 
-async def test_as_many_of_its_partition_run_as_may_at_once(store, serve, add, declare):
+async def test_its_partition_has_reached_its_concurrency_limit(store, serve, add, declare):
     claim = await declare(max_running_per_partition=1)
     _, second_a, _, _ = [await add(partition_key=key) for key in ("a", "a", "b", "c")]
     assert len(await claim()) == 3
@@ -264,7 +264,7 @@ async def test_a_newer_job_of_its_unique_key_has_taken_its_place(store, serve, s
     assert (reason.cause, reason.jobs) == ("superseded", [new.job_id])
 
 
-async def test_what_has_ended_or_lost_its_worker_or_is_to_be_canceled_says_so(store, serve, add, raw):
+async def test_an_ended_orphaned_or_canceling_job_gives_that_as_its_reason(store, serve, add, raw):
     job_id = await add()
     await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job_id)
     assert (await why_waits(store, job_id)).cause == "canceling"
@@ -279,6 +279,7 @@ async def test_what_has_ended_or_lost_its_worker_or_is_to_be_canceled_says_so(st
         await why_waits(store, UUID(int=1))
 
 
+@pytest.mark.slow
 async def test_of_very_many_before_it_only_so_many_are_counted(store, serve, raw, add):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed) SELECT gen_random_uuid(), 'q', 't', 'k' || i, false"

@@ -31,7 +31,7 @@ def row(raw):
 
 
 @pytest.mark.requirement("R7")
-async def test_what_is_declared_is_stored_once_and_due_from_now_on(declare, row, raw):
+async def test_a_declared_schedule_is_stored_once_and_due_from_now_on(declare, row, raw):
     await declare(nightly())
     stored = await row()
     assert (stored["task"], stored["origin"], stored["stored_by"]) == ("report", "code", "w")
@@ -42,7 +42,7 @@ async def test_what_is_declared_is_stored_once_and_due_from_now_on(declare, row,
 
 
 @pytest.mark.requirement("R7")
-async def test_what_does_not_change_its_times_keeps_the_next_one(declare, row, raw):
+async def test_a_change_that_keeps_the_times_keeps_the_next_time(declare, row, raw):
     await declare(nightly())
     await raw.execute("UPDATE dl_schedules SET next_at = '2020-01-01', paused = true")
     await declare(nightly(args={"region": "EU"}, missed="skip"))
@@ -61,7 +61,7 @@ async def test_what_does_not_change_its_times_keeps_the_next_one(declare, row, r
 
 
 @pytest.mark.requirement("R7")
-async def test_what_is_declared_no_more_is_retired_by_a_program_that_has_its_task(declare, row, raw):
+async def test_a_schedule_no_longer_declared_is_retired_by_a_program_with_its_task(declare, row, raw):
     await declare(nightly(), nightly(name="hourly", cron="@hourly"))
     await declare(tasks=["another"])
     assert (await row())["retired_at"] is None
@@ -76,7 +76,7 @@ async def test_what_is_declared_no_more_is_retired_by_a_program_that_has_its_tas
 
 
 @pytest.mark.requirement("R7")
-async def test_what_an_operator_has_put_stays_as_it_is(declare, row, raw):
+async def test_a_schedule_put_by_an_operator_is_not_changed_by_a_declaration(declare, row, raw):
     await declare(nightly())
     await raw.execute("UPDATE dl_schedules SET origin = 'operator'")
     before = await row()
@@ -86,7 +86,7 @@ async def test_what_an_operator_has_put_stays_as_it_is(declare, row, raw):
 
 
 @pytest.mark.requirement("R7")
-async def test_whoever_waits_for_the_next_one_is_told(declare, raw):
+async def test_a_changed_declaration_sends_one_notification(declare, raw):
     heard = []
     await raw._cross(raw.asyncpg.add_listener, "dl_schedule", lambda *told: heard.append(told))
     await declare(nightly())

@@ -54,7 +54,7 @@ def rows(raw):
     return rows
 
 
-async def test_a_record_goes_on_until_a_time_has_a_job(record, rows):
+async def test_a_record_of_skipped_times_continues_until_a_time_has_a_job(record, rows):
     await record(left_out(1, 3), left_out(1, 1, name="other"), job=0)
     await record(left_out(4, 4), job=0)
     await record(left_out(6, 6), job=5)
@@ -69,7 +69,7 @@ async def test_a_record_goes_on_until_a_time_has_a_job(record, rows):
     ]
 
 
-async def test_each_reason_has_a_record_of_its_own_that_goes_on_beside_the_others(record, rows):
+async def test_each_skip_reason_has_a_separate_record_that_continues(record, rows):
     for begin in (1, 11, 21):
         await record(
             left_out(begin, begin + 4, "missed"),
@@ -79,6 +79,7 @@ async def test_each_reason_has_a_record_of_its_own_that_goes_on_beside_the_other
     assert await rows() == [("s", "missed", 15, 1, 25), ("s", "unique", 9, 6, 28), ("s", "overlap", 6, 9, 30)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "between",
     [

@@ -10,6 +10,7 @@ from web_server import TOKENS, all_tokens, open_server
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
+from dataloader.jobs.ids import uuid7
 from dataloader.jobs.schedule_contract import MAX_BACKFILL, ScheduleNotFound
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
@@ -36,8 +37,9 @@ def hourly(**fields):
     return Schedule(**{"name": "hourly", "task": "report", "cron": "@hourly", "job": {"queue": "q"}} | fields)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
-async def test_what_is_put_is_due_from_now_on_and_programs_leave_it(schedules, store):
+async def test_a_put_schedule_is_due_from_now_on_and_kept_by_declarations(schedules, store):
     now = datetime.now(UTC)
     put = await schedules.put(hourly(args={"n": 1}))
     assert (put.origin, put.stored_by, put.paused, put.retired_at) == ("operator", "chief", False, None)
@@ -51,8 +53,9 @@ async def test_what_is_put_is_due_from_now_on_and_programs_leave_it(schedules, s
     assert (event.kind, event.payload) == ("changed", {"by": "chief"})
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
-async def test_a_schedule_of_a_task_that_nobody_has_declared_is_stored_and_says_so(schedules, raw):
+async def test_a_schedule_of_an_undeclared_task_is_stored_and_marked(schedules, raw):
     assert (await schedules.put(hourly())).unknown_task
     await raw.execute("INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('report', 1, 'w')")
     assert not (await schedules.put(hourly())).unknown_task
@@ -64,8 +67,9 @@ async def test_a_schedule_of_a_task_that_nobody_has_declared_is_stored_and_says_
     assert (await schedules.pause("daily")).unknown_task
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
-async def test_a_pause_keeps_what_was_due_for_its_end(schedules, store, raw):
+async def test_a_paused_schedule_catches_up_when_it_is_resumed(schedules, store, raw):
     await schedules.put(hourly())
     paused = await schedules.pause("hourly")
     assert (paused.paused, paused.paused_why) == (True, "by chief")
@@ -83,8 +87,9 @@ async def test_a_pause_keeps_what_was_due_for_its_end(schedules, store, raw):
     assert kinds == ["left_out", "resumed", "paused"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
-async def test_the_next_times_are_told_paused_or_not(schedules):
+async def test_the_next_times_are_shown_even_for_a_paused_schedule(schedules):
     now = datetime.now(UTC).replace(microsecond=0)
     await schedules.put(hourly(end_at=now + 3 * HOUR))
     await schedules.pause("hourly")
@@ -94,6 +99,7 @@ async def test_the_next_times_are_told_paused_or_not(schedules):
     assert all(now < at < now + 3 * HOUR for at in times)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_a_run_beside_the_plan_does_not_change_the_plan(schedules, raw):
     put = await schedules.put(hourly(args={"n": 1}))
@@ -110,6 +116,7 @@ async def test_a_run_beside_the_plan_does_not_change_the_plan(schedules, raw):
     assert (await schedules.get("hourly")).next_at == put.next_at
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_a_backfill_adds_what_has_no_job(schedules, raw):
     await schedules.put(hourly())
@@ -142,6 +149,7 @@ async def test_a_backfill_adds_nothing_that_the_plan_will_add(schedules):
     assert max(found.times) < put.next_at
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_a_period_goes_on_before_it_was_stored_in_the_same_steps(schedules):
     put = await schedules.put(Schedule(name="often", task="report", every_s=600))
@@ -149,6 +157,7 @@ async def test_a_period_goes_on_before_it_was_stored_in_the_same_steps(schedules
     assert found.times == [put.stored_at - n * timedelta(seconds=600) for n in range(6, 0, -1)]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_a_backfill_holds_up_no_regular_run(schedules, store, raw):
     await schedules.put(hourly(overlap="skip"))
@@ -158,6 +167,7 @@ async def test_a_backfill_holds_up_no_regular_run(schedules, store, raw):
     assert (await tick(store)).added == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_a_deleted_schedule_is_gone_and_its_jobs_stay(schedules, raw):
     await schedules.put(hourly())
@@ -168,7 +178,40 @@ async def test_a_deleted_schedule_is_gone_and_its_jobs_stay(schedules, raw):
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.requirement("R7", "Q2")
+async def test_an_id_that_another_request_uses_meanwhile_is_a_conflict(schedules, raw):
+    await schedules.put(hourly())
+    job_id = uuid7()
+    await raw.execute(
+        "CREATE FUNCTION other_request() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+        " INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (NEW.job_id, 'other', 't', 'k'); RETURN NEW;"
+        "END$$;"
+        " CREATE TRIGGER other_request BEFORE INSERT ON dl_jobs FOR EACH ROW WHEN (NEW.schedule IS NOT NULL)"
+        " EXECUTE FUNCTION other_request()"
+    )
+    with pytest.raises(IdempotencyConflict):
+        await schedules.run("hourly", job_id=job_id)
+    await raw.execute("DROP TRIGGER other_request ON dl_jobs")
+    assert await raw.fetchval("SELECT count(*) FROM dl_audit WHERE action = 'run_schedule'") == 0
+    assert (await schedules.run("hourly", job_id=job_id)).created
+
+
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
+async def test_events_with_payloads_of_another_program_are_shown(schedules, raw):
+    await schedules.put(hourly())
+    await raw.execute(
+        "INSERT INTO dl_schedule_events (name, kind, payload)"
+        " SELECT 'hourly', kind, payload::jsonb FROM unnest('{left_out,paused,odd}'::text[]) AS kind,"
+        " unnest($1::text[]) WITH ORDINALITY AS p (payload, n) ORDER BY n, kind",
+        ["5", "[1]", '"text"', "null", '{"why": []}'],
+    )
+    events = (await schedules.events("hourly")).events
+    found = [event.payload for event in events if event.kind == "odd"]
+    assert found == [{"why": []}, None, {"value": "text"}, {"value": [1]}, {"value": 5}]
+
+
 async def test_schedules_are_listed_by_name_in_pages(schedules):
     for name in ("b", "a", "c"):
         await schedules.put(hourly(name=name))
@@ -178,8 +221,20 @@ async def test_schedules_are_listed_by_name_in_pages(schedules):
     assert ([one.name for one in second.schedules], second.next) == (["c"], None)
 
 
+@pytest.mark.slow
+@pytest.mark.requirement("R7", "Q16")
+async def test_a_page_of_schedules_ends_at_a_megabyte_of_args(schedules):
+    for name in ("a", "b", "c"):
+        await schedules.put(hourly(name=name, args={"text": "x" * 400_000}))
+    first = await schedules.find()
+    assert [one.name for one in first.schedules] == ["a", "b"]
+    second = await schedules.find(after=first.next)
+    assert ([one.name for one in second.schedules], second.next) == (["c"], None)
+
+
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
-async def test_what_operators_do_stands_in_the_audit(schedules, raw):
+async def test_actions_of_operators_are_in_the_audit(schedules, raw):
     await schedules.put(hourly())
     await schedules.pause("hourly")
     await schedules.resume("hourly")
@@ -201,6 +256,7 @@ async def test_what_operators_do_stands_in_the_audit(schedules, raw):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_what_is_not_allowed_is_refused_by_name(schedules):
     await schedules.put(Schedule(name="often", task="report", every_s=1))
@@ -213,6 +269,10 @@ async def test_what_is_not_allowed_is_refused_by_name(schedules):
         ),
         (schedules.next_times("often", number=0), "number: must be an integer from 1 to 1,000"),
         (schedules.get(""), "name: must have 1 to 200 characters"),
+        (schedules.put(hourly(job={"priority": "x"})), "job.priority: must be an integer or null, not a string"),
+        (schedules.put(hourly(job={"status": "failed"})), "job.status: is no option of a schedule's jobs"),
+        (schedules.put(hourly(job={"lease_ttl_sec": 1})), "job.lease_ttl_sec: must be an integer from 3 to 86,400"),
+        (schedules.put(hourly(task="notify.command")), "task: must not be 'notify.command'"),
     ):
         with pytest.raises(BadRequest) as error:
             await refused

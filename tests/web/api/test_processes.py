@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from uuid import UUID
 
 import pytest
 import trio
 from canaries import CANARY
-from conditions import until
-
-from dataloader.store.processes import answers
+from conditions import patience_s, until
 
 pytestmark = pytest.mark.requirement("P2")
 
@@ -19,10 +18,10 @@ RUN = "UPDATE dl_processes SET status = 'running', aux_state = '{}'; DELETE FROM
 ANSWER = "UPDATE dl_process_tasks SET status = 'finished', response = to_jsonb('yes'::text) WHERE status = 'waiting'"
 
 
-@pytest.fixture(autouse=True)
-def deaf(monkeypatch):
-    """The server of these tests hears no notifications."""
-    monkeypatch.setattr(answers, "REREAD_S", 0.1)
+@pytest.fixture
+def open_web(open_web):
+    """The server of these tests receives no notifications, so it reads often."""
+    return partial(open_web, reread_s=0.1)
 
 
 async def test_a_request_is_accepted_and_its_task_has_the_answer(open_web, database):
@@ -30,8 +29,13 @@ async def test_a_request_is_accepted_and_its_task_has_the_answer(open_web, datab
         started = await web.client.post(f"{AT}/pay", json={"process_id": "a/b", "args": 5, "metadata": {"n": 1}})
         assert started.status_code == 202
         task = started.json()["task_id"]
-        assert started.json() == {"task_id": task, "status": "waiting", "response": None, "error": None}
-        assert started.headers["Location"] == f"{AT}/tasks/{task}"
+        ident = started.json()["ident"]
+        said = {"task_id": task, "status": "waiting", "response": None, "error": None, "ident": ident}
+        assert started.json() == said
+        assert started.headers["Location"] == f"{AT}/tasks/{task}?ident={ident}"
+        for ask, path in ((web.client.get, ""), (web.client.post, "/withdraw")):
+            other = await ask(f"{AT}/tasks/{task}{path}", params={"ident": str(UUID(int=1))})
+            assert (other.status_code, other.json()["type"]) == (404, "/problems/history-changed")
         database.psql(ANSWER)
         shown = (await web.client.get(started.headers["Location"])).json()
         assert (shown["status"], shown["response"], shown["args"], shown["process_id"]) == ("finished", "yes", 5, "a/b")
@@ -45,7 +49,7 @@ async def test_a_request_is_accepted_and_its_task_has_the_answer(open_web, datab
         async def waits():
             answer.append(await call(params={"wait": 20}, json={"method": "m"}))
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(waits)
 
@@ -62,7 +66,7 @@ async def test_a_request_is_accepted_and_its_task_has_the_answer(open_web, datab
         assert [one["process_id"] for one in by_id] == ["x/events"]
 
 
-async def test_a_key_of_the_header_counts_and_conflicts_say_who_has_what(open_web):
+async def test_an_idempotency_key_in_the_header_counts_and_conflicts_name_the_process(open_web):
     async with open_web() as web:
         ask = partial(web.client.post, f"{AT}/pay", headers={"Idempotency-Key": '"k"'})
         first, again = [await ask(json={"process_id": "1"}) for _ in range(2)]
@@ -80,7 +84,7 @@ async def test_a_key_of_the_header_counts_and_conflicts_say_who_has_what(open_we
         assert early.json()["detail"] == "the process pay/1 is init; call is for processes that are running."
 
 
-async def test_what_is_wrong_is_named_by_its_field(open_web):
+async def test_an_invalid_value_is_named_by_its_field(open_web):
     async with open_web() as web:
         for path, wrong, field in (
             ("pay", {"process_id": ""}, "process_id"),
@@ -109,7 +113,7 @@ async def test_what_is_wrong_is_named_by_its_field(open_web):
         assert (await web.client.get(f"{AT}/tasks/{2**80}")).status_code == 404
 
 
-async def test_too_many_waits_are_answered_at_once_and_a_drain_answers_all(open_web, database):
+async def test_too_many_waits_are_answered_immediately_and_a_drain_answers_all(open_web, database):
     async with open_web(max_waits=1) as web:
         await web.client.post(f"{AT}/pay", json={"process_id": "1"})
         database.psql(RUN)
@@ -119,7 +123,7 @@ async def test_too_many_waits_are_answered_at_once_and_a_drain_answers_all(open_
         async def waits():
             held.append(await call())
 
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(waits)
 
@@ -139,6 +143,17 @@ async def test_too_many_waits_are_answered_at_once_and_a_drain_answers_all(open_
         assert (await web.client.get(f"{AT}/pay/1")).status_code == 200
 
 
+@pytest.mark.parametrize("metadata", ["[[]]", "[1]", '"text"', "null", '["ab"]'])
+async def test_metadata_that_are_no_object_hide_no_process(open_web, database, metadata):
+    async with open_web() as web:
+        await web.client.post(f"{AT}/pay", json={"process_id": "1"})
+        database.psql(f"UPDATE dl_processes SET metadata = '{metadata}'")
+        listed = await web.client.get(AT)
+        assert [one["metadata"] for one in listed.json()["processes"]] == [{"value": json.loads(metadata)}]
+        assert (await web.client.get(f"{AT}/pay/1")).status_code == 200
+
+
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_secrets_are_shown_nowhere(open_web, database):
     secret = f"password={CANARY}"

@@ -9,15 +9,19 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from conditions import patience_s, until
 from databases import raw_connection
 from logged import capture_logs
 from prometheus_client.parser import text_string_to_metric_families
+from statements import record_statements
+from turns import all_taken, waiting_for
 from web_server import open_server
 
 from dataloader.store.queue import reads
-from dataloader.web.api import metrics, queue_depths, system
+from dataloader.web.api import queue_depths
 from dataloader.web.app import ROUTES
 from dataloader.web.problems import PROBLEMS
+from dataloader.web.server.limits import HttpLimits
 
 pytestmark = pytest.mark.requirement("Q5")
 
@@ -59,7 +63,7 @@ async def test_readiness_ends_with_the_drain_and_comes_and_goes_with_the_databas
         assert (await web.client.get("/health")).status_code == 200
 
 
-async def test_what_a_process_that_starts_has_not_stored_yet_is_a_503_and_no_fault_of_anybody(empty_database):
+async def test_a_request_to_an_empty_database_is_a_503(empty_database):
     body = {"task": "t", "lock_key": "k"}
     async with open_server(empty_database.dsn) as web:
         web.change(starting=True)
@@ -69,10 +73,12 @@ async def test_what_a_process_that_starts_has_not_stored_yet_is_a_503_and_no_fau
         ):
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         web.change(starting=False)
-        assert (await web.client.post("/api/v1/jobs/trigger", json={"queue": "q", **body})).status_code == 500
+        later = await web.client.post("/api/v1/jobs/trigger", json={"queue": "q", **body})
+        assert (later.status_code, later.json()["type"]) == (503, "/problems/store-unavailable")
+        assert "must run `dataloader migrate`" in later.json()["detail"]
 
 
-async def test_a_task_whose_queue_is_not_stored_yet_is_refused_for_good_only_after_the_start(open_web):
+async def test_a_task_without_a_stored_queue_is_a_503_during_the_start_and_a_422_later(open_web):
     body = {"task": "t", "lock_key": "k"}
     async with open_web() as web:
         web.change(starting=True)
@@ -95,7 +101,7 @@ async def test_the_status_shows_what_runs(open_web, database):
         assert (await web.client.get("/api/v1/workers")).json()["workers"] == status["workers"]
 
 
-async def test_the_metrics_tell_counts_times_and_depths(open_web):
+async def test_the_metrics_have_counts_times_and_depths(open_web):
     async with open_web() as web:
         await web.trigger()
         web.telemetry.claimed("q", 3, 0.004)
@@ -107,6 +113,8 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
         web.telemetry.loop_stalled(0.2)
         web.telemetry.fenced(1)
         web.telemetry.found_endless(4)
+        web.telemetry.lanes_closed("an entry", 1)
+        web.telemetry.lanes_closed("another entry", 2)
         answer = await web.client.get("/metrics")
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         for line in (
@@ -121,6 +129,7 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
             "dataloader_leases_lost_total 2.0",
             "dataloader_writes_fenced_total 1.0",
             "dataloader_endless_leases 4.0",
+            "dataloader_limit_queues_closed 3.0",
             "dataloader_loop_stall_seconds_count 1.0",
             'dataloader_queue_jobs{queue="q",state="ready"} 1.0',
             'dataloader_slots{queue="q",state="free"} 3.0',
@@ -131,10 +140,9 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
             assert line in answer.text.splitlines(), line
 
 
-async def test_a_database_that_is_slow_to_count_is_not_gone(open_web, database, monkeypatch):
-    monkeypatch.setattr(queue_depths, "DATABASE_S", 0.3)
-    monkeypatch.setattr(system, "PING_S", 0.3)
-    async with open_web() as web, raw_connection(database.dsn) as other:
+@pytest.mark.slow
+async def test_a_database_that_is_slow_to_count_is_not_gone(open_web, database):
+    async with open_web(limits=HttpLimits(database_s=0.3, ping_s=0.3)) as web, raw_connection(database.dsn) as other:
         await web.client.get("/ready")
         await other.execute("BEGIN")
         await other.execute("LOCK TABLE dl_queues")
@@ -153,7 +161,7 @@ def hostile_queues(database, number):
     )
 
 
-async def test_queues_that_somebody_makes_up_have_no_line_each_in_the_metrics(open_web, database):
+async def test_made_up_queue_names_are_summed_in_one_metric_line(open_web, database):
     hostile_queues(database, 1_000)
     database.psql(
         "INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('w', 'h', 7, '1', '{\"served\": 2}');"
@@ -189,33 +197,27 @@ async def test_queues_come_in_pages_and_the_status_shows_the_first(open_web, dat
         assert [queue["queue"] for queue in following] == pages[1] + pages[2]
 
 
-async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web, monkeypatch):
-    at_once, write = [], metrics.generate_latest
+async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web):
+    async with open_web() as web:
+        turns, scraped = web.services.turns.scrapes, []
 
-    def written(registry):
-        at_once.append(web.services.turns.scrapes.borrowed_tokens)
-        return write(registry)
+        async def scrape():
+            scraped.append((await web.client.get("/metrics")).status_code)
 
-    monkeypatch.setattr(metrics, "generate_latest", written)
-    async with open_web() as web, trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(web.client.get, "/metrics")
-    assert at_once == [1] * 20
+        assert turns.total_tokens == 1
+        with trio.fail_after(patience_s()):
+            async with trio.open_nursery() as nursery, all_taken(turns):
+                for _ in range(20):
+                    nursery.start_soon(scrape)
+                await until(lambda: waiting_for(turns), lambda number: number == 20)
+                assert scraped == []
+        assert scraped == [200] * 20
 
 
-async def test_depths_are_counted_once_for_many_scrapes_and_those_who_ask_meanwhile_wait_for_it(
-    open_web, database, monkeypatch
-):
-    asked, count_queues = [], queue_depths.count_queues
-
-    async def counted(*args, **more):
-        asked.append(args)
-        return await count_queues(*args, **more)
-
-    monkeypatch.setattr(queue_depths, "count_queues", counted)
+async def test_queue_depths_are_counted_once_for_concurrent_scrapes(open_web, database):
     hostile_queues(database, 1)
     async with open_web() as web:
-        found = []
+        statements, found = await record_statements(web.services.database), []
 
         async def scrape():
             found.append("dataloader_queue_jobs{" in (await web.client.get("/metrics")).text)
@@ -223,7 +225,8 @@ async def test_depths_are_counted_once_for_many_scrapes_and_those_who_ask_meanwh
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(scrape)
-        assert (found, len(asked)) == ([True] * 5, 1)
+        assert found == [True] * 5
+        assert [one.query for one in statements].count(reads.DEPTHS) == 1
         await web.trigger()
         assert 'dataloader_queue_jobs{queue="q"' not in (await web.client.get("/metrics")).text
         web.services.depths._asked_at -= 5
@@ -267,6 +270,7 @@ async def test_every_answer_has_the_headers_of_a_careful_server(open_web):
             assert "Server" not in answer.headers
 
 
+@pytest.mark.slow
 async def test_errors_of_routing_are_problems(open_web):
     async with open_web() as web:
         missing = await web.client.get("/api/v2/jobs")
@@ -295,19 +299,20 @@ async def test_the_type_of_a_problem_leads_to_what_it_means(open_web):
     assert raised == PROBLEMS.keys()
 
 
-async def test_what_nobody_expected_is_a_500_with_its_number_and_a_traceback_in_the_log(open_web, monkeypatch):
-    async def broken(*_args: object, **_more: object) -> None:
-        raise ZeroDivisionError("postgresql://me:hush@db SELECT")
-
-    monkeypatch.setattr(reads, "list_jobs", broken)
+async def test_an_unexpected_error_is_a_500_with_its_request_id_and_a_logged_traceback(open_web, database):
+    odd = "postgresql://me:hush@db SELECT"
+    database.psql(f"ALTER TYPE dl_status ADD VALUE '{odd}'")
     async with open_web() as web:
+        await web.trigger()
+        database.psql(f"UPDATE dl_jobs SET status = '{odd}'")
         with capture_logs() as lines:
             answer = await web.client.get("/api/v1/jobs", headers={"X-Request-ID": "abc-1"})
         assert answer.status_code == 500
         assert "abc-1" in answer.json()["detail"]
         assert "hush" not in answer.text
         [error] = [line for line in lines if line["log_level"] == "error"]
-        assert isinstance(error["exc_info"], ZeroDivisionError)
+        assert isinstance(error["exc_info"], ValueError)
+        assert odd in str(error["exc_info"])
 
 
 INSTANTS = {
@@ -316,6 +321,7 @@ INSTANTS = {
 }
 
 
+@pytest.mark.slow
 async def test_the_description_covers_every_route_and_its_examples_hold(open_web):
     async with open_web() as web:
         described = (await web.client.get("/openapi.json")).json()
@@ -367,6 +373,7 @@ async def test_the_page_of_the_description_runs_its_own_script_only(open_web):
         assert not any(word in first.text for word in ("https://", "src=", "innerHTML"))
 
 
+@pytest.mark.slow
 async def test_health_answers_while_all_else_waits_for_the_database(open_web, database):
     async with open_web() as web:
         job_id = await web.trigger()
@@ -375,6 +382,6 @@ async def test_health_answers_while_all_else_waits_for_the_database(open_web, da
                 nursery.start_soon(web.client.get, f"/api/v1/jobs/{job_id}/status?wait=30")
             while await trio.to_thread.run_sync(database.psql, "SELECT watched FROM dl_jobs") != "t":
                 await trio.lowlevel.checkpoint()
-            with trio.fail_after(30):
+            with trio.fail_after(patience_s()):
                 assert (await web.client.get("/health")).status_code == 200
             nursery.cancel_scope.cancel()

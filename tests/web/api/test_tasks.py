@@ -74,6 +74,7 @@ async def test_a_header_and_a_body_bring_the_idempotency_key(web):
     assert other.status_code == 409
 
 
+@pytest.mark.slow
 async def test_an_argument_with_the_name_of_a_field_of_requests_is_the_arguments(web):
     answer = await web.client.post("/api/v1/tasks/a%2Frelease/trigger", json={"version": "1.0", "priority": 3})
     assert answer.status_code == 201
@@ -81,6 +82,7 @@ async def test_an_argument_with_the_name_of_a_field_of_requests_is_the_arguments
     assert (row["args"], row["priority"], row["lock_key"]) == ({"version": "1.0"}, 3, "release:1.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -101,7 +103,7 @@ async def test_what_does_not_fit_is_refused_by_the_name_of_the_clients_own_field
     assert [error["path"] for error in answer.json()["errors"]] == [field]
 
 
-async def test_a_task_of_another_process_is_taken_as_declared_and_an_unknown_one_is_not_found(web):
+async def test_a_task_of_another_process_is_accepted_and_an_unknown_one_is_not_found(web):
     others = Tasks()
     others.task("other", args=Release, queue="q")(print)
     await web.services.database.run(aio_declare, others.values(), "w")
@@ -113,6 +115,7 @@ async def test_a_task_of_another_process_is_taken_as_declared_and_an_unknown_one
     assert (await web.client.post("/api/v1/tasks/a%00b/trigger", json={})).status_code == 422
 
 
+@pytest.mark.slow
 async def test_tasks_are_listed_and_described_with_their_arguments(web):
     listed = {task["task"]: task for task in (await web.client.get("/api/v1/tasks")).json()["tasks"]}
     assert listed.keys() == {"employee", "a/release", "plain"}

@@ -6,10 +6,9 @@ import re
 
 import pytest
 from databases import raw_connection
+from statements import record_statements
 
-from dataloader.store.connection import bridge
-
-pytestmark = pytest.mark.requirement("E11")
+pytestmark = [pytest.mark.full, pytest.mark.requirement("E11")]
 
 OF_A_PAGE, OF_A_PART = 4, 2
 """At most so many."""
@@ -59,24 +58,7 @@ PAGES = """
 """.split()  # noqa: SIM905 - as lines they are read at once
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """What the server is asked for on connections that are opened from now on."""
-    statements, connect = [], bridge.connect
-
-    async def logged(*args, **options):
-        connection = await connect(*args, **options)
-        connection.add_query_logger(lambda query: statements.append(query.query))
-        return connection
-
-    monkeypatch.setattr(bridge, "connect", logged)
-    return statements
-
-
-@pytest.mark.slow
-async def test_u13_a_page_takes_four_statements_at_the_most_and_its_live_part_two(
-    open_web, database, nightly, make, said
-):
+async def test_u13_a_page_takes_at_most_four_statements_and_its_live_part_two(open_web, database, nightly, make):
     database.psql(ROWS)
     running = make.run([("ods.rates", "running")], status="running")
     group, *ids = database.psql(
@@ -91,6 +73,7 @@ async def test_u13_a_page_takes_four_statements_at_the_most_and_its_live_part_tw
     paths += [f"/ui/jobs/{job_id}{more}" for job_id in ids for more in ("", "/log")]
     found = {}
     async with open_web() as web, raw_connection(database.dsn) as other:
+        said = await record_statements(web.services.database)
 
         async def asked(path, most):
             await web.client.get(path)  # the driver learns the statement's types
@@ -98,7 +81,7 @@ async def test_u13_a_page_takes_four_statements_at_the_most_and_its_live_part_tw
             said.clear()
             answer = await web.client.get(path)
             assert answer.status_code == 200, (path, answer.text)
-            found[path] = statements = [one for one in said if not one.startswith(CONTROL)]
+            found[path] = statements = [one.query for one in said if not one.query.startswith(CONTROL)]
             assert len(statements) <= most, (path, statements)
             return answer.text
 
@@ -109,4 +92,6 @@ async def test_u13_a_page_takes_four_statements_at_the_most_and_its_live_part_tw
             if live and "metadata=" not in path:
                 await asked(f"{path}{'&' if '?' in path else '?'}part={live[1]}", OF_A_PART)
     assert sum("part=" in path for path in found) > 20 + len(ids)
-    assert all(statements for path, statements in found.items() if not path.startswith("/ui/bulk"))
+    # The driver does not tell of statements that it reads by a cursor.
+    silent = {path.partition("?")[0] for path, statements in found.items() if not statements}
+    assert silent <= {"/ui/bulk", "/ui/audit", "/ui/errors/log"}

@@ -46,7 +46,6 @@ async def confirm(web, html, **more):
     return await web.client.post("/ui/bulk", data=fields_of(html) | more, headers={"Origin": web.url})
 
 
-@pytest.mark.slow
 async def test_u16_all_that_match_are_counted_confirmed_frozen_and_followed(open_web, add):
     add(60)
     add(3, queue="other")
@@ -91,7 +90,7 @@ async def test_u16_more_than_a_thousand_are_typed(open_web, add):
         assert act.jobs == 1_204
 
 
-async def test_u16_what_has_become_much_more_meanwhile_is_asked_again(open_web, add):
+async def test_u16_a_selection_that_has_grown_a_lot_must_be_confirmed_again(open_web, add):
     add(3)
     async with open_web() as web:
         asked = (await web.client.get("/ui/bulk/new?queue=q&all=true&action=retry")).text
@@ -119,7 +118,7 @@ async def test_u16_chosen_jobs_get_another_priority(open_web):
         assert "Priority 7: 2 jobs" in (await web.client.get(begun.headers["Location"])).text
 
 
-async def test_u16_nothing_chosen_every_job_and_a_search_of_args_are_refused_with_the_reason(open_web):
+async def test_u16_an_empty_or_unlimited_selection_and_a_search_are_refused_with_a_reason(open_web):
     async with open_web() as web:
         for query, reason in (
             ("action=cancel", "choose jobs in the list"),
@@ -141,6 +140,7 @@ async def test_u14_many_jobs_are_for_admins(open_web, add):
         assert (await web.client.get("/ui/bulk/new?queue=q&all=true&action=retry")).status_code == 403
 
 
+@pytest.mark.full
 async def test_u16_rows_are_chosen_asked_about_in_a_dialog_and_stopped(open_web, open_tab, add):
     add(12)
     async with open_web() as web, open_tab(web.url) as tab:
@@ -169,8 +169,9 @@ async def test_u16_rows_are_chosen_asked_about_in_a_dialog_and_stopped(open_web,
         assert "Stopped: what was changed stays so." in await tab.text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 360)])
-async def test_u10_u22_u23_bulk_pages_look_well_whatever_the_data(open_web, open_tab, add, theme, width):
+async def test_u10_u22_u23_bulk_pages_look_well_with_any_data(open_web, open_tab, add, theme, width):
     add(1_200, queue=HOSTILE)
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
         wanted = JobFilter(queue=HOSTILE)

@@ -7,7 +7,7 @@ import re
 import pytest
 from web_server import TOKENS, all_tokens
 
-from dataloader.store.queue import look_back
+from dataloader.web.server.limits import HttpLimits
 
 pytestmark = pytest.mark.requirement("E11")
 
@@ -95,7 +95,6 @@ async def test_u21_a_retry_at_an_instant_is_by_the_clock_of_the_zone_that_is_sho
         assert (wrong.status_code, "such as 2026-11-23T12:00" in wrong.text) == (422, True)
 
 
-@pytest.mark.slow
 async def test_u16_more_than_a_thousand_jobs_are_retried_only_by_their_number_typed(open_web, database):
     async with open_web() as web:
         fail(database, 1_001)
@@ -108,20 +107,21 @@ async def test_u16_more_than_a_thousand_jobs_are_retried_only_by_their_number_ty
         assert (await web.services.jobs.audit()).audit[0].action == "retry_group"
 
 
-async def test_u16_a_long_retry_goes_on_where_it_has_come_to(open_web, database, monkeypatch):
-    monkeypatch.setattr("dataloader.web.pages.errors.BATCH", 2)
-    monkeypatch.setattr("dataloader.web.pages.errors._RETRIES_FOR_S", -1.0)
-    async with open_web() as web:
-        fail(database, 5)
+@pytest.mark.slow
+async def test_u16_a_long_retry_continues_where_it_stopped(open_web, database):
+    # A request ends after its first batch of 1,000.
+    async with open_web(limits=HttpLimits(batches_s=0)) as web:
+        fail(database, 2_500)
         group = await group_of(web)
-        answer, rounds = await act(web, f"{ERRORS}/{group}/retry", shown=5, spread_min="1"), 1
+        fields = {"shown": 2_500, "typed": "2500", "spread_min": "1"}
+        answer, rounds = await act(web, f"{ERRORS}/{group}/retry", **fields), 1
         while (at := answer.headers["Location"]) != f"{ERRORS}/{group}":
             page = (await web.client.get(at)).text
-            assert "Retried 2 jobs so far" in page
+            assert "Retried 1,000 jobs so far" in page
             fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
             answer, rounds = await act(web, f"{ERRORS}/{group}/retry", spread_min="1", **fields), rounds + 1
         assert rounds == 3
-        assert database.psql("SELECT count(*) FROM dl_jobs WHERE status = 'queued'").strip() == "5"
+        assert database.psql("SELECT count(*) FROM dl_jobs WHERE status = 'queued'").strip() == "2500"
 
 
 async def test_u14_the_retry_of_a_group_is_for_admins(open_web, database):
@@ -134,11 +134,14 @@ async def test_u14_the_retry_of_a_group_is_for_admins(open_web, database):
         assert (await act(web, f"{ERRORS}/{group}/retry", shown=1)).status_code == 403
 
 
-async def test_the_log_of_errors_is_looked_through_piece_by_piece(open_web, database, monkeypatch):
-    monkeypatch.setattr(look_back, "LOOKED", 10)
+@pytest.mark.slow
+async def test_the_log_of_errors_is_looked_through_piece_by_piece(open_web, database):
     async with open_web() as web:
         fail(database, 1, task="rare", error=HOSTILE)
-        fail(database, 25)
+        database.psql(
+            "INSERT INTO dl_errors (at, job_id, task, queue, attempt, status, error_group, error)"
+            " SELECT now(), gen_random_uuid(), 't', 'q', 1, 'failed', 7, 'odd' FROM generate_series(1, 45000)"
+        )
         page = (await web.client.get(f"{ERRORS}/log?task=rare")).text
         found = 0
         while "Look further" in page:
@@ -161,6 +164,7 @@ async def test_the_log_of_errors_is_looked_through_piece_by_piece(open_web, data
         assert (await web.client.get(f"{ERRORS}/nonsense")).status_code == 422
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_pages_of_errors_have_no_fault_and_fit(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:

@@ -11,23 +11,31 @@ from uuid import uuid4
 import httpx2
 import pytest
 import trio
+from conditions import patience_s, until
+from turns import all_taken, waiting_for
 
-from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.queue.database_jobs import DatabaseJobs
+from dataloader.web.server.limits import HttpLimits
 
 pytestmark = pytest.mark.requirement("E11")
 
 EXPORT = "/ui/jobs/export"
 
 
-async def test_u24_a_filter_is_exported_whole_in_utc_without_secrets(open_web, database, monkeypatch):
-    monkeypatch.setattr("dataloader.web.pages.job_export._READ", 2)
+def add(database, number, args="'{}'"):
+    """Add so many jobs to the queue q, each younger than the one before; return their ids. A part of a file has 200."""
+    database.psql(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, created_at)"
+        f" SELECT md5(i::text)::uuid, 'q', 't', i::text, {args}, now() + i * interval '1 ms'"
+        f" FROM generate_series(0, {number - 1}) AS i"
+    )
+    return database.psql(f"SELECT md5(i::text)::uuid FROM generate_series(0, {number - 1}) AS i").split()
+
+
+@pytest.mark.slow
+async def test_u24_a_filter_is_exported_whole_in_utc_without_secrets(open_web, database):
     async with open_web() as web:
         await web.client.post("/ui/look", data={"zone": "Europe/Berlin"}, headers={"Origin": web.url})
-        ids = [
-            await web.trigger(lock_key=str(n), args={"n": 9007199254740993 + n, "password": "hunter2"})
-            for n in range(5)
-        ]
+        ids = add(database, 401, "jsonb_build_object('n', 9007199254740993 + i, 'password', 'hunter2')")
         await web.trigger(queue="other")
         database.psql("UPDATE dl_jobs SET created_at = '2026-11-22 23:30:00Z'")
         query = {"queue": "q", "from": "2026-11-23T00:00"}
@@ -38,7 +46,7 @@ async def test_u24_a_filter_is_exported_whole_in_utc_without_secrets(open_web, d
         rows = [json.loads(line) for line in answer.text.splitlines()]
         assert sorted(row["job_id"] for row in rows) == sorted(ids)
         assert {row["created_at"] for row in rows} == {"2026-11-22T23:30:00Z"}
-        assert sorted(row["args"]["n"] for row in rows) == [9007199254740993 + n for n in range(5)]
+        assert sorted(row["args"]["n"] for row in rows) == [9007199254740993 + n for n in range(401)]
         assert {row["args"]["password"] for row in rows} == {"***"}
 
         table = list(csv.DictReader(io.StringIO((await web.client.get(EXPORT, params=query | {"format": "csv"})).text)))
@@ -48,70 +56,87 @@ async def test_u24_a_filter_is_exported_whole_in_utc_without_secrets(open_web, d
         found = await web.client.get(EXPORT, params={"args": "n=9007199254740994"})
         assert [json.loads(line)["job_id"] for line in found.text.splitlines()] == [ids[1]]
         assert (await web.client.get(EXPORT, params={"args": "password=hunter2"})).status_code == 422
-        monkeypatch.setattr("dataloader.web.pages.job_export.MOST", 3)
-        assert len((await web.client.get(EXPORT)).text.splitlines()) == 3
+    for most in (3, 250):
+        async with open_web(limits=HttpLimits(exported_jobs=most)) as web:
+            assert len((await web.client.get(EXPORT)).text.splitlines()) == most
 
 
-async def test_u24_what_looks_like_a_formula_is_a_text_in_csv(open_web, database):
+FORMULAS = (
+    "=HYPERLINK(1)", "+1", "-1", "@x", "\t=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff201", "x;=cmd|' /C calc'!A0;y",
+    'x;"=1', 'x; ""=1', "x\t+1", "x|-1", "x;\uff1d1",
+)  # fmt: skip
+
+
+async def test_u24_a_value_that_looks_like_a_formula_is_a_text_in_csv(open_web, database):
+    """Whatever separates cells where the file is opened."""
     async with open_web() as web:
-        for name in ("=HYPERLINK(1)", "+1", "-1", "@x", "\t=1", "plain"):
+        for name in (*FORMULAS, "plain"):
+            quoted = name.replace("'", "''")
             database.psql(
-                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, priority)"
-                f" VALUES ('{uuid4()}', '{name}', 't', 'k', 5)"
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, priority, error)"
+                f" VALUES ('{uuid4()}', 'q', 't', 'k', 5, '{quoted}')"
             )
         text = (await web.client.get(EXPORT, params={"format": "csv"})).text
         rows = list(csv.DictReader(io.StringIO(text)))
-        assert sorted(row["queue"][0] for row in rows) == ["'"] * 5 + ["p"]
         assert {row["priority"] for row in rows} == {"5"}
-
-
-async def test_a_file_that_fails_on_the_way_is_cut_off(open_web, monkeypatch):
-    monkeypatch.setattr("dataloader.web.pages.job_export._READ", 1)
-    async with open_web() as web:
-        for number in range(3):
-            await web.trigger(lock_key=str(number))
-        find, asked = DatabaseJobs.find, []
-
-        async def failing(self, *args, **kwargs):
-            asked.append(kwargs)
-            if len(asked) == 2:
-                raise StoreUnavailable("gone")
-            return await find(self, *args, **kwargs)
-
-        monkeypatch.setattr(DatabaseJobs, "find", failing)
-        with pytest.raises(httpx2.RemoteProtocolError):
-            await web.client.get(EXPORT)
-        asked[:] = [1]
-        refused = await web.client.get(EXPORT)
-        assert refused.status_code == 503
-        assert (await web.client.get("/ui/jobs")).status_code == 200
+        assert len(rows) == len(FORMULAS) + 1
+        assert "plain" in {row["error"] for row in rows}
+        for delimiter in ",;\t|":
+            cells = [cell for row in csv.reader(io.StringIO(text), delimiter=delimiter) for cell in row]
+            assert [cell for cell in cells if re.match(r"[=+@\uff1d\uff0b\uff0d\uff20-]", cell)] == [], delimiter
 
 
 @pytest.mark.slow
-async def test_a_client_that_leaves_ends_the_reading(open_web, monkeypatch):
-    monkeypatch.setattr("dataloader.web.pages.job_export._READ", 1)
+async def test_a_file_that_fails_on_the_way_is_cut_off(open_web, database):
+    database.psql("ALTER TYPE dl_status ADD VALUE 'of a later release'")
     async with open_web() as web:
-        for number in range(40):
-            await web.trigger(lock_key=str(number))
+        first, *_ = add(database, 201)
+        assert len((await web.client.get(EXPORT)).text.splitlines()) == 201
+        # The last part has a job that this release can't read.
+        database.psql(f"UPDATE dl_jobs SET status = 'of a later release' WHERE job_id = '{first}'")
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await web.client.get(EXPORT)
+        database.psql(f"DELETE FROM dl_jobs WHERE job_id <> '{first}'")
+        assert (await web.client.get(EXPORT)).status_code == 500
+        database.psql("DELETE FROM dl_jobs")
+        assert (await web.client.get(EXPORT)).status_code == 200
+
+
+@pytest.mark.slow
+async def test_a_client_that_leaves_ends_the_reading(open_web, database):
+    async with open_web() as web:
+        # More than the buffers of the connection hold.
+        add(database, 401, "jsonb_build_object('text', repeat('x', 5000))")
+        web.sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 32_768)
+        files = web.services.turns.files
         async with await trio.open_tcp_stream(*web.sock.getsockname()) as stream:
+            stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 65_536)
             await stream.send_all(f"GET {EXPORT} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert await stream.receive_some()
-        # Whoever comes next has its turn.
-        assert len((await web.client.get(EXPORT)).text.splitlines()) == 40
+            assert files.borrowed_tokens == 1
+
+        async def taken():
+            return files.borrowed_tokens
+
+        await until(taken, lambda number: number == 0)
+        # The next client has its turn.
+        assert len((await web.client.get(EXPORT)).text.splitlines()) == 401
 
 
-async def test_files_beyond_those_that_may_be_in_memory_at_once_are_refused(open_web, monkeypatch):
+async def test_exports_beyond_the_limit_of_concurrent_files_are_refused(open_web):
     async with open_web() as web:
         await web.trigger()
-        find, taken, files = DatabaseJobs.find, [], web.services.turns.files
+        files, exports, lines = web.services.turns.files, web.services.turns.exports, []
 
-        async def watched(self, *args, **kwargs):
-            taken.append(files.borrowed_tokens)
-            return await find(self, *args, **kwargs)
+        async def export():
+            lines.extend((await web.client.get(EXPORT)).text.splitlines())
 
-        monkeypatch.setattr(DatabaseJobs, "find", watched)
-        assert len((await web.client.get(EXPORT)).text.splitlines()) == 1
-        assert (taken, files.borrowed_tokens) == ([0, 1], 0)
+        with trio.fail_after(patience_s()):
+            async with trio.open_nursery() as nursery, all_taken(exports):
+                nursery.start_soon(export)
+                await until(lambda: waiting_for(exports), lambda number: number == 1)
+                assert (files.borrowed_tokens, lines) == (1, [])
+        assert (files.borrowed_tokens, len(lines)) == (0, 1)
         files.total_tokens = 1
         async with files:
             refused = await web.client.get(EXPORT)

@@ -45,7 +45,7 @@ def end(database, job_id, status="failed", error="HTTPError: 503"):
     database.psql(ATTEMPTS.format(id=job_id, end=status, error=error))
 
 
-async def test_what_has_ended_shows_its_attempts_log_and_journal(open_web, database):
+async def test_an_ended_job_shows_its_attempts_log_and_event_history(open_web, database):
     async with open_web() as web:
         job_id = await web.trigger(args={"page": 7})
         end(database, job_id)
@@ -61,8 +61,7 @@ async def test_what_has_ended_shows_its_attempts_log_and_journal(open_web, datab
         assert (await web.client.get("/ui/jobs/00000000-0000-7000-8000-000000000001")).status_code == 404
 
 
-@pytest.mark.slow
-async def test_what_waits_says_why_and_what_runs_says_who_takes_over(open_web, database):
+async def test_a_waiting_job_shows_why_and_a_running_one_when_its_lease_ends(open_web, database):
     async with open_web() as web:
         soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         job_id = await web.trigger(available_at=soon)
@@ -176,6 +175,7 @@ async def test_u15_priority_is_set_and_taken_back_and_run_now_is_said(open_web):
         assert "Nothing was done: the job is canceled by now." in await act(web, job_id, "postpone", until=until)
 
 
+@pytest.mark.slow
 async def test_u15_run_again_shows_the_args_and_adds_one_job_however_often_it_is_sent(open_web, database):
     async with open_web() as web:
         job_id = await web.trigger(args={"id": 9007199254740993, "password": "hunter2"}, priority=7)
@@ -191,7 +191,7 @@ async def test_u15_run_again_shows_the_args_and_adds_one_job_however_often_it_is
 
 
 @pytest.mark.slow
-async def test_u14_who_may_only_look_sees_grey_buttons_and_asks_in_vain(open_web):
+async def test_u14_a_reader_sees_disabled_buttons_and_gets_a_403_for_actions(open_web):
     async with open_web(tokens=all_tokens()) as web:
         body = {"queue": "q", "task": "t", "lock_key": "k"}
         operator = {"Authorization": f"Bearer {TOKENS['operator']}"}
@@ -205,6 +205,7 @@ async def test_u14_who_may_only_look_sees_grey_buttons_and_asks_in_vain(open_web
             assert answer.status_code == 403, what
 
 
+@pytest.mark.slow
 async def test_u7_u24_a_job_is_canceled_in_a_dialog_and_its_link_copied(open_web, open_tab):
     async with open_web() as web, open_tab(web.url) as tab:
         job_id = await web.trigger(args={"page": 7})
@@ -220,6 +221,7 @@ async def test_u7_u24_a_job_is_canceled_in_a_dialog_and_its_link_copied(open_web
         await until(lambda: tab.text("main"), lambda text: "Canceled." in text)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_u23_a_job_s_pages_have_no_fault_that_axe_finds_and_fit(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
@@ -234,7 +236,7 @@ async def test_u22_u23_a_job_s_pages_have_no_fault_that_axe_finds_and_fit(open_w
                 await tab.check_looks()
 
 
-async def test_u10_what_clients_and_handlers_write_neither_runs_nor_hides(open_web, database):
+async def test_u10_text_of_clients_and_handlers_is_shown_and_never_runs(open_web, database):
     hostile = "<script>alert(1)</script>\u202e\x1b[31m"
     async with open_web() as web:
         database.psql(

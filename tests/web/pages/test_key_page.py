@@ -17,7 +17,8 @@ async def line_of(web, key="k"):
     return [re.findall(r'href="/ui/jobs/([^"]+)"', part) for part in parts], parts
 
 
-async def test_a_key_s_line_has_its_holder_those_who_wait_in_order_and_the_last_ended(open_web, database):
+@pytest.mark.slow
+async def test_a_keys_page_has_its_holder_its_waiting_jobs_in_order_and_the_last_ended(open_web, database):
     async with open_web() as web:
         ended, holder, late, early = [await web.trigger(task=task) for task in ("e", "h", "l", "r")]
         ready = await web.trigger(lock_key="other")
@@ -37,7 +38,7 @@ async def test_a_key_s_line_has_its_holder_those_who_wait_in_order_and_the_last_
         assert '<a href="/ui/key?k=k">All who wait for its key</a>' in text
 
 
-async def test_who_holds_a_key_without_a_job_of_ours_is_named(open_web, database):
+async def test_a_foreign_session_that_holds_a_key_is_named(open_web, database):
     async with open_web() as web, raw_connection(database.dsn) as foreign:
         assert [part.count("Nobody.") for part in (await line_of(web))[1]] == [1, 1, 1]
         await foreign.execute("SET application_name = 'nightly psql'; SELECT pg_advisory_lock(hashtext('k'))")
@@ -59,6 +60,7 @@ async def test_u9_a_secret_in_a_key_is_hidden_and_who_knows_it_finds_its_line(op
         assert (await web.client.get("/ui/key")).status_code == 422
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_u23_a_key_s_page_has_no_fault_that_axe_finds_and_fits(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:

@@ -86,7 +86,6 @@ async def test_a_load_shows_its_days_and_what_failed_without_secrets(open_web, d
         assert (await web.client.get(unescape(more))).text.count('<tr id="failure-') == 1
 
 
-@pytest.mark.slow
 async def test_u15_failures_are_retried_alone_or_all_and_a_form_sent_twice_once(open_web, database):
     async with open_web() as web:
         ran(database, "ecb.rates", ["succeeded"], failures=2)
@@ -107,7 +106,6 @@ async def test_u15_failures_are_retried_alone_or_all_and_a_form_sent_twice_once(
         ]
 
 
-@pytest.mark.slow
 async def test_a_load_is_run_with_a_span_and_settings_that_are_checked(open_web, database):
     async with open_web(tokens=all_tokens()) as web:
         ran(database, "ecb.rates", ["succeeded"])
@@ -127,6 +125,7 @@ async def test_a_load_is_run_with_a_span_and_settings_that_are_checked(open_web,
         assert (await act(web, f"{LOADS}/run", **fields)).status_code == 403
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_pages_of_loads_have_no_fault_and_fit(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:

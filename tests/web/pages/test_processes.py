@@ -6,6 +6,7 @@ import os
 import re
 from html import unescape
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from web_server import TOKENS, all_tokens
@@ -13,6 +14,7 @@ from web_server import TOKENS, all_tokens
 from dataloader.flows.processes import Done, Fail, Process, Processes, Refuse, Timer
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.testing import process_tester
+from dataloader.web.server.limits import HttpLimits
 
 pytestmark = pytest.mark.requirement("E11", "P1")
 
@@ -67,7 +69,7 @@ def a_type():
 
 
 @pytest.mark.slow
-async def test_p1_a_process_shows_its_state_its_timer_and_a_timeline_of_tasks_with_their_events(open_web, database):
+async def test_p1_a_process_shows_its_state_its_timer_and_a_timeline_of_tasks(open_web, database):
     async with process_tester(database.dsn, a_type()) as tester, open_web() as web:
         ask = tester.processes
         await ask.start("pay", "1", {"token": "hunter2"}, metadata={"customer": "ann", "secret": "hunter2"})
@@ -125,8 +127,9 @@ INSERT INTO dl_process_events (key, event_id, task_id, at, payload)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 360)])
-async def test_u10_u22_u23_processes_look_well_whatever_the_data(open_web, open_tab, database, theme, width):
+async def test_u10_u22_u23_processes_look_well_with_any_data(open_web, open_tab, database, theme, width):
     options = {"width": width, "color_scheme": theme}
     async with open_web() as web:
         async with process_tester(database.dsn, a_type()) as tester:
@@ -183,7 +186,7 @@ async def rename_picture(tab, name):
 
 
 @pytest.mark.slow
-async def test_u6_u8_processes_are_found_by_what_stands_in_the_address_and_never_by_a_secret(open_web, database):
+async def test_u6_u8_processes_are_found_by_the_query_and_never_by_a_secret(open_web, database):
     database.psql(
         "INSERT INTO dl_processes (type, process_id, status, metadata, detail, error_group)"
         " SELECT (ARRAY['pay', 'ship'])[1 + i % 2], i::text, (ARRAY['running', 'error'])[1 + i % 2],"
@@ -216,8 +219,21 @@ async def test_u6_u8_processes_are_found_by_what_stands_in_the_address_and_never
             assert words in unescape((await web.client.get(f"{LIST}?{wrong}")).text), wrong
 
 
+@pytest.mark.requirement("P11")
+async def test_p11_the_list_of_a_type_tells_which_processes_wait_for_workers_of_a_version(open_web, database):
+    database.psql(
+        "INSERT INTO dl_process_types VALUES ('pay', 1, now() + interval '1 h'), ('pay', 2, now() - interval '1 h');"
+        "INSERT INTO dl_processes (type, process_id, version, status)"
+        " SELECT 'pay', n::text, CASE WHEN n > 2 THEN 2 ELSE 1 END, 'running' FROM generate_series(1, 5) AS n"
+    )
+    async with open_web() as web:
+        shown = plain((await web.client.get("/ui/processes?type=pay")).text)
+        assert "v2: 3 wait for workers of v2 v1: 2 processes" in shown
+        assert "wait for workers" not in plain((await web.client.get("/ui/processes")).text)
+
+
 @pytest.mark.slow
-async def test_u14_u15_acts_ask_first_are_done_once_and_stand_in_the_audit(open_web, database):
+async def test_u14_u15_acts_ask_first_are_done_once_and_are_audited(open_web, database):
     async with process_tester(database.dsn, a_type()) as tester, open_web(tokens=all_tokens()) as web:
         await sign_in(web, "operator")
         bad = await act(web, "/ui/processes/new", type="pay", id="1", args="{5")
@@ -244,7 +260,11 @@ async def test_u14_u15_acts_ask_first_are_done_once_and_stand_in_the_audit(open_
         other = await act(web, "/ui/process/call", type="pay", id="1", method="add", args="8", once="c1")
         assert (other.status_code, "was sent before, with other values" in other.text) == (409, True)
         await tester.settle()
-        withdrawn = await act(web, f"/ui/process/task/{task}/withdraw")
+        path = f"/ui/process/task/{task}/withdraw"
+        assert (await act(web, path, ident=str(uuid4()))).status_code == 404
+        form = (await web.client.get(path)).text
+        ident = re.search(r'name="ident" value="([^"]+)"', form)[1]
+        withdrawn = await act(web, path, ident=ident)
         assert await said(web, withdrawn) == "Nothing was done: it has begun or ended."
         stopped = await act(web, "/ui/process/stop", type="pay", id="1")
         assert await said(web, stopped) == "Nothing was done: the process 1 is running; no step of it runs."
@@ -268,7 +288,7 @@ async def test_u14_u15_acts_ask_first_are_done_once_and_stand_in_the_audit(open_
 
 
 @pytest.mark.slow
-async def test_u14_u18_a_reader_sees_grey_buttons_and_may_not_act_and_others_pages_may_not_either(open_web, database):
+async def test_u14_u18_readers_and_foreign_pages_may_not_act_on_processes(open_web, database):
     paths = {
         "/ui/processes/new": {"type": "pay", "id": "2"},
         "/ui/process/task/1/withdraw": {},
@@ -293,8 +313,7 @@ async def test_u14_u18_a_reader_sees_grey_buttons_and_may_not_act_and_others_pag
 
 
 @pytest.mark.slow
-async def test_p6_u16_a_group_of_errors_is_repaired_or_resumed_as_a_whole(open_web, database, monkeypatch):
-    monkeypatch.setattr("dataloader.web.pages.process_bulk.BATCH", 2)
+async def test_p6_u16_a_group_of_errors_is_repaired_or_resumed_as_a_whole(open_web, database):
     async with process_tester(database.dsn, a_type()) as tester, open_web() as web:
         for number in range(5):
             await tester.processes.start("pay", str(number), {})
@@ -313,21 +332,29 @@ async def test_p6_u16_a_group_of_errors_is_repaired_or_resumed_as_a_whole(open_w
         await tester.settle()  # the bank refuses again
         wrong = await act(web, mend, **fields, action="repair", args="{")
         assert (wrong.status_code, "args: is not JSON" in wrong.text) == (422, True)
-        # What takes long goes on from a form, and says how far it has come.
-        monkeypatch.setattr("dataloader.web.pages.process_bulk._GOES_ON_FOR_S", -1)
-        part = await act(web, mend, **fields, action="repair", args="{}")
-        assert "Asked for the repair of 2 processes so far; there are more: go on." in part.text
-        after = re.search(r'name="after" value="([^"]+)"', part.text)[1]
-        monkeypatch.setattr("dataloader.web.pages.process_bulk._GOES_ON_FOR_S", 8)
-        rest = await act(web, mend, **fields, action="repair", args="{}", after=after)
-        assert await said(web, rest) == "Asked for the repair of 3 processes."
+        done = await act(web, mend, **fields, action="repair", args="{}")
+        assert await said(web, done) == "Asked for the repair of 5 processes."
         await tester.settle()
         assert "No process is in error" in (await web.client.get("/ui/processes/errors")).text
-        database.psql("UPDATE dl_processes SET status = 'error', error_group = 7, detail = 'x'")
-        monkeypatch.setattr("dataloader.web.pages.process_bulk.MOST_UNTYPED", 3)
-        many = fields | {"error_group": "0000000000000007", "action": "resume"}
-        assert "typed: must be 5" in (await act(web, mend, **many)).text
-        assert (await act(web, mend, **many | {"shown": "1"})).status_code == 422
+
+
+@pytest.mark.slow
+async def test_u16_a_long_repair_continues_and_many_processes_need_their_number_typed(open_web, database):
+    database.psql(
+        "INSERT INTO dl_processes (type, process_id, status, error_group, detail)"
+        " SELECT 'pay', i::text, 'error', 7, 'x' FROM generate_series(1, 1500) AS i"
+    )
+    mend = "/ui/processes/errors/mend"
+    fields = {"type": "pay", "error_group": "0000000000000007", "action": "repair", "args": "{}", "shown": "1500"}
+    # A request ends after its first batch of 1,000.
+    async with open_web(limits=HttpLimits(batches_s=0)) as web:
+        assert "typed: must be 1500" in (await act(web, mend, **fields)).text
+        assert (await act(web, mend, **fields | {"shown": "1"})).status_code == 422
+        part = await act(web, mend, **fields, typed="1,500")
+        assert "Asked for the repair of 1,000 processes so far; there are more: go on." in part.text
+        after = re.search(r'name="after" value="([^"]+)"', part.text)[1]
+        rest = await act(web, mend, **fields, after=after)
+        assert await said(web, rest) == "Asked for the repair of 500 processes."
 
 
 @pytest.mark.slow

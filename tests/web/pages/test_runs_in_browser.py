@@ -15,6 +15,7 @@ async def at(tab, script):
     return await tab.do(lambda page: page.evaluate(script))
 
 
+@pytest.mark.slow
 async def test_u1_a_click_or_enter_on_a_task_opens_its_block_and_gives_it_the_focus(open_web, open_tab, nightly):
     async with open_web() as web, open_tab(web.url) as tab:
         await tab.go(f"/ui/runs/{nightly}")
@@ -33,6 +34,7 @@ async def test_u1_a_click_or_enter_on_a_task_opens_its_block_and_gives_it_the_fo
         assert await at(tab, "document.querySelectorAll('#block-2 li').length") == 1
 
 
+@pytest.mark.slow
 async def test_u1_u7_without_a_script_the_link_opens_the_block_and_more_lines_are_a_link(
     open_web, open_tab, make, nightly
 ):
@@ -50,19 +52,19 @@ async def test_u1_u7_without_a_script_the_link_opens_the_block_and_more_lines_ar
         assert "GET /rates?page=1" in await tab.text("#block-1")
 
 
-async def test_u3_u12_a_running_tasks_open_block_gets_its_new_lines_and_stays_as_the_reader_has_it(
-    open_web, open_tab, make, monkeypatch
-):
-    monkeypatch.setattr("dataloader.web.pages.runs.REFRESH_S", 0.2)
+@pytest.mark.slow
+async def test_u3_u12_an_open_block_gets_new_lines_and_keeps_the_readers_state(open_web, open_tab, make):
     run_id = make.run([("a", "running"), ("b", "waiting")], status="running")
     make.lines(run_id, "a", [("info", f"line {n}") for n in range(502)])
     async with open_web() as web, open_tab(web.url) as tab:
+        await tab.take_clock()
         await tab.go(f"/ui/runs/{run_id}")
         await tab.do(lambda page: page.click("#block-1 summary"))
         await tab.do(lambda page: page.wait_for_selector("#block-1 li"))
         await tab.do(lambda page: page.click("#block-1 .more"))
 
         async def lines():
+            await tab.pass_time()
             return await at(tab, "document.querySelectorAll('#block-1 li').length")
 
         await until(lines, lambda number: number == 502)
@@ -77,6 +79,7 @@ async def test_u3_u12_a_running_tasks_open_block_gets_its_new_lines_and_stays_as
         assert "came later" in last
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_u23_pages_of_runs_have_no_fault_that_axe_finds_and_fit_a_phone(
     open_web, open_tab, make, width, theme

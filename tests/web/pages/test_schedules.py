@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from dataloader.jobs.schedules import Missed, Overlap, Schedule
+from dataloader.web import shown
 from dataloader.web.pages.schedule_words import planned_times, policies
 
 pytestmark = pytest.mark.requirement("E11")
@@ -50,6 +52,36 @@ async def test_schedules_show_when_they_are_due_and_how_their_last_jobs_ended(op
         part = await web.client.get(f"{SCHEDULES}?part=rows")
         same = await web.client.get(f"{SCHEDULES}?part=rows", headers={"If-None-Match": part.headers["ETag"]})
         assert same.status_code == 304
+
+
+async def test_events_with_payloads_of_another_program_are_shown_on_the_page(open_web, database):
+    async with open_web() as web:
+        await nightly(web)
+        database.psql(
+            "INSERT INTO dl_schedule_events (name, kind, payload)"
+            " SELECT 'nightly', kind, payload::jsonb FROM unnest('{left_out,paused,backfilled}'::text[]) AS kind,"
+            """ unnest(ARRAY['5', '[1]', '"text"', 'null', '{"why": [], "times": {}}']) AS payload"""
+        )
+        page = await web.client.get("/ui/schedule?name=nightly")
+        assert page.status_code == 200
+        assert page.text.count("backfilled: 0 jobs") == 5
+
+
+async def test_pages_of_schedules_are_masked_beside_the_event_loop(open_web, monkeypatch):
+    threads = set()
+
+    def mask_fields(values, mask=shown.fields):
+        threads.add(threading.current_thread())
+        return mask(values)
+
+    monkeypatch.setattr(shown, "fields", mask_fields)
+    async with open_web() as web:
+        await nightly(web, args={"n": 1})
+        for path in (SCHEDULES, "/ui/schedule?name=nightly"):
+            threads.clear()
+            assert (await web.client.get(path)).status_code == 200
+            assert threads
+            assert threading.current_thread() not in threads
 
 
 def test_a_change_of_the_clock_between_planned_times_is_marked():
@@ -155,6 +187,7 @@ async def test_u15_a_backfill_shows_its_times_first_and_adds_them_once(open_web,
         assert (wrong.status_code, "must be later than begin" in wrong.text) == (422, True)
 
 
+@pytest.mark.slow
 async def test_u16_a_backfill_of_more_than_a_thousand_jobs_is_typed(open_web, database):
     async with open_web() as web:
         await nightly(web, cron="* * * * *")
@@ -165,6 +198,7 @@ async def test_u16_a_backfill_of_more_than_a_thousand_jobs_is_typed(open_web, da
         assert (await act(web, f"{SCHEDULES}/backfill", **fields, typed="1,440")).status_code == 303
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_pages_of_schedules_have_no_fault_and_fit(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
@@ -201,7 +235,7 @@ SPECS = (
 
 
 @pytest.mark.slow
-async def test_a_spec_that_cannot_be_read_is_shown_with_what_is_wrong_with_it_and_hides_no_other(open_web, database):
+async def test_an_unreadable_spec_is_shown_with_its_error_and_hides_no_other(open_web, database):
     async with open_web() as web:
         await nightly(web)
         database.psql(
@@ -227,3 +261,17 @@ async def test_a_spec_that_cannot_be_read_is_shown_with_what_is_wrong_with_it_an
         answer = await act(web, "/ui/schedules/pause", name="bad 1", to=SCHEDULES)
         assert answer.status_code == 303
         assert (await nightly(web, name="bad 1")).fault is None
+
+
+@pytest.mark.slow
+async def test_options_that_no_job_can_have_are_refused_when_a_schedule_is_put(open_web):
+    async with open_web() as web:
+        for job, field in (
+            ({"queue": "q", "priority": "x"}, "job.priority"),
+            ({"queue": "q", "status": "succeeded"}, "job.status"),
+            ({"queue": 5}, "job.queue"),
+            ({"lease_ttl_sec": [1]}, "job.lease_ttl_sec"),
+        ):
+            answer = await web.client.put("/api/v1/schedules/s", json={"task": "t", "every_s": 1, "job": job})
+            assert (answer.status_code, [error["path"] for error in answer.json()["errors"]]) == (422, [field])
+        assert (await web.client.get("/api/v1/schedules")).json()["schedules"] == []

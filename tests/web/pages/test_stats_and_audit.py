@@ -8,7 +8,6 @@ from html import unescape
 import pytest
 from web_server import TOKENS, all_tokens
 
-from dataloader.store.queue import look_back
 from dataloader.web.pages.svg import stacked
 
 pytestmark = pytest.mark.requirement("E11")
@@ -31,6 +30,7 @@ def ended(database, task, outcome, runs, total_s, max_s, *, hours_ago=0, queue="
     )
 
 
+@pytest.mark.slow
 async def test_statistics_sum_up_each_task_and_its_hours(open_web, database):
     async with open_web() as web:
         ended(database, "load.rates", "succeeded", 90, 180, 7)
@@ -59,20 +59,25 @@ async def test_statistics_sum_up_each_task_and_its_hours(open_web, database):
             assert (await web.client.get(f"{STATS}?{wrong}")).status_code == 422
 
 
-async def test_statistics_that_are_too_many_say_so_and_those_of_the_past_are_not_asked_for_again(
-    open_web, database, monkeypatch
-):
-    monkeypatch.setattr("dataloader.web.pages.stats.MOST_SUMS", 3)
+@pytest.mark.slow
+async def test_too_many_statistics_are_reported_and_those_of_the_past_do_not_refresh(open_web, database):
     async with open_web() as web:
-        for hours in range(5):
-            ended(database, "t", "succeeded", 1, 1, 1, hours_ago=hours)
-        assert "narrow it" in (await web.client.get(STATS)).text
+        sums = (
+            "INSERT INTO dl_run_stats (hour, queue, task, outcome, runs, total_s, max_s)"
+            " SELECT date_trunc('hour', now(), 'UTC') - interval '1 h', 'q', i::text, 'succeeded', 1, 1, 1"
+            " FROM generate_series({}, {}) AS i"
+        )
+        database.psql(sums.format(1, 10_000))
+        assert "more than one page can sum up" not in (await web.client.get(STATS)).text
+        database.psql(sums.format(10_001, 10_001))
+        assert "more than one page can sum up" in (await web.client.get(STATS)).text
         part = await web.client.get(f"{STATS}?part=rows")
         assert float(part.headers["Refresh-In"]) >= 10
         past = await web.client.get(f"{STATS}?from=2026-01-01T00:00&to=2026-01-02T00:00&part=rows")
         assert "Refresh-In" not in past.headers
 
 
+@pytest.mark.slow
 async def test_a_time_before_all_times_keeps_no_page_from_answering(open_web):
     async with open_web() as web:
         web.client.cookies.set(f"dl_look_{web.url.rpartition(':')[2]}", "America/New_York|system|on")
@@ -82,7 +87,7 @@ async def test_a_time_before_all_times_keeps_no_page_from_answering(open_web):
                     assert (await web.client.get(path, params={name: at})).status_code in {200, 422}, (path, name, at)
 
 
-def test_bars_show_what_there_is_however_little():
+def test_bars_are_visible_for_small_values():
     drawn = str(stacked([(1_000, 0), (0, 0), (1, 1)], "x", height=20))
     assert re.findall(r'd="([^"]*)"', drawn) == ["M0 20h5v-20h-5zM12 20h5v-1h-5z", "M12 19h5v-2h-5z"]
 
@@ -117,13 +122,13 @@ async def test_u14_the_audit_is_for_admins_and_says_who_did_what_to_what(open_we
             assert ('href="/ui/audit?action=start_bulk"' in page) == asked.startswith("job_id"), asked
 
 
-async def test_the_audit_is_looked_through_piece_by_piece_and_without_secrets(open_web, database, monkeypatch):
-    monkeypatch.setattr(look_back, "LOOKED", 10)
+@pytest.mark.slow
+async def test_the_audit_is_looked_through_piece_by_piece_and_without_secrets(open_web, database):
     async with open_web() as web:
         database.psql(
             "INSERT INTO dl_audit (actor, action, detail) VALUES ('ann', 'password=swordfish99',"
             ' \'{"password": "swordfish99"}\');'
-            "INSERT INTO dl_audit (actor, action) SELECT 'bob', 'cancel' FROM generate_series(1, 25)"
+            "INSERT INTO dl_audit (actor, action) SELECT 'bob', 'cancel' FROM generate_series(1, 45000)"
         )
         page, looks = (await web.client.get(f"{AUDIT}?actor=ann")).text, 0
         while "Look further" in page:
@@ -136,6 +141,7 @@ async def test_the_audit_is_looked_through_piece_by_piece_and_without_secrets(op
         assert (await web.client.get(f"{AUDIT}?job_id=x")).status_code == 422
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_pages_of_statistics_and_audit_have_no_fault_and_fit(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:

@@ -36,6 +36,7 @@ async def declare(web, database, *names):
     await web.services.limits.set_supplier("hr", {"budgets": [[10, 60], [100, 3600]], "zone": "UTC"})
 
 
+@pytest.mark.slow
 async def test_a_task_says_why_its_jobs_do_not_start(open_web, database):
     async with open_web() as web:
         await declare(web, database, "employee", HOSTILE)
@@ -61,6 +62,7 @@ async def test_a_task_says_why_its_jobs_do_not_start(open_web, database):
         assert (await web.client.get("/ui/task?name=nobody")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_u15_limits_are_set_and_given_back_and_what_others_changed_meanwhile_stays(open_web, database):
     async with open_web() as web:
         await declare(web, database, "employee")
@@ -161,6 +163,7 @@ def test_a_week_shows_a_period_over_midnight_on_both_days():
     assert re.findall(r"<title>([^<]+)", drawn) == ["Mon 00:00–01:00", "Sun 23:00–24:00"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 async def test_u22_pages_of_tasks_and_suppliers_have_no_fault_and_fit(open_web, open_tab, database, width, theme):
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:

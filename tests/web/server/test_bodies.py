@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 
 import pytest
 import trio
 import trio.testing
-from conditions import until
+from conditions import patience_s, until
+from databases import raw_connection
+from turns import all_taken, waiting_for
 
-from dataloader.web import decoding
-from dataloader.web import waiting as waiting_room
 from dataloader.web.problems import ProblemError
-from dataloader.web.server import bodies
-from dataloader.web.server.bodies import BEFORE_ITS_ROUTE, NOT_COUNTED, Body, LongBodies
+from dataloader.web.server.bodies import NOT_COUNTED, Body, LongBodies
+from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
 
 pytestmark = pytest.mark.requirement("Q5")
@@ -26,11 +25,17 @@ TRIGGER = "/api/v1/jobs/trigger"
 KIB = 1 << 10
 
 
-async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB):
-    """Send chunks until the server ends the connection: how many bytes it took, and what it said."""
+BLOCKED = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'dl_jobs'::regclass"
+
+
+async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB, look=lambda: None):
+    """Send chunks until the server ends the connection: how many bytes it took, and what it said.
+
+    `look` is called after each chunk.
+    """
     host, port = web.url.removeprefix("http://").split(":")
     sent, received = 0, b""
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             head = b"%s %s HTTP/1.1\r\nHost: localhost\r\n" % (method, path.encode())
             await stream.send_all(head + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -44,6 +49,7 @@ async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB):
                             sent += len(chunk)
                             # So that it is told before it has sent megabytes.
                             await trio.sleep(0.002)
+                            look()
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
                         pass
 
@@ -57,6 +63,7 @@ async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB):
     return sent, received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "limit"),
     [
@@ -67,24 +74,22 @@ async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB):
         (b"POST", "/api/v1/jobs/00000000-0000-7000-8000-000000000000/cancel", 0),
     ],
 )
-async def test_a_body_over_the_limit_of_its_route_is_refused_while_it_comes(open_web, monkeypatch, method, path, limit):
-    most, append = 0, Body.append
-
-    def appending(self, data):
-        nonlocal most
-        append(self, data)
-        most = max(most, len(self._data))
-
-    monkeypatch.setattr(Body, "append", appending)
+async def test_a_body_over_the_limit_of_its_route_is_refused_while_it_comes(open_web, method, path, limit):
     async with open_web(max_body_bytes=200 * KIB, max_batch_body_bytes=400 * KIB) as web:
-        sent, received = await chunk_by_chunk(web, path, method=method)
+        held = []
+        sent, received = await chunk_by_chunk(
+            web, path, method=method, look=lambda: held.append(web.services.receiving.held)
+        )
         assert b" 413 " in received
-        assert most <= limit
+        most = max(held, default=0)
+        assert most <= max(0, limit - NOT_COUNTED)
+        assert (most > 0) == (limit > 0)
         assert sent < limit + 3_000 * KIB
         assert web.services.refusals.counts[Refusal.LONG_BODY] == 1
         assert (web.services.receiving.held, web.services.at_work.held) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_an_empty_body_is_none_however_it_is_sent(open_web):
     async with open_web() as web:
         job_id = await web.trigger()
@@ -103,7 +108,7 @@ async def test_an_empty_body_is_none_however_it_is_sent(open_web):
 async def test_long_bodies_are_bounded_together_and_short_ones_are_let_in_all_the_same(open_web):
     async with open_web() as web:
         web.services.receiving.most = 100 * KIB
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             assert web.services.receiving.take(100 * KIB)
             _, received = await chunk_by_chunk(web, TRIGGER)
             assert b" 503 " in received
@@ -115,7 +120,7 @@ async def test_long_bodies_are_bounded_together_and_short_ones_are_let_in_all_th
             assert web.services.receiving.held == 0
 
 
-async def test_what_a_body_holds_is_given_back_however_it_ends():
+async def test_the_memory_of_a_body_is_released_at_any_end():
     counts = Refusals()
     held = LongBodies(100 * KIB)
     one, other = Body(None, held, counts), Body(None, held, counts)
@@ -132,17 +137,17 @@ async def test_what_a_body_holds_is_given_back_however_it_ends():
     assert await one.read(60 * KIB) == b"x" * (60 * KIB)
     one.drop()
     other.drop()
-    one.append(b"x" * BEFORE_ITS_ROUTE)  # it is answered, and its rest still comes
+    one.append(b"x" * STANDARD.body_before_route_bytes)  # it is answered, and its rest still comes
     assert (held.held, counts.counts) == (0, {Refusal.BODIES: 1})
 
 
-async def test_a_body_that_has_been_coming_for_long_gives_way_to_others_and_one_that_has_come_does_not(autojump_clock):
+async def test_a_slow_unfinished_body_gives_way_to_others_and_a_complete_one_does_not(autojump_clock):
     del autojump_clock
     counts, held = Refusals(), LongBodies(100 * KIB)
     complete, slow, young, other = (Body(None, held, counts) for _ in range(4))
     for body, length in ((complete, 30), (slow, 50), (young, 60)):
         body.append(b"x" * (length * KIB))
-        await trio.sleep(bodies.YOUNG_S / 2)
+        await trio.sleep(STANDARD.young_body_s / 2)
     complete.set_complete()
     assert counts.counts == {}
     # The oldest is not awaited any more, the next has to go, the youngest has just begun.
@@ -159,16 +164,16 @@ async def test_a_body_that_has_been_coming_for_long_gives_way_to_others_and_one_
         body.drop()
     alone = Body(None, held, counts)
     alone.append(b"x" * (60 * KIB))
-    await trio.sleep(bodies.YOUNG_S)
+    await trio.sleep(STANDARD.young_body_s)
     alone.append(b"x" * (60 * KIB))
     assert held.held == 0
 
 
-async def test_a_body_that_does_not_come_in_time_is_refused(open_web, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_S", 0.3)
-    async with open_web() as web:
+@pytest.mark.slow
+async def test_a_body_that_does_not_come_in_time_is_refused(open_web):
+    async with open_web(limits=HttpLimits(body_s=0.3)) as web:
         host, port = web.url.removeprefix("http://").split(":")
-        with trio.fail_after(20):
+        with trio.fail_after(patience_s()):
             async with await trio.open_tcp_stream(host, int(port)) as stream:
                 await stream.send_all(
                     b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n"
@@ -179,6 +184,7 @@ async def test_a_body_that_does_not_come_in_time_is_refused(open_web, monkeypatc
         assert web.services.refusals.counts[Refusal.LATE_BODY] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "status"),
     [
@@ -208,57 +214,61 @@ async def test_a_long_text_that_does_not_end_is_read_once_however_many_quotes_it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("priority", [1, -1], ids=["good", "bad"])
-async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_at_once(open_web, monkeypatch, priority):
-    threads, decode = [], decoding._decode
-
-    def looking(data, kind):
-        threads.append(threading.current_thread())
-        return decode(data, kind)
-
-    monkeypatch.setattr(decoding, "_decode", looking)
+@pytest.mark.parametrize(("priority", "status"), [(1, 201), (-1, 422)], ids=["good", "bad"])
+async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_inline(open_web, priority, status):
     async with open_web() as web:
-        for number in (1_000, 10):
+        threads, statuses = web.services.turns.decoding, []
+
+        async def post(number):
             jobs = [BODY | {"priority": priority}] * number
-            answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
-            assert answer.status_code == (201 if priority == 1 else 422)
-    assert [thread is threading.main_thread() for thread in threads] == [False, True]
+            statuses.append((number, (await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})).status_code))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery, all_taken(threads):
+                nursery.start_soon(post, 1_000)
+                await until(lambda: waiting_for(threads), lambda number: number == 1)
+                await post(10)
+                assert statuses == [(10, status)]
+        assert statuses == [(10, status), (1_000, status)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "most"), [(100, 8), (100 * KIB, 2), (1_100 * KIB, 1)])
-async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one(open_web, monkeypatch, length, most):
-    async with open_web() as web:
-        at_once, seen, enqueue = 0, [], web.services.jobs.enqueuer.enqueue
-
-        async def counting(jobs):
-            nonlocal at_once
-            at_once += 1
-            seen.append(at_once)
-            try:
-                # All who may are here now.
-                await trio.testing.wait_all_tasks_blocked(0.05)
-                return await enqueue(jobs)
-            finally:
-                at_once -= 1
-
-        monkeypatch.setattr(web.services.jobs.enqueuer, "enqueue", counting)
+@pytest.mark.parametrize(
+    ("length", "stored", "waiting"),
+    [(100, (0, 0), (0, 0)), (100 * KIB, (2, 0), (6, 0)), (1_100 * KIB, (0, 1), (0, 7))],
+)
+async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one(
+    open_web, database, length, stored, waiting
+):
+    async with open_web() as web, raw_connection(database.dsn) as raw:
+        turns = web.services.turns.long_bodies, web.services.turns.longest_bodies
         batch = {"jobs": [BODY | {"args": {"text": "x" * length}}]}
 
         async def post():
             assert (await web.client.post(f"{TRIGGER}/batch", json=batch)).status_code == 201
 
+        async def arrived():
+            waits = sum([await waiting_for(turn) for turn in turns])
+            return web.services.at_work.held, await raw.fetchval(BLOCKED) > 0, waits
+
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
+                # The statement timeout of the server is longer than all of them take to arrive.
+                await raw.execute("BEGIN; LOCK TABLE dl_jobs")
                 for _ in range(8):
                     nursery.start_soon(post)
-        assert (len(seen), max(seen) <= most) == (8, True)
+                await until(arrived, lambda seen: seen == (8, True, sum(waiting)))
+                assert tuple(turn.borrowed_tokens for turn in turns) == stored
+                assert tuple([await waiting_for(turn) for turn in turns]) == waiting
+                await raw.execute("COMMIT")
+        assert database.psql("SELECT count(*) FROM dl_jobs") == "8"
 
 
 class Others:
     client = None
 
 
+@pytest.mark.slow
 async def test_long_answers_are_bounded_together_and_short_ones_go_out_all_the_same(open_web):
     async with open_web() as web:
         short, long = await web.trigger(), await web.trigger(args={"text": "x" * 100 * KIB})
@@ -281,6 +291,7 @@ async def test_long_answers_are_bounded_together_and_short_ones_go_out_all_the_s
         await until(held, lambda held: held == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3")
 async def test_a_bounded_number_of_readers_waits(open_web):
     async with open_web(max_waits=2) as web:
@@ -291,7 +302,7 @@ async def test_a_bounded_number_of_readers_waits(open_web):
         async def wait():
             answers.append(await web.client.get(address, timeout=60))
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 for _ in range(2):
                     nursery.start_soon(wait)
@@ -311,10 +322,10 @@ async def test_a_bounded_number_of_readers_waits(open_web):
         assert await waiting() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
-async def test_readers_who_wait_are_answered_when_a_drain_begins_and_those_who_come_later_soon(open_web, monkeypatch):
-    monkeypatch.setattr(waiting_room, "LATE_WAIT_S", 0.05)
-    async with open_web() as web:
+async def test_waiting_readers_are_answered_when_a_drain_begins_and_later_ones_soon(open_web):
+    async with open_web(limits=HttpLimits(late_wait_s=0.05)) as web:
         job_id = await web.trigger()
         address = f"/api/v1/jobs/{job_id}/status?wait=60"
         answers = []
@@ -325,7 +336,7 @@ async def test_readers_who_wait_are_answered_when_a_drain_begins_and_those_who_c
         async def waiting():
             return len(web.services.waiting._readers)
 
-        with trio.fail_after(30):
+        with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 for _ in range(20):
                     nursery.start_soon(wait)

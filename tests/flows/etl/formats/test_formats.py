@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import time
 import tracemalloc
+import zipfile
 from decimal import Decimal
 
 import pytest
 
-from dataloader.flows.etl.formats import content
+from dataloader.flows.etl.formats.content import MAX_BROKEN
 from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.formats.json_format import Json, JsonLines
 from dataloader.flows.etl.formats.json_items import items_at
+from dataloader.flows.etl.formats.packed_format import Zip
 from dataloader.flows.etl.sources.source import SourceError
 
 pytestmark = pytest.mark.requirement("S7")
@@ -61,7 +63,7 @@ def test_numbers_keep_every_digit():
     ],
     ids=["long", "endless"],
 )
-def test_a_long_text_beside_what_is_no_json_is_gone_through_once_and_takes_no_memory_of_its_own(body, is_read):
+def test_json_search_in_a_long_text_is_linear_in_time_and_memory(body, is_read):
     began = time.thread_time()
     tracemalloc.start()
     try:
@@ -74,7 +76,7 @@ def test_a_long_text_beside_what_is_no_json_is_gone_through_once_and_takes_no_me
     assert time.thread_time() - began < 2
 
 
-def test_a_path_that_is_not_there_is_an_error_that_says_what_is():
+def test_a_missing_path_is_an_error_with_the_existing_names():
     with pytest.raises(SourceError, match=r"path: there is no data\.items in an object with data, total") as caught:
         parse(Json("data.items"), b'{"data": {"rows": []}, "total": 0}')
     assert not caught.value.is_retryable
@@ -141,7 +143,7 @@ def test_a_list_that_is_cut_or_does_not_fit_together_is_not_read_item_by_item(cu
 
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'[{"id": 1}', b"[" * 100_000, b'"\xff"'], ids=range(5))
-def test_what_is_no_json_passes_since_a_proxy_or_a_cut_may_be_to_blame(body):
+def test_an_answer_that_is_not_json_is_a_retryable_error(body):
     with pytest.raises(SourceError, match="this is not JSON") as caught:
         parse(Json(), body)
     assert caught.value.is_retryable
@@ -204,7 +206,6 @@ def test_a_row_with_bytes_that_are_no_text_is_broken_and_the_rest_goes_on():
     assert found.broken[0].sample == "1,��"
 
 
-@pytest.mark.slow
 def test_blank_lines_before_the_first_row_count_for_nothing_however_many_they_are():
     lines = 200_000
     tracemalloc.start()
@@ -227,9 +228,20 @@ def test_a_quote_in_the_wrong_place_breaks_its_row_only():
 
 
 def test_a_quote_that_is_never_closed_is_named_not_lost():
-    found = parse(Csv(), b'a,b\n1,x\n2,"never\n3,y\n')
+    found = parse(Csv(), b'a,b\n1,x\n2,"never\n3,y\n\n4,z\n')
     assert found.records == [{"a": "1", "b": "x"}]
-    assert [one.key for one in found.broken] == ["line 3"]
+    assert [(one.key, one.sample) for one in found.broken] == [
+        ("line 3", '2,"never'),
+        ("line 4", "3,y"),
+        ("line 6", "4,z"),
+    ]
+
+
+@pytest.mark.parametrize("end", ['4,"z, z"\n', '4",,\n', '4\xff",,\n'], ids=["no-comma", "too-many-cells", "undecoded"])
+def test_each_line_that_a_wrong_quote_joins_to_its_row_is_a_broken_record(end):
+    found = parse(Csv(), b'a,b\n1,x\n"2,never\n3,y\n' + end.encode("latin-1") + b"5,w\n")
+    assert found.records == [{"a": "1", "b": "x"}, {"a": "5", "b": "w"}]
+    assert [one.key for one in found.broken] == ["line 3", "line 4", "line 5"]
 
 
 def test_a_column_without_a_name_is_left_out_and_must_be_empty():
@@ -241,6 +253,39 @@ def test_a_column_without_a_name_is_left_out_and_must_be_empty():
 def test_a_header_that_names_a_column_twice_is_an_error():
     with pytest.raises(SourceError, match="the header line names 'a' more than once"):
         parse(Csv(), b"a,b,a\n1,2,3\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("id;größe\n1;10\n".encode("cp1252"), "the header line is not utf-8: id, gr��e; set Csv"),
+        ('id;"größe\nin cm"\n1;10\n'.encode("cp1252"), "the header line is not utf-8: id, gr��e\nin cm; set Csv"),
+        ("id;n\n1;10\n".encode("utf-16-le"), r"the header line has NUL characters: 'i\\x00d\\x00, "),
+    ],
+)
+def test_a_header_line_that_cannot_be_decoded_is_an_error(body, error):
+    with pytest.raises(SourceError, match=error) as caught:
+        parse(Csv(delimiter=";"), body)
+    assert caught.value.is_retryable
+
+
+def test_a_zip_member_whose_header_line_cannot_be_decoded_is_an_error():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a.csv", "id,größe\n1,10\n".encode("cp1252"))
+    with pytest.raises(SourceError, match="the header line is not utf-8"):
+        parse(Zip(Csv()), packed.getvalue())
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column_in_any_encoding():
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "gb18030"):
+        assert parse(Csv(encoding=encoding), "\ufeffid,n\n1,2\n".encode(encoding)).records == [{"id": "1", "n": "2"}]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1", "windows-1251"])
+def test_a_byte_order_mark_of_utf_8_refuses_another_encoding(encoding):
+    with pytest.raises(SourceError, match="begins with the byte order mark of UTF-8, but its encoding is given as"):
+        parse(Csv(), b"\xef\xbb\xbfid,n\n1,2\n", encoding)
 
 
 def test_a_file_without_even_a_header_line_is_an_error_that_passes():
@@ -255,10 +300,10 @@ def test_the_format_s_encoding_goes_before_the_source_s():
     assert parse(Csv(delimiter=";"), body, "windows-1251").records == [{"имя": "Жюль", "n": "1"}]
 
 
-def test_a_body_that_is_nearly_all_broken_is_an_error_and_no_list_of_millions(monkeypatch):
-    monkeypatch.setattr(content, "MAX_BROKEN", 100)
-    with pytest.raises(SourceError, match=r"more than 100 parts are broken, the last one at line 102: .* format right"):
-        parse(Csv(), b"a,b\n" + b"1;2\n" * 200)
+def test_a_body_that_is_nearly_all_broken_is_an_error_and_no_list_of_millions():
+    refusal = r"more than 10,000 parts are broken, the last one at line 10002: .* format right"
+    with pytest.raises(SourceError, match=refusal):
+        parse(Csv(), b"a,b\n" + b"1;2\n" * (MAX_BROKEN + 100))
 
 
 @pytest.mark.parametrize(
@@ -273,11 +318,11 @@ def test_a_body_that_is_nearly_all_broken_is_an_error_and_no_list_of_millions(mo
         ({"columns": "abc"}, "columns: must be .*, not 'abc'"),
     ],
 )
-def test_what_csv_can_t_be_is_refused_when_it_is_declared(options, error):
+def test_invalid_csv_options_are_refused_at_the_declaration(options, error):
     with pytest.raises(ValueError, match=error):
         Csv(**options)
 
 
-def test_a_sample_of_what_is_broken_shows_no_secret():
+def test_a_sample_of_a_broken_record_shows_no_secret():
     [one] = parse(Csv(), b"a,b\n1,2,password=hunter2\n").broken
     assert one.sample == "1,2,password=***"

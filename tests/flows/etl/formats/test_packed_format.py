@@ -34,7 +34,7 @@ def parse(format_, body: bytes):
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-def test_a_compressed_body_is_read_as_what_is_in_it(pack):
+def test_a_compressed_body_is_read_in_the_format_of_its_content(pack):
     assert parse(Compressed(Csv()), pack(ROWS)).records == RECORDS
 
 
@@ -67,7 +67,6 @@ def test_members_of_a_zip_archive_are_read_by_name_and_their_broken_rows_named()
     assert [(one.key, one.error) for one in found.broken] == [("b.csv line 3", "1 cells, not 2")]
 
 
-@pytest.mark.slow
 def test_the_bound_of_a_zip_archive_is_for_all_members_together():
     rows = b"a\n" + b"1\n" * 100_000
     assert len(parse(Zip(Csv(), max_bytes=len(rows) * 2), zipped(a_csv=rows, b_csv=rows)).records) == 200_000
@@ -75,7 +74,7 @@ def test_the_bound_of_a_zip_archive_is_for_all_members_together():
         parse(Zip(Csv(), max_bytes=len(rows) * 2 - 1), zipped(a_csv=rows, b_csv=rows))
 
 
-def test_an_archive_without_such_a_member_says_what_it_has():
+def test_an_archive_without_the_member_lists_its_members():
     with pytest.raises(SourceError, match=r"the archive has no file that matches \*\.csv; it has readme") as caught:
         parse(Zip(Csv(), member="*.csv"), zipped(readme_txt=b"hello"))
     assert not caught.value.is_retryable

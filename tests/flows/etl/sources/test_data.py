@@ -21,7 +21,7 @@ from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pagination import PageNumber
 from dataloader.flows.etl.sources.source import Request, SourceError, Window
 
-pytestmark = pytest.mark.requirement("S7")
+pytestmark = [pytest.mark.full, pytest.mark.requirement("S7")]
 
 
 def between(first: int, last: int) -> Window:
@@ -53,7 +53,6 @@ async def test_a_correction_is_served(source_app):
     assert {(r["date"], r["currency"]): r["rate"] for r in found}["1999-01-04", "USD"] == "9.9"
 
 
-@pytest.mark.slow
 async def test_ecb_rates_are_217_555_in_all_and_dollars_add_up(source_app):
     found = records(await walk(ecb(source_app), between(1999, 2027)))
     assert len(found) == 217_555
@@ -153,7 +152,7 @@ async def test_sp500_snapshots_name_their_dirty_rows(data):
     assert (len(page.records), sum(int(record["CIK"]) for record in page.records)) == (503, 400_484_440)
 
 
-async def test_a_snapshot_comes_by_http_too(source_app):
+async def test_a_snapshot_is_also_read_by_http(source_app):
     source = Http(source_app.url, endpoint="/sp500/2026-08-08.csv", format=Csv())
     found = records(await walk(source))
     assert (len(found), sum(int(record["CIK"]) for record in found)) == (503, 437_236_779)
@@ -178,7 +177,6 @@ async def test_a_year_of_names_comes_from_the_archive_and_by_http(source_app, da
     assert found == [{name: record[name] for name in SSA_COLUMNS} for record in page.records]
 
 
-@pytest.mark.slow
 async def test_names_are_840_591_lines_in_26_files(data):
     source = Files(data / "ssa-names" / "ssa-names-1998-2023.tar.xz", members="*.txt", format=Csv(columns=SSA_COLUMNS))
     pages = await walk(source)

@@ -10,18 +10,22 @@ import threading
 import time
 import zipfile
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import trio
-from conditions import until
+import trio.testing
+from conditions import patience_s, until
+from logged import capture_logs
+from open_watch import OpenWatch
 from walking import ask, broken, records, requests, walk
 
 from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.formats.json_format import Json
 from dataloader.flows.etl.formats.packed_format import Compressed
-from dataloader.flows.etl.sources import archives, files
+from dataloader.flows.etl.sources import files
 from dataloader.flows.etl.sources.files import Files
-from dataloader.flows.etl.sources.source import SourceError, Window
+from dataloader.flows.etl.sources.source import Request, SourceError, Window
 
 pytestmark = pytest.mark.requirement("S7")
 
@@ -124,7 +128,7 @@ async def test_only_the_files_of_the_window_are_read(tmp_path):
         (lambda _: None, "any.csv", ((2020, 1, 1), (2021, 1, 1)), False),
     ],
 )
-async def test_a_name_tells_its_month_or_day_and_a_function_anything(tmp_path, pattern, name, window, is_read):
+async def test_a_file_name_gives_its_month_or_day_and_a_function_any_window(tmp_path, pattern, name, window, is_read):
     (tmp_path / name).write_text("1\n")
     asked = Window(*(datetime(*day, tzinfo=UTC) for day in window))
     assert len(await requests(Files(f"{tmp_path}/*", format=CSV, window_of=pattern), asked)) == is_read
@@ -152,7 +156,7 @@ async def test_a_name_whose_numbers_are_no_date_is_an_error(tmp_path):
         ({"settled_s": "1"}, "settled_s: must be .*, not '1'"),
     ],
 )
-def test_what_files_can_t_be_is_refused_when_they_are_declared(options, error):
+def test_invalid_options_of_files_are_refused_at_the_declaration(options, error):
     with pytest.raises(ValueError, match=error):
         Files(**{"paths": "/data/*.csv", "format": CSV, **options})
 
@@ -177,24 +181,35 @@ async def test_a_file_that_is_gone_meanwhile_is_an_error_that_passes(tmp_path):
     assert caught.value.is_retryable
 
 
-async def test_a_file_that_is_written_while_it_is_read_is_an_error_that_passes(tmp_path, monkeypatch):
+async def test_a_file_that_is_written_while_it_is_read_is_an_error_that_passes(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("1\n")
-    looks = iter([path.stat()])
+    path.touch()
+    # Without content on the disk, and still so long that a line is added while it is read.
+    os.truncate(path, 50_000_000)
+    ended = threading.Event()
 
-    def fstat(descriptor):
-        """At the first look as it is, at the second one line longer."""
-        look = next(looks, None)
-        if look is None:
-            with path.open("a") as file:
-                file.write("2\n")
-            look = path.stat()
-        return look
+    def write():
+        with path.open("ab", buffering=0) as file:
+            while not ended.wait(0.0005):
+                file.write(b"2\n")
 
-    monkeypatch.setattr(files.os, "fstat", fstat)
-    with pytest.raises(SourceError, match="is being written while it is read") as caught:
-        await ask(Files(path, format=CSV))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, write)
+        try:
+            with (
+                trio.fail_after(patience_s()),
+                pytest.raises(SourceError, match="is being written while it is read") as caught,
+            ):
+                await _read_again_and_again(path)
+        finally:
+            ended.set()
     assert caught.value.is_retryable
+
+
+async def _read_again_and_again(path):
+    async with Files(path, format=CSV).open() as connection:
+        while True:
+            await connection.fetch(Request(endpoint=str(path)), timeout_s=30)
 
 
 async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
@@ -202,7 +217,7 @@ async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
     pipe = tmp_path / "a.csv"
     os.mkfifo(pipe)
     source = Files(pipe, format=CSV)
-    request = files.Request(endpoint=str(pipe))
+    request = Request(endpoint=str(pipe))
     began = time.monotonic()
     with pytest.raises(SourceError, match=r"not read within 0\.3 s") as caught:
         await ask(source, request, timeout_s=0.3)
@@ -212,12 +227,13 @@ async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
     os.close(os.open(pipe, os.O_WRONLY))
 
 
-async def test_threads_that_hang_are_bounded_for_all_runs_of_a_source_and_others_go_on(tmp_path):
+@pytest.mark.slow
+async def test_hanging_threads_of_a_source_are_limited_over_its_runs(tmp_path):
     pipe, other = tmp_path / "a.csv", tmp_path / "b.csv"
     os.mkfifo(pipe)
     other.write_text("1\n")
     source = Files(pipe, format=CSV)
-    request = files.Request(endpoint=str(pipe))
+    request = Request(endpoint=str(pipe))
     before = threading.active_count()
 
     async def hang():
@@ -241,40 +257,53 @@ async def test_threads_that_hang_are_bounded_for_all_runs_of_a_source_and_others
     await until(free, lambda tokens: tokens == files.THREADS)
 
 
-async def test_files_that_change_between_two_looks_are_left_to_the_next_run(tmp_path, monkeypatch):
+async def test_files_that_change_between_two_looks_are_left_to_the_next_run(tmp_path, mock_clock):
     for name in ("a", "grows", "dated", "gone", "replaced"):
         (tmp_path / f"{name}.csv").write_text("1\n")
-    look, looks = files._look_at, []
 
-    def look_and_change(patterns):
-        if looks:
-            (tmp_path / "new.csv").write_text("1\n")
-            (tmp_path / "gone.csv").unlink(missing_ok=True)
-            with (tmp_path / "grows.csv").open("a") as file:
-                file.write("2\n")
-            os.utime(tmp_path / "dated.csv", (1, len(looks)))
-            replaced = (tmp_path / "replaced.csv").stat()
-            (tmp_path / "part").write_text("2\n")
-            os.utime(tmp_path / "part", ns=(replaced.st_atime_ns, replaced.st_mtime_ns))
-            (tmp_path / "part").rename(tmp_path / "replaced.csv")
-        looks.append(patterns)
-        return look(patterns)
+    def change():
+        (tmp_path / "new.csv").write_text("1\n")
+        (tmp_path / "gone.csv").unlink(missing_ok=True)
+        with (tmp_path / "grows.csv").open("a") as file:
+            file.write("2\n")
+        os.utime(tmp_path / "dated.csv", (1, 1))
+        replaced = (tmp_path / "replaced.csv").stat()
+        (tmp_path / "part").write_text("2\n")
+        os.utime(tmp_path / "part", ns=(replaced.st_atime_ns, replaced.st_mtime_ns))
+        (tmp_path / "part").rename(tmp_path / "replaced.csv")
 
-    monkeypatch.setattr(files, "_look_at", look_and_change)
-    source = Files(f"{tmp_path}/*.csv", format=CSV, settled_s=0.01)
-    assert [os.path.basename(request.endpoint) for request in await requests(source)] == ["a.csv"]  # noqa: PTH119
-    monkeypatch.undo()
-    names = [os.path.basename(request.endpoint) for request in await requests(source)]  # noqa: PTH119
-    assert names == ["a.csv", "dated.csv", "grows.csv", "new.csv", "replaced.csv"]
-    monkeypatch.setattr(files, "_look_at", look_and_change)
-    named = Files(tmp_path / "grows.csv", format=CSV, settled_s=0.01)
-    with pytest.raises(SourceError, match=r"grows\.csv: has changed within 0\.01 s \(settled_s\)") as caught:
-        await requests(named)
-    assert caught.value.is_retryable
+    def nothing(): ...
+
+    async def listed(source, act):
+        """The names of the files to be read, if `act` is called while the source waits for its second look."""
+        found = []
+
+        async def ask():
+            found.extend(await requests(source))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while trio.lowlevel.current_statistics().seconds_to_next_deadline != source.settled_s:
+                await trio.to_thread.run_sync(time.sleep, 0.01)
+            act()
+            mock_clock.jump(source.settled_s)
+        return [os.path.basename(request.endpoint) for request in found]  # noqa: PTH119
+
+    source = Files(f"{tmp_path}/*.csv", format=CSV, settled_s=8)
+    assert await listed(source, change) == ["a.csv"]
+    assert await listed(source, nothing) == ["a.csv", "dated.csv", "grows.csv", "new.csv", "replaced.csv"]
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(SourceError, match=r"grows\.csv: has changed within 8 s \(settled_s\)", check=_is_retryable)
+    ):
+        await listed(Files(tmp_path / "grows.csv", format=CSV, settled_s=8), change)
+
+
+def _is_retryable(error):
+    return error.is_retryable
 
 
 async def test_an_empty_folder_is_not_waited_for(tmp_path):
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         assert await requests(Files(f"{tmp_path}/*.csv", format=CSV, settled_s=3_600)) == []
 
 
@@ -306,36 +335,33 @@ async def test_members_can_belong_to_windows_and_are_read_alone(tmp_path):
     assert [record["n"] for record in records(await walk(source, march))] == ["3", "3", "3"]
 
 
-async def test_an_archive_is_unpacked_once_for_all_members_in_order_and_again_only_to_go_back(tmp_path, monkeypatch):
+async def test_an_archive_is_unpacked_once_in_order_and_again_only_to_go_back(tmp_path):
     path = tarred(tmp_path / "a.tar.xz", MEMBERS)
-    opened = []
-    plain = archives.Archive._open
-
-    def counting(archive):
-        opened.append(archive)
-        plain(archive)
-
-    monkeypatch.setattr(archives.Archive, "_open", counting)
     source = Files(path, format=CSV, members="*.csv")
+    with OpenWatch(path) as opened:
+        await _unpack(path, source, opened)
+
+
+async def _unpack(path, source, opened):
     asked = await requests(source)
-    assert len(opened) == 1
-    with trio.fail_after(30):
+    assert opened.times() == 1
+    with trio.fail_after(patience_s()):
         async with source.open() as connection:
             for request in asked:
                 response = await connection.fetch(request, timeout_s=30)
                 assert response.body == MEMBERS[request.key]
                 assert response.url == f"{path}!{request.key}"
-            assert len(opened) == 2
+            assert opened.times() == 2
             for request in (asked[2], asked[2], asked[4]):
                 assert (await connection.fetch(request, timeout_s=30)).body == MEMBERS[request.key]
-            assert len(opened) == 4
+            assert opened.times() == 4
 
 
-async def test_members_that_are_asked_for_at_once_take_turns(tmp_path):
+async def test_concurrently_requested_members_are_read_in_turn(tmp_path):
     path = tarred(tmp_path / "a.tar.xz", MEMBERS)
     source = Files(path, format=CSV, members="*.csv")
     got = {}
-    with trio.fail_after(30):
+    with trio.fail_after(patience_s()):
         async with source.open() as connection, trio.open_nursery() as nursery:
 
             async def one(request):
@@ -344,6 +370,48 @@ async def test_members_that_are_asked_for_at_once_take_turns(tmp_path):
             for request in await requests(source):
                 nursery.start_soon(one, request)
     assert got == MEMBERS
+
+
+def linked(tmp_path):
+    """A folder whose links lead out of it, within it, and to a folder outside."""
+    inbox, outside = tmp_path / "inbox", tmp_path / "outside"
+    (inbox / "below").mkdir(parents=True)
+    outside.mkdir()
+    for path in (inbox / "a.csv", inbox / "below" / "b.csv", outside / "secret.csv"):
+        path.write_text(f"name\n{path.stem}\n")
+    (inbox / "out.csv").symlink_to(outside / "secret.csv")
+    (inbox / "folder").symlink_to(outside)
+    (inbox / "within.csv").symlink_to(inbox / "below" / "b.csv")
+    return inbox
+
+
+async def test_a_pattern_leaves_out_what_links_out_of_its_folder_lead_to(tmp_path):
+    inbox = linked(tmp_path)
+    with capture_logs() as lines:
+        found = [Path(one.endpoint).name for one in await requests(Files(inbox / "**" / "*.csv", format=CSV))]
+    assert sorted(found) == ["a.csv", "b.csv", "within.csv"]
+    [line] = lines
+    assert line["files"] == 2
+    followed = await requests(Files(inbox / "**" / "*.csv", format=CSV, follow_links=True))
+    assert len(followed) == 5
+    # The folder itself, and a file that is named, may be behind links: whoever declares the load has chosen them.
+    (tmp_path / "link").symlink_to(inbox)
+    assert len(await requests(Files(tmp_path / "link" / "*.csv", format=CSV))) == 2
+    named = Files(inbox / "out.csv", format=CSV)
+    assert (await ask(named, (await requests(named))[0])).body == b"name\nsecret\n"
+
+
+@pytest.mark.parametrize("members", [None, "*.csv"])
+async def test_a_file_that_becomes_a_link_after_it_was_listed_is_not_read(tmp_path, members):
+    inbox = linked(tmp_path)
+    source = Files(inbox / "a.*", format=CSV, members=members)
+    if members:
+        tarred(tmp_path / "outside" / "a.tar", MEMBERS, "w")
+    request = Request(endpoint=str(inbox / "a.csv"), key=next(iter(MEMBERS)) if members else None)
+    (inbox / "a.csv").unlink()
+    (inbox / "a.csv").symlink_to(tmp_path / "outside" / ("a.tar" if members else "secret.csv"))
+    with pytest.raises(SourceError, match="is a link out of its folder"):
+        await ask(source, request)
 
 
 async def test_a_link_in_an_archive_is_no_file(tmp_path):
@@ -401,11 +469,26 @@ async def test_compressed_files_are_read_by_their_format(tmp_path):
     assert [one.key for one in broken(pages)] == ["line 3"]
 
 
-async def test_files_are_read_off_the_main_thread(tmp_path, monkeypatch):
-    (tmp_path / "a.json").write_text("{}")
-    readers = []
-    plain = files._read
-    monkeypatch.setattr(files, "_read", lambda *args: (readers.append(threading.current_thread()), plain(*args))[1])
-    await ask(Files(tmp_path / "a.json", format=Json()))
-    assert readers
-    assert threading.main_thread() not in readers
+async def test_files_are_read_off_the_main_thread(tmp_path):
+    path, fed = tmp_path / "a.json", []
+    os.mkfifo(path)
+
+    def feed(by):
+        fed.append(by)
+        path.write_text("{}")
+
+    # Were the file read on the main thread, only another thread could end that.
+    watchdog = threading.Timer(20, feed, ["the watchdog"])
+    watchdog.start()
+    async with Files(path, format=Json()).open() as connection, trio.open_nursery() as nursery:
+        nursery.start_soon(_read, connection, path)
+        await trio.testing.wait_all_tasks_blocked()
+        feed("this test")
+    watchdog.cancel()
+    assert fed == ["this test"]
+
+
+async def _read(connection, path):
+    # A pipe has no length.
+    with pytest.raises(SourceError, match="is being written while it is read"):
+        await connection.fetch(Request(endpoint=str(path)), timeout_s=60)

@@ -29,7 +29,7 @@ from dataloader.flows.etl.formats.packed_format import Compressed  # noqa: E402
 from dataloader.flows.etl.sources.s3 import S3  # noqa: E402
 from dataloader.flows.etl.sources.source import Request, SourceError, Window  # noqa: E402 - after what it needs
 
-pytestmark = [pytest.mark.slow, pytest.mark.requirement("S7")]
+pytestmark = pytest.mark.requirement("S7")
 
 CSV = Csv(columns=["n"])
 SECRET = "s3cr3t/k3y/of/the/bucket"
@@ -64,6 +64,7 @@ def options(server):
     return {"endpoint_url": server, **KEYS}
 
 
+@pytest.mark.slow
 async def test_each_object_below_the_prefix_is_read_by_name(bucket, options):
     name, client = bucket
     for key in ("in/b.csv", "in/a.csv", "in/c.txt", "out/d.csv", "in/folder.csv/"):
@@ -78,6 +79,7 @@ async def test_each_object_below_the_prefix_is_read_by_name(bucket, options):
     assert response.url == f"s3://{name}/in/a.csv"
 
 
+@pytest.mark.slow
 async def test_a_list_of_more_than_a_page_is_whole(bucket, options):
     name, client = bucket
     for number in range(25):
@@ -100,6 +102,7 @@ async def test_a_list_of_more_than_a_page_is_whole(bucket, options):
     assert pages == 3
 
 
+@pytest.mark.slow
 async def test_only_the_objects_of_the_window_are_read(bucket, options):
     name, client = bucket
     for key in ("y=2024/a.csv", "y=2025/a.csv", "notes.csv"):
@@ -110,6 +113,7 @@ async def test_only_the_objects_of_the_window_are_read(bucket, options):
     assert records(await walk(source, window)) == [{"n": "1"}]
 
 
+@pytest.mark.slow
 async def test_names_of_any_kind_and_packed_objects_are_read(bucket, options):
     name, client = bucket
     keys = ["a b+c&d=é/ü%20.jsonl", "z.jsonl"]
@@ -119,6 +123,7 @@ async def test_names_of_any_kind_and_packed_objects_are_read(bucket, options):
     assert found == [{"id": number, "source_file": key} for number, key in enumerate(keys)]
 
 
+@pytest.mark.slow
 async def test_an_object_of_many_pieces_is_whole_and_one_above_the_bound_refused(bucket, options):
     name, client = bucket
     body = b"".join(b"%d\n" % number for number in range(300_000))
@@ -129,7 +134,8 @@ async def test_an_object_of_many_pieces_is_whole_and_one_above_the_bound_refused
     assert not caught.value.is_retryable
 
 
-async def test_what_is_not_there_is_an_error_that_does_not_pass(bucket, options):
+@pytest.mark.slow
+async def test_a_missing_object_or_bucket_is_not_retried(bucket, options):
     name, _client = bucket
     with pytest.raises(SourceError, match=rf"s3://{name}/a\.csv: .* \(NoSuchKey\)") as caught:
         await ask(S3(name, format=CSV, options=options), Request(endpoint="a.csv"))
@@ -181,6 +187,7 @@ def refusal(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>because {SECRET} is so</Message></Error>".encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "code", "is_retryable"),
     [
@@ -208,14 +215,15 @@ async def test_an_object_that_is_cut_is_an_error_that_passes(service):
     assert caught.value.is_retryable
 
 
-async def test_an_object_that_comes_byte_by_byte_has_one_deadline_for_all_of_it(service):
+@pytest.mark.slow
+async def test_an_object_received_byte_by_byte_has_one_deadline_for_all_of_it(service):
     service.misbehave(drip_s=0.05)
     with pytest.raises(SourceError, match=r"no whole answer within 0\.5 s|not read in time") as caught:
         await ask(misbehaving(service), OBJECT, timeout_s=0.5)
     assert caught.value.is_retryable
 
 
-async def test_nobody_there_is_an_error_that_passes(service):
+async def test_an_unreachable_server_is_a_retryable_error(service):
     source = S3("bucket", format=CSV, options={"endpoint_url": "http://127.0.0.1:9", **KEYS})
     with pytest.raises(SourceError, match="EndpointConnectionError") as caught:
         await ask(source, OBJECT)
@@ -232,6 +240,7 @@ def listed(seen) -> Answer:
     return Answer(f"<ListBucketResult>{followed}{contents}</ListBucketResult>".encode(), "application/xml")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E1", "S4")
 async def test_each_page_of_a_bucket_s_list_is_a_request_in_its_turn(items, outcome_of, raw, soon):
     service = items.service
@@ -266,11 +275,12 @@ def test_a_source_shows_no_keys(service):
         ({"max_body_bytes": -1}, "max_body_bytes: must be .*, not -1"),
     ],
 )
-def test_what_a_bucket_can_t_be_is_refused_when_it_is_declared(options, error):
+def test_invalid_options_of_a_bucket_are_refused_at_the_declaration(options, error):
     with pytest.raises(ValueError, match=error):
         S3(**{"bucket": "b", "format": CSV, **options})
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_error_says_what_to_install():
     program = "import sys; sys.modules['boto3'] = None; import dataloader.flows.etl.sources.s3"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -13,6 +13,7 @@ from dataloader.flows.etl.sources.source import Request, SourceError
 pytestmark = pytest.mark.requirement("S7")
 
 
+@pytest.mark.slow
 async def test_requests_at_once_and_pauses_between_them_are_seen(service):
     service.put("/x", Answer(b"[]"))
     source, request = Http(service.url), Request(endpoint="/x")

@@ -1,0 +1,91 @@
+"""Notices that the database has another history: it was restored, or a standby was promoted.
+
+It looks every 20 seconds, and when the lock session was lost. The heartbeat reports when older tables were restored in
+place: they lack the last sign of life of this process. The watch warns, counts, and has this process declare again what
+its tasks need. No guarantee depends on it (`store.connection.history`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.actors.signals import Signals
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.history import read_history
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S: Final = 20.0
+RETRY_S: Final = 2.0
+
+
+@attrs.define(eq=False, kw_only=True)
+class HistoryWatch:
+    """The watch of one process. `changed` is called, again after an error, when the history is another."""
+
+    database: Database
+    telemetry: Telemetry
+    changed: Callable[[], Awaitable[None]]
+    signals: Signals | None = None
+    wake: Wake = attrs.field(factory=Wake)
+    _known: UUID | None = attrs.field(default=None, init=False)
+    _is_to_declare: bool = attrs.field(default=False, init=False)
+    _refusals: set[str] = attrs.field(factory=set, init=False)
+    """The refusals that are already logged."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look until cancelled."""
+        task_status.started()
+        while True:
+            self.wake.lower()
+            pause_s = LOOK_EVERY_S
+            try:
+                await self._look()
+            except StoreUnavailable:
+                pause_s = RETRY_S  # the other parts report the outage
+            except StoreError as error:  # such as a role without the right: it is no outage
+                self._refused("whether the database was restored can't be seen", error)
+            except BadRequest as error:  # such as a limit that older tables do not allow
+                self._refused("what the tasks need can't be declared again in the restored database", error)
+            await self.wake.wait(pause_s)
+
+    def tables_restored(self) -> None:
+        """Declare again: the tables do not have what this process has written last."""
+        log.warning(
+            "the last sign of life of this process is gone: older tables were restored; what was committed last may be"
+            " gone, too: compare with the external systems"
+        )
+        self.telemetry.history_changed()
+        self._is_to_declare = True
+        self.wake.set()
+
+    def _refused(self, event: str, error: Exception) -> None:
+        if event not in self._refusals:
+            self._refusals.add(event)
+            log.warning(event, error=str(error))
+
+    async def _look(self) -> None:
+        found = await read_history(self.database)
+        if found.is_new or self._known not in {None, found.id}:
+            log.warning(
+                "the database has another history: it was restored, or a standby was promoted; what was committed"
+                " last may be gone: compare with the systems outside",
+                history=str(found.id),
+            )
+            self.telemetry.history_changed()
+            self._is_to_declare = True
+        self._known = found.id
+        if self.signals is not None:
+            self.signals.history_read.emit(found.id)
+        if self._is_to_declare:
+            await self.changed()
+            self._is_to_declare = False

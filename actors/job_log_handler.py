@@ -1,0 +1,87 @@
+"""Keeps with a job what its handler logs by the standard library's `logging`, as `job.log` does (Q9).
+
+A context variable names the run, so asyncio tasks and threads that a handler starts with its context belong to it. A
+child process sends its output itself (`actors.children`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from dataloader.jobs.listings import Level
+from dataloader.jobs.logger import ROOT, message_of, traceback_of
+
+if TYPE_CHECKING:
+    from dataloader.actors.trio_port import TrioPort
+
+
+@attrs.define(eq=False)
+class _Running:
+    """A run in this process. `left` are the lines that may still be sent from other threads than Trio's."""
+
+    port: TrioPort
+    left: int
+    token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
+    thread: int = attrs.field(factory=threading.get_ident)
+
+    def keep(self, level: Level, message: str, fields: dict[str, Any]) -> None:
+        self.port.log(level, message, fields, is_logged=True)
+
+
+_running: Final[ContextVar[_Running | None]] = ContextVar("dataloader_running", default=None)
+
+
+@contextmanager
+def keep_lines(port: TrioPort, max_lines: int) -> Iterator[None]:
+    """Keep what the block logs with the run of `port`, at most `max_lines` lines."""
+    before = _running.set(_Running(port, max_lines + 1))
+    try:
+        yield
+    finally:
+        _running.reset(before)
+
+
+class JobLogHandler(logging.Handler):
+    """A handler for the root logger: lines from `info` on that a job's handler logs are kept with the job.
+
+    `dataloader serve` has it. In an embedding program: `logging.getLogger().addHandler(JobLogHandler())`.
+    """
+
+    def __init__(self) -> None:
+        """It has no formatter: the job keeps message, level, logger and exception."""
+        super().__init__(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record; our own loggers' records are about jobs and not of them."""
+        run = _running.get()
+        if run is None or record.name.partition(".")[0] == ROOT:
+            return
+        try:
+            if threading.get_ident() == run.thread:
+                run.keep(*_line(record))
+            elif run.left > 0:
+                # Never a wait for the loop, which may wait for this thread.
+                run.left -= 1
+                run.token.run_sync_soon(run.keep, *_line(record))
+        except trio.RunFinishedError:
+            pass
+        except Exception:  # noqa: BLE001 - as logging's own handlers do: a log call never raises
+            self.handleError(record)
+
+
+def _line(record: logging.LogRecord) -> tuple[Level, str, dict[str, Any]]:
+    level: Level = "info"
+    if record.levelno >= logging.WARNING:
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+    fields = {"logger": record.name}
+    if record.exc_info and record.exc_info[1] is not None:
+        fields["exception"] = traceback_of(record.exc_info[1])
+    return level, message_of(record), fields

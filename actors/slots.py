@@ -1,0 +1,140 @@
+"""The slots of one queue of this process, and the start of a handler in each.
+
+Claimed jobs start immediately: the dispatcher claims no more jobs than there are free slots. A slot is free again when
+the recorder has written the end of its run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.actors import runner
+from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lease import Lease
+from dataloader.actors.run_services import RunServices
+from dataloader.actors.wake import Wake
+from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.tasks import Task
+from dataloader.store.queue.claim import Claim
+from dataloader.store.queue.lease_clock import lease_time, slept_s
+
+STARTS_PER_TURN: Final = 12
+"""Jobs started in one turn of the event loop: about 50 µs each, plus their handlers' time until the first wait."""
+
+BEGIN_SHARE: Final = 0.8
+"""The share of a supplier's margin within which a handler must begin. The rest is for the way to its first line."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Slots:
+    """The slots of a queue.
+
+    Attributes:
+        count: the number of slots.
+        used: the slots in use, including those of jobs that ended but are not recorded yet.
+        reserved: the used slots that are kept for jobs whose enqueue statement is under way.
+        wake: set when a slot becomes free.
+    """
+
+    queue: str
+    count: int
+    tasks: Mapping[str, Task[Any]]
+    runs: Runs
+    services: RunServices
+    used: int = 0
+    reserved: int = 0
+    wake: Wake = attrs.field(factory=Wake)
+    _nursery: trio.Nursery = attrs.field(init=False)
+    _limiter: trio.CapacityLimiter = attrs.field(init=False)
+
+    def open(self, nursery: trio.Nursery) -> None:
+        """Start handlers in `nursery` from now on."""
+        self._nursery = nursery
+        self._limiter = trio.CapacityLimiter(self.count)
+
+    @property
+    def free(self) -> int:
+        """The number of free slots."""
+        return self.count - self.used
+
+    async def wait_free(self) -> None:
+        """Wait until a slot is free."""
+        while self.free <= 0:
+            await self.wake.wait(math.inf)
+
+    async def wait_unreserved(self) -> None:
+        """Wait until no slot is reserved."""
+        while self.reserved:
+            await self.wake.wait(math.inf)
+
+    async def wait_recorded(self) -> None:
+        """Wait until the end of every run is recorded."""
+        while self.used:
+            await self.wake.wait(math.inf)
+
+    def release(self) -> None:
+        """Free the slot of a run, whose end the recorder has written."""
+        self.used -= 1
+        self.wake.set()
+
+    def reserve(self) -> None:
+        """Reserve a free slot."""
+        self.used += 1
+        self.reserved += 1
+
+    def unreserve(self) -> None:
+        """Free a reserved slot that is not needed."""
+        self.reserved -= 1
+        self.release()
+
+    def start_reserved(self, job: ClaimedJob, sent_at: float) -> None:
+        """Start a job in a reserved slot; the statement that added it was sent at `sent_at`."""
+        self.reserved -= 1
+        self.wake.set()
+        self.services.telemetry.started_at_once(self.queue)
+        self._start(self._add(job, sent_at, trio.current_time(), lease_time() - sent_at))
+
+    def start_all(self, claim: Claim) -> None:
+        """Start the jobs of a claim.
+
+        All runs are added without a checkpoint in between, so that a lost key or a cancel request finds each of them.
+        """
+        self.used += len(claim.jobs)
+        now = trio.current_time()
+        runs = [
+            self._add(job, claim.sent_at, now, waited_s)
+            for job, waited_s in zip(claim.jobs, claim.waited_s, strict=True)
+        ]
+        if len(runs) == 1:
+            self._start(runs[0])
+        elif runs:
+            self._nursery.start_soon(self._start_in_turns, runs)
+
+    def _add(self, job: ClaimedJob, sent_at: float, now: float, waited_s: float) -> Run:
+        lease = Lease(job.lease_s, sent_at + job.lease_s)
+        run = Run(job=job, claimed_at=now, lease=lease, slot_freed=self.release)
+        margin_s = None if job.more is None else job.more.get("margin_s")
+        if margin_s is not None:
+            run.begin_by = sent_at - slept_s() + BEGIN_SHARE * margin_s
+        self.runs.add(run)
+        self.services.telemetry.picked_up(self.queue, waited_s)
+        return run
+
+    def _start(self, run: Run) -> None:
+        task = self.tasks.get(run.job.task)
+        if task is None:  # a row by SQL may have put a job into another task's limit queue
+            runner.release(run, self.services, "job released: its task is unknown to this process")
+        else:
+            self._nursery.start_soon(runner.run, run, task, self.services, self._limiter)
+
+    async def _start_in_turns(self, runs: list[Run]) -> None:
+        """Start the handlers, a few in each turn of the event loop, so that other tasks run in between."""
+        for number, run in enumerate(runs, 1):
+            self._start(run)
+            if number % STARTS_PER_TURN == 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()

@@ -1,0 +1,91 @@
+"""The snapshots that a table with versions has merged, as a run knows them before its first request (E8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.declare.load import Target
+from dataloader.flows.etl.sources.source import Window
+from dataloader.jobs.errors import BadRequest
+from dataloader.store.etl.history import History, Snapshot
+from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
+from dataloader.store.etl.history_observed import HistoryState, aio_history_state
+from dataloader.store.etl.target_table import TableInfo, aio_describe
+
+
+@attrs.frozen
+class Named:
+    """A snapshot that is not a segment yet."""
+
+    name: str
+    window: Window
+
+
+@attrs.frozen(kw_only=True)
+class KnownHistory:
+    """A table of versions before a run. `merged` are the load's snapshots that are older than the newest one."""
+
+    history: History
+    table: TableInfo
+    state: HistoryState
+    merged: frozenset[tuple[str, datetime]]
+
+    def has_merged(self, snapshot: Snapshot) -> bool:
+        """Whether the table has this snapshot, and a newer one."""
+        return (snapshot.name, self._instant(snapshot)) in self.merged
+
+    def check_windows(self, windows: Sequence[Window]) -> None:
+        """Refuse windows whose snapshots can't be put into the past, as they are or because of what is not recorded.
+
+        Raises `BadRequest`.
+        """
+        unrecorded = self.state.unrecorded
+        if self.history.complete or unrecorded is None or not windows:
+            return
+        first, last = (self._instant(Named(str(window), window)) for window in (windows[0], windows[-1]))
+        if first < unrecorded and last < unrecorded:
+            raise BadRequest(
+                "to",
+                f"must be after {unrecorded.isoformat()}, not {_told(windows[-1].end)}: the snapshots of table"
+                f" {self.table.sql} up to then were merged by an earlier release, which did not record unchanged rows;"
+                " leave out to, so that they are loaded again",
+            )
+
+    def check_undated(self, window: Window, name: str) -> None:
+        """Refuse a file without a separate window, whose content is of today, as a snapshot of the past.
+
+        Raises `BadRequest`.
+        """
+        newest = self.state.newest
+        if self.history.as_of is None and newest is not None and self._instant(Named(name, window)) < newest:
+            raise BadRequest(
+                "to",
+                f"must be after {newest.isoformat()}, not {_told(window.end)}: {name} has no window of its own, so"
+                f" what it has now would become a past snapshot of table {self.table.sql}; declare window_of or as_of",
+            )
+
+    def _instant(self, snapshot: Snapshot) -> datetime:
+        return instant_of(self.history.instant(snapshot, self.table))
+
+
+async def aio_known_history(connection: Any, load: str, target: Target) -> KnownHistory | None:
+    """Read what is recorded of the load's table of versions (asyncio-flavoured); None if it merges no snapshots.
+
+    Raises `TargetError` if there is no such table.
+    """
+    history = target.history
+    if history is None or history.is_of_changes:
+        return None
+    table = await aio_describe(connection, target.table)
+    state = await aio_history_state(connection, table)
+    return KnownHistory(
+        history=history, table=table, state=state, merged=await aio_snapshots_behind(connection, table, load)
+    )
+
+
+def _told(end: datetime | None) -> str:
+    return "an open end" if end is None else end.isoformat()

@@ -1,0 +1,203 @@
+"""The meaning of each error of PostgreSQL, of its driver and of the network. No other file judges a SQLSTATE.
+
+A code counts before its class, which is its first two characters. A code of a class that is not listed is a bug.
+docs/guarantees.md says what each meaning leads to, from an HTTP request to a load's segment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import Any, Final
+
+import asyncpg
+
+
+class Meaning(enum.Enum):
+    """The meaning of a failed statement, which decides what to do about it."""
+
+    OUTAGE = "outage"
+    """The database, or the way to it, cannot serve now. Wait and repeat; the value and the program are right."""
+    CONFLICT = "conflict"
+    """Another session was in the way, and the statement changed nothing. Repeat it."""
+    BAD_VALUE = "bad value"
+    """The database refuses this value and would refuse it again. Other values of the same statement may succeed."""
+    BUG = "bug"
+    """The statement, its rights, the tables or the server's files are wrong. Only a change by a person helps."""
+
+
+BY_CLASS: Final[dict[str, Meaning]] = {
+    "03": Meaning.BUG,  # SQL statement not yet complete
+    "08": Meaning.OUTAGE,  # connection exception
+    "09": Meaning.BUG,  # triggered action exception
+    "0A": Meaning.BUG,  # feature not supported
+    "0B": Meaning.BUG,  # invalid transaction initiation
+    "0F": Meaning.BUG,  # locator exception
+    "0L": Meaning.BUG,  # invalid grantor
+    "0P": Meaning.BUG,  # invalid role specification
+    "0Z": Meaning.BUG,  # diagnostics exception
+    "10": Meaning.BAD_VALUE,  # XQuery error
+    "20": Meaning.BUG,  # case not found
+    "21": Meaning.BUG,  # cardinality violation
+    "22": Meaning.BAD_VALUE,  # data exception
+    "23": Meaning.BAD_VALUE,  # integrity constraint violation
+    "24": Meaning.BUG,  # invalid cursor state
+    "25": Meaning.BUG,  # invalid transaction state
+    "26": Meaning.BUG,  # invalid SQL statement name: a pooler has lost a prepared statement
+    "27": Meaning.BUG,  # triggered data change violation
+    "28": Meaning.OUTAGE,  # invalid authorization: a password or a rule of pg_hba.conf is being changed
+    "2B": Meaning.BUG,  # dependent privilege descriptors still exist
+    "2D": Meaning.BUG,  # invalid transaction termination
+    "2F": Meaning.BUG,  # SQL routine exception
+    "34": Meaning.BUG,  # invalid cursor name
+    "38": Meaning.BUG,  # external routine exception
+    "39": Meaning.BUG,  # external routine invocation exception
+    "3B": Meaning.BUG,  # savepoint exception
+    "3D": Meaning.OUTAGE,  # invalid catalog name: the database is being made again
+    "3F": Meaning.BUG,  # invalid schema name
+    "40": Meaning.CONFLICT,  # transaction rollback
+    "42": Meaning.BUG,  # syntax error or access rule violation
+    "44": Meaning.BAD_VALUE,  # WITH CHECK OPTION violation
+    "53": Meaning.OUTAGE,  # insufficient resources: disk full, out of memory, too many connections
+    "54": Meaning.BAD_VALUE,  # program limit exceeded; for 54000 see UNCLEAR
+    "55": Meaning.BUG,  # object not in prerequisite state
+    "57": Meaning.OUTAGE,  # operator intervention
+    "58": Meaning.OUTAGE,  # system error, such as of a disk
+    "72": Meaning.CONFLICT,  # snapshot too old
+    "F0": Meaning.BUG,  # configuration file error
+    "HV": Meaning.BUG,  # foreign data wrapper error
+    "P0": Meaning.BAD_VALUE,  # PL/pgSQL error: a trigger or check of the user's raises it for a row
+    "XX": Meaning.BUG,  # internal error; XX001 and XX002 are damaged data, which waiting does not repair
+}
+BY_CODE: Final[dict[str, Meaning]] = {
+    "08P01": Meaning.BUG,  # protocol violation, such as a NUL in a statement's text; see also FATAL
+    "25006": Meaning.OUTAGE,  # read-only transaction: a failover has led to a server that is not promoted yet
+    "25P03": Meaning.OUTAGE,  # idle-in-transaction timeout: this process stood still, and the session is gone
+    "25P04": Meaning.OUTAGE,  # transaction timeout, likewise
+    "40002": Meaning.BAD_VALUE,  # integrity constraint violation at the COMMIT
+    "40003": Meaning.OUTAGE,  # statement completion unknown
+    "55P03": Meaning.CONFLICT,  # lock not available
+    "58P01": Meaning.BUG,  # undefined file, such as an extension's library
+    "58P02": Meaning.BUG,  # duplicate file
+    "58P03": Meaning.BUG,  # file name too long
+    "HV001": Meaning.OUTAGE,  # foreign data wrapper: out of memory
+    "HV00N": Meaning.OUTAGE,  # foreign data wrapper: unable to establish a connection
+}
+UNCLEAR: Final = "54000"
+"""Program limit exceeded: a bad value, such as for an index, or an outage, such as before a wraparound of transaction
+ids, or while the queue of notifications is full. `PROBE` decides."""
+PROBE: Final = "SELECT current_setting('transaction_read_only'), pg_current_xact_id(), pg_notify('dl_probe', '')"
+"""Needs a transaction id and a place among the notifications, and has no value that could be bad. A server that is
+read-only by default answers `on`."""
+OUR_WARNING: Final = "01DL1"
+"""The code of warnings that our functions raise for operators."""
+FATAL: Final = frozenset({"FATAL", "PANIC"})
+"""Severities of errors that end the session. A pooler reports a lost server as a protocol violation of these
+severities."""
+_CAN_BE_RAISED: Final = ("08", "25006", "28", "3D", "53400", "HV001", "HV00N")
+"""Codes and classes of outages that a single statement can cause on a healthy server: it reaches a third server, has
+made its transaction read-only, or exceeds a limit of its session."""
+
+
+class Misused(asyncpg.InterfaceError):
+    """The driver refused a call on an open connection, such as one with the wrong number of arguments."""
+
+
+# The driver's own errors, which have no code; the first match counts. Some are subclasses of an error with a code.
+_BY_TYPE: Final[tuple[tuple[type[BaseException], Meaning], ...]] = (
+    (asyncpg.InvalidCachedStatementError, Meaning.CONFLICT),  # a migration beside us; the driver forgets the plan
+    (asyncpg.OutdatedSchemaCacheError, Meaning.CONFLICT),  # likewise
+    (Misused, Meaning.BUG),
+    (asyncpg.UnsupportedClientFeatureError, Meaning.BUG),
+    (asyncpg.UnsupportedServerFeatureError, Meaning.BUG),
+    (asyncpg.ClientConfigurationError, Meaning.OUTAGE),  # of the address, which an operator can mend: see AccessDenied
+)
+_WITHOUT_CODE: Final[tuple[tuple[type[BaseException], Meaning], ...]] = (
+    (asyncpg.InterfaceError, Meaning.OUTAGE),  # the connection is closed
+    (asyncpg.InternalClientError, Meaning.OUTAGE),  # the answer can't be understood: the connection is closed
+    (OSError, Meaning.OUTAGE),  # a TimeoutError is one
+    (asyncio.IncompleteReadError, Meaning.OUTAGE),
+    (UnicodeEncodeError, Meaning.BAD_VALUE),  # half of a surrogate pair
+)
+
+# Single conditions, for the places whose next step depends on one of them.
+LOCKED: Final = asyncpg.LockNotAvailableError
+TAKEN: Final = asyncpg.UniqueViolationError
+TIMED_OUT: Final = asyncpg.QueryCanceledError
+READ_ONLY: Final = asyncpg.ReadOnlySQLTransactionError
+NO_RIGHT: Final = asyncpg.InsufficientPrivilegeError
+INVALID_PARAMETER: Final = asyncpg.InvalidParameterValueError
+"""Such as an unknown time zone. `dl_refuse` raises it in SQL, with the field as `column_name`."""
+ROLLED_BACK: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""The server has rolled back the transaction because of others: the same operation may succeed immediately."""
+UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
+"""Errors that may come after a commit: the connection's end, and a session's by the server."""
+MISSING: Final = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
+NO_NAME: Final = (asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError)
+"""A text is not the name of a table."""
+LOST_STATEMENTS: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""The errors of a prepared statement behind a pooler that changes the server connection between transactions."""
+NEXT_HOST: Final = (
+    OSError,  # a TimeoutError is one
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TargetServerAttributeNotMatched,
+)
+"""A host of the address does not take us now; another one may."""
+BAD_ADDRESS: Final = asyncpg.ClientConfigurationError
+FROM_POOLER: Final = asyncpg.ProtocolViolationError
+DENIED: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    # The driver sends parameters of the address that it does not know to the server, which may refuse them.
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
+)
+"""The server refuses a new connection."""
+
+
+def meaning_of_code(code: str) -> Meaning:
+    """Return the meaning of a SQLSTATE; a bug if its class is unknown."""
+    return BY_CODE.get(code) or BY_CLASS.get(code[:2], Meaning.BUG)
+
+
+def meaning_of(error: BaseException) -> Meaning | None:
+    """Return the meaning of an error of PostgreSQL, of its driver or of the network; None for any other error."""
+    for kind, meaning in _BY_TYPE:
+        if isinstance(error, kind):
+            return meaning
+    if isinstance(error, asyncpg.PostgresError):
+        code = error.sqlstate or "XX000"
+        return BY_CLASS[code[:2]] if isinstance(error, FROM_POOLER) and _is_fatal(error) else meaning_of_code(code)
+    for kind, meaning in _WITHOUT_CODE:
+        if isinstance(error, kind):
+            return meaning
+    return None
+
+
+def is_unclear(error: BaseException | None) -> bool:
+    """Return whether only `PROBE` can tell if this is an outage."""
+    return isinstance(error, asyncpg.PostgresError) and error.sqlstate == UNCLEAR
+
+
+def is_our_warning(message: Any) -> bool:
+    """Return whether a message of the server is a warning of our functions."""
+    return bool(message.sqlstate == OUR_WARNING)
+
+
+def can_be_raised(error: BaseException | None) -> bool:
+    """Return whether a statement can cause this outage on a server that serves, so that only `PROBE` can tell."""
+    if not isinstance(error, asyncpg.PostgresError) or _is_fatal(error):
+        return False
+    return (error.sqlstate or "").startswith(_CAN_BE_RAISED)
+
+
+def _is_fatal(error: Any) -> bool:
+    return not FATAL.isdisjoint({error.severity_en, error.severity})
+
+
+def misused(error: asyncpg.InterfaceError, connection: Any) -> asyncpg.InterfaceError:
+    """Return the error as `Misused` if its connection is open: then it does not say that the connection is lost."""
+    return error if connection is None or connection.is_closed() else Misused(*error.args)

@@ -1,0 +1,61 @@
+"""Time zones that both this program and the database use: the names must mean the same to both (S4).
+
+The claim opens work periods and counts budgets of days by the database's zones; the ends of periods, forms and pages
+use the zones of this machine. Each has its own time zone database: a server without the package `tzdata-legacy` does
+not know `US/Eastern`, `CET` is a fixed offset to PostgreSQL, and one of the two may be older than the other.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.zones import offset, zone_named
+from dataloader.store.connection.error_meanings import INVALID_PARAMETER
+
+log = get_logger(__name__)
+
+# Over a year, so that both offsets of a zone with daylight-saving time are compared.
+_OFFSETS: Final = """
+SELECT extract(epoch FROM a.at AT TIME ZONE $1 - a.at AT TIME ZONE 'UTC')::float8 AS ahead_s, a.at
+FROM generate_series(now(), now() + interval '364 days', interval '28 days') AS a (at) ORDER BY a.at
+"""
+_IS_ABBREVIATION: Final = "SELECT EXISTS (SELECT FROM pg_timezone_abbrevs WHERE abbrev = upper($1))"
+
+
+async def aio_check_zone(connection: Any, field: str, name: str) -> None:
+    """Check that the database knows a zone as this program does (asyncio-flavoured, within a transaction).
+
+    Raises `BadRequest` for a zone that the database does not know, or that it reads as an abbreviation with a fixed
+    offset. A zone with the same name and other rules is a warning in the log: one of the two has older data.
+    """
+    if name == "UTC":
+        return
+    zone = zone_named(name)
+    try:
+        async with connection.transaction():
+            rows = await connection.fetch(_OFFSETS, name)
+    except INVALID_PARAMETER:
+        raise BadRequest(
+            field,
+            f"must be a time zone that the database's server knows, too; it does not know {name!r:.100}. Use a name of "
+            "its view pg_timezone_names, such as Europe/Berlin, or America/New_York in place of US/Eastern",
+        ) from None
+    other = [row for row in rows if timedelta(seconds=row["ahead_s"]) != offset(zone, row["at"])]
+    if not other:
+        return
+    if await connection.fetchval(_IS_ABBREVIATION, name):
+        raise BadRequest(
+            field,
+            f"must be a time zone that the database's server reads as a region, such as Europe/Berlin; it reads "
+            f"{name!r:.100} as an abbreviation with a fixed offset",
+        )
+    log.warning(
+        "the database and this machine have different rules for a time zone: update the older of the two",
+        zone=name,
+        at=other[0]["at"].isoformat(),
+        database_offset_s=other[0]["ahead_s"],
+        own_offset_s=offset(zone, other[0]["at"]).total_seconds(),
+    )

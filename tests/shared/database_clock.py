@@ -1,0 +1,45 @@
+"""A clock of the database that can be set, for tests of its jumps. A plugin of tests/conftest.py."""
+
+from __future__ import annotations
+
+import pytest
+from databases import raw_connection
+
+DATABASES_CLOCKS = {"now": "STABLE", "statement_timestamp": "STABLE", "clock_timestamp": "VOLATILE"}
+SET_CLOCK = """
+CREATE OR REPLACE FUNCTION other_clock.{name}() RETURNS timestamptz LANGUAGE sql {volatility}
+AS 'SELECT pg_catalog.{name}() + interval ''{ahead_s} s''';
+"""
+USE_THE_OTHER_CLOCK = """
+DO $$
+DECLARE
+  v_function regprocedure;
+BEGIN
+  EXECUTE format('ALTER DATABASE %I SET search_path = public, other_clock, pg_catalog', current_database());
+  FOR v_function IN SELECT oid FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'dl\\_%' LOOP
+    EXECUTE format('ALTER FUNCTION %s SET search_path = public, other_clock, pg_catalog, pg_temp', v_function);
+  END LOOP;
+END $$
+"""
+"""In the queue's functions, and in all sessions that begin from now on, `now()` is another schema's."""
+
+
+@pytest.fixture
+async def set_clock(database):
+    """Makes the database's clock go ahead of the machine's by some seconds, for the product; `raw` has the machine's.
+
+    The product's own statements run, with another `now()`: moving the rows instead would be no jump to the reaper.
+    """
+
+    async def set_clock(ahead_s):
+        statements = [
+            SET_CLOCK.format(name=name, volatility=volatility, ahead_s=ahead_s)
+            for name, volatility in DATABASES_CLOCKS.items()
+        ]
+        await connection.execute("".join(statements))
+
+    async with raw_connection(database.dsn) as connection:
+        await connection.execute("CREATE SCHEMA other_clock")
+        await set_clock(0)
+        await connection.execute(USE_THE_OTHER_CLOCK)
+        yield set_clock

@@ -1,0 +1,61 @@
+"""A shielded write ends by the deadline of the scopes around it, such as a job's run, also if nothing answers."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from proxy import open_proxy
+
+from dataloader import StoreUnavailable
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q8")]
+
+
+async def aio_in_transaction(connection, sql):
+    async with connection.transaction():
+        return await connection.fetchval(sql)
+
+
+@pytest.fixture
+async def proxy(database):
+    async with open_proxy(database.dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(proxy):
+    # What an unbounded write would wait for: 10 + 30 + 2 s.
+    async with open_database(DatabaseOptions(dsn=proxy.dsn)) as store:
+        await store.run(aio_in_transaction, "SELECT 1")
+        yield store
+
+
+async def test_a_write_without_an_answer_ends_with_the_scope_around_it(proxy, store):
+    proxy.freeze()
+    began = trio.current_time()
+    with trio.move_on_after(0.5) as scope, pytest.raises(StoreUnavailable):
+        await store.write(aio_in_transaction, "SELECT 1")
+    assert trio.current_time() - began < 20
+    assert not scope.cancelled_caught
+    proxy.thaw()
+    assert await store.write(aio_in_transaction, "SELECT 2") == 2
+
+
+async def test_a_write_that_waits_for_a_connection_ends_with_the_scope_around_it(proxy, store):
+    async with trio.open_nursery() as nursery:
+        for _ in range(store.options.pool_size):
+            nursery.start_soon(store.run, aio_in_transaction, "SELECT pg_sleep(25)")
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        with trio.move_on_after(0.5), pytest.raises(StoreUnavailable):
+            await store.write(aio_in_transaction, "SELECT 1")
+        assert trio.current_time() - began < 8
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_write_that_its_scope_no_longer_waits_for_still_happens(store):
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        assert await store.write(aio_in_transaction, "SELECT 3") == 3
