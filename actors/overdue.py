@@ -22,6 +22,8 @@ from dataloader.store.queue.lease_clock import slept_s
 log = get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
+SUSPENDED_S: Final = 0.5
+"""A look that comes later than this shows that the process was suspended, or blocked. No handler could stop then."""
 
 
 @attrs.define(eq=False)
@@ -50,8 +52,9 @@ class OverdueWatch:
         """Look until cancelled."""
         while True:
             await self.runs.wait_any()
-            await trio.sleep_until(self._next_look())
-            self._look()
+            planned = self._next_look()
+            await trio.sleep_until(planned)
+            self._look(late_s=trio.current_time() - planned)
 
     def loop_blocked(self, for_s: float) -> None:
         """The watchdog's thread says that the loop has been blocked for `for_s` seconds.
@@ -73,10 +76,16 @@ class OverdueWatch:
         moments += [seen.since + self.cancel_grace_s for seen in self._seen.values()]
         return min(moment for moment in moments if moment > now)
 
-    def _look(self) -> None:
-        """Report handlers that go on after they were stopped, and those that go on without a lease."""
+    def _look(self, *, late_s: float) -> None:
+        """Report handlers that continue after they were stopped, and those that continue without a lease.
+
+        `late_s` is the time that has passed since the moment for which this look was planned.
+        """
         now, slept = trio.current_time(), slept_s()
         self._seen = {run: seen for run, seen in self._seen.items() if not run.body_ended}
+        if late_s > SUSPENDED_S:
+            for seen in self._seen.values():
+                seen.since += late_s
         for run in self.runs:
             stopped_at = min(run.stopped_at, run.scope.deadline)
             if run.body_ended or now < stopped_at:

@@ -92,6 +92,25 @@ async def test_only_a_process_that_was_suspended_gets_a_grace_after_its_lease(au
     assert [line["event"] for line in lines] == ["a handler does not stop: it keeps its key and lease until it returns"]
 
 
+@pytest.mark.requirement("Q8")
+async def test_the_time_in_which_a_process_was_suspended_is_no_grace(autojump_clock):
+    """The process is suspended after its handler was stopped, and resumes after the end of the lease."""
+    runs, told, run = Runs(), [], a_run(1, trio.current_time() + LEASE_S)
+    runs.add(run)
+    run.stop(StopReason.CANCEL)
+    watch = OverdueWatch(
+        runs=runs, look_s=10, cancel_grace_s=GRACE_S, unstoppable=lambda _run: told.append(trio.current_time())
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.sleep(GRACE_S / 2 - 0.5)
+        autojump_clock.jump(2 * LEASE_S)
+        resumed_at = trio.current_time()
+        await trio.sleep(LEASE_S)
+        nursery.cancel_scope.cancel()
+    assert told == [pytest.approx(resumed_at + GRACE_S / 2, abs=1)]
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("Q7", "Q12")
 async def test_a_handler_that_runs_after_its_commit_is_stopped_when_its_key_is_at_risk(open_worker, database):

@@ -237,7 +237,7 @@ async def test_chaos_never_runs_two_handlers_of_a_key_and_leaves_no_process(serv
     for service in chaos.services:
         service.signal(signal.SIGTERM)
     for service in chaos.services:
-        assert await service.exit_code(within_s=90) == 0, service.lines[-10:]
+        assert await service.exit_code(within_s=90) == 0, "\n".join(map(str, service.lines[-20:]))
 
     async def nothing_is_left():
         return not processes_with(chaos.mark)
