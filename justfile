@@ -28,21 +28,21 @@ setup extra="dev":
 [parallel]
 check: lint types imports quick
 
-# Tests also wait, so there are more processes than cores.
+# Tests also wait, so there are more processes than cores. The tests of the second part wait longer.
 
-pytest := bin / "pytest -n 4 --dist worksteal --parts --durations 10"
+pytest := bin / "pytest --dist worksteal --parts --durations 10"
 
 # the quick tests: three of five
 quick *args:
-    {{ pytest }} -m "not slow and not full" {{ args }}
+    {{ pytest }} -n 4 -m "not slow and not full" {{ args }}
 
 # nine of ten tests, on one PostgreSQL and without other programs
 test *args:
-    {{ pytest }} -m "not full" {{ args }}
+    {{ pytest }} -n 4 -m "not full" {{ args }}
 
 # the other tests: long faults, browsers, Dask, RabbitMQ, the standalone binary, and the SQL on each supported PostgreSQL
 test-rest *args: _servers
-    STORM_SECONDS=30 {{ pytest }} --rest --pg {{ versions }} -o faulthandler_timeout=900 {{ args }}
+    STORM_SECONDS=30 {{ pytest }} -n 5 --rest --pg {{ versions }} -o faulthandler_timeout=900 {{ args }}
 
 # all tests; the second part also runs if the first one fails
 test-all:

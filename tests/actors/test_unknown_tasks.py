@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.lowlevel
-from conditions import until, when_ended
+from conditions import patience_s, until, when_ended
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
 from dataloader.actors.claim_cursor import ClaimCursor
@@ -53,7 +53,7 @@ async def test_a_task_that_becomes_known_between_two_claims_is_looked_for_from_t
         await until(all_slots_are_taken)
         await supervisor.add_tasks(tasks_named("new", handler=note))
         may_end.set()
-        with trio.fail_after(60):
+        with trio.fail_after(patience_s()):
             await ran.wait()
     first_with_it = next(claim for claim in supervisor.signals.claimed.values if "new" in claim.tasks)
     assert first_with_it.after is None

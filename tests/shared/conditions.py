@@ -25,7 +25,7 @@ WHERE datname = current_database() AND application_name LIKE '% ' || $1 AND stat
 
 def patience_s() -> float:
     """How long to wait for what will come: long, for a busy machine; briefly for what a broken build never brings."""
-    return 20 if broken.VARIABLE in os.environ else 120
+    return 10 if broken.VARIABLE in os.environ else 120
 
 
 async def when_ended(supervisor: Supervisor, job_id: UUID, *, within_s: float | None = None) -> JobRecord:
