@@ -83,10 +83,16 @@ DECLARE
   v_time text := lpad(to_hex((v_now / 1000 << 12) | (v_now % 1000 * 4096 / 1000)), 15, '0');
   -- A UUID of version 7: 48 bits of milliseconds, 12 of the fraction below; the server's random ones bring variant and rest.
   v_id uuid := left(v_time, 12) || '7' || right(v_time, 3) || right(replace(gen_random_uuid()::text, '-', ''), 16);
+  v_names text := concat_ws('/', dl_enqueue_job.task, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.idempotency_key,
+                            nullif(dl_enqueue_job.partition_key, ''), dl_enqueue_job.producer, dl_enqueue_job.consumer_group);
   v_hash bytea;
-  -- No job's id twice; NULL: the job runs after none.
-  v_after uuid[] := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue_job.after) AS a (id));
-  v_waits boolean := v_after IS NOT NULL;
+  v_after uuid[];
+  v_waits boolean := coalesce(cardinality(dl_enqueue_job.after), 0) > 0;
+  v_task record;
+  v_queue text;
+  v_lock_key text;
+  v_lane text;
+  v_root uuid;
   v_first record;
 BEGIN
   IF dl_enqueue_job.task IS NULL THEN
@@ -95,16 +101,22 @@ BEGIN
     PERFORM {schema}.dl_refuse('task', format(
       'must not be %s: the names process.*, notify.*, migrate are those of built-in tasks', to_json(dl_enqueue_job.task)));
   END IF;
-  PERFORM {schema}.dl_check_name('task', dl_enqueue_job.task, 200), {schema}.dl_check_name('queue', dl_enqueue_job.queue, 200),
-          {schema}.dl_check_name('lock_key', dl_enqueue_job.lock_key, 512),
-          {schema}.dl_check_name('idempotency_key', dl_enqueue_job.idempotency_key, 512),
-          {schema}.dl_check_name('partition_key', nullif(dl_enqueue_job.partition_key, ''), 512),
-          {schema}.dl_check_name('producer', dl_enqueue_job.producer, 512),
-          {schema}.dl_check_name('consumer_group', dl_enqueue_job.consumer_group, 512);
-  PERFORM {schema}.dl_refuse(n.name, format('must be an integer from %s to %s, not %s', n.low, n.high, n.value))
-  FROM (VALUES ('priority', dl_enqueue_job.priority, 0, 2147483647), ('max_attempts', dl_enqueue_job.max_attempts, 1, 1000000),
-               ('lease_ttl_sec', dl_enqueue_job.lease_ttl_sec, 3, 86400)) AS n (name, value, low, high)
-  WHERE n.value NOT BETWEEN n.low AND n.high;
+  -- One look at all names together. Only where one of them may be wrong, each is checked.
+  IF length(v_names) > 200 OR v_names ~ E'[\\x01-\\x1f\\x7f-\\x9f\\u2028\\u2029]|(^|/)\\s*(/|$)' THEN
+    PERFORM {schema}.dl_check_name('task', dl_enqueue_job.task, 200), {schema}.dl_check_name('queue', dl_enqueue_job.queue, 200),
+            {schema}.dl_check_name('lock_key', dl_enqueue_job.lock_key, 512),
+            {schema}.dl_check_name('idempotency_key', dl_enqueue_job.idempotency_key, 512),
+            {schema}.dl_check_name('partition_key', nullif(dl_enqueue_job.partition_key, ''), 512),
+            {schema}.dl_check_name('producer', dl_enqueue_job.producer, 512),
+            {schema}.dl_check_name('consumer_group', dl_enqueue_job.consumer_group, 512);
+  END IF;
+  IF dl_enqueue_job.priority < 0 OR dl_enqueue_job.max_attempts NOT BETWEEN 1 AND 1000000
+     OR dl_enqueue_job.lease_ttl_sec NOT BETWEEN 3 AND 86400 THEN
+    PERFORM {schema}.dl_refuse(n.name, format('must be an integer from %s to %s, not %s', n.low, n.high, n.value))
+    FROM (VALUES ('priority', dl_enqueue_job.priority, 0, 2147483647), ('max_attempts', dl_enqueue_job.max_attempts, 1, 1000000),
+                 ('lease_ttl_sec', dl_enqueue_job.lease_ttl_sec, 3, 86400)) AS n (name, value, low, high)
+    WHERE n.value NOT BETWEEN n.low AND n.high;
+  END IF;
   IF dl_enqueue_job.available_at NOT BETWEEN '1900-01-01 UTC' AND '9000-01-01 UTC' THEN
     PERFORM {schema}.dl_refuse('available_at', format('must be an instant of the years 1900 to 9000, not %s', dl_enqueue_job.available_at));
   ELSIF jsonb_typeof(dl_enqueue_job.args) IS DISTINCT FROM 'object' THEN
@@ -113,6 +125,10 @@ BEGIN
   ELSIF octet_length(dl_enqueue_job.args::text) > 16777216 THEN
     PERFORM {schema}.dl_refuse('args', format(
       'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue_job.args::text)));
+  END IF;
+  IF v_waits THEN
+    -- No job's id twice.
+    v_after := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue_job.after) AS a (id));
   END IF;
   IF cardinality(v_after) > 10000 THEN
     PERFORM {schema}.dl_refuse('after', format('must have at most 10000 ids, not %s', cardinality(v_after)));
@@ -129,44 +145,47 @@ BEGIN
   END IF;
   -- The first job of a key may be deleted between the two statements.
   FOR attempt IN 1 .. 3 LOOP
-    WITH added AS (
+    SELECT t.task, t.queue, t.lock_key, t.priority, t.max_attempts, t.lease_ttl_sec, t.limited, t.first_stage, t.uniqueness
+    INTO v_task FROM {schema}.dl_tasks t WHERE t.task = dl_enqueue_job.task;
+    IF v_task.uniqueness IS NULL AND dl_enqueue_job.version IS NULL THEN
+      v_queue := coalesce(dl_enqueue_job.queue, v_task.queue, {schema}.dl_refuse('queue', format(
+        'must be given: the task %s has no queue of its own', to_json(dl_enqueue_job.task)) || CASE WHEN v_task.task IS NULL
+        THEN '; no process has declared it yet: start `dataloader serve` with it once, or give queue' ELSE '' END));
+      v_lock_key := dl_enqueue_job.lock_key;
+      IF v_lock_key IS NULL AND v_task.lock_key IS NOT NULL THEN
+        v_lock_key := {schema}.dl_key('lock_key', v_task.lock_key, dl_enqueue_job.task, dl_enqueue_job.args);
+      END IF;
+      v_lane := CASE WHEN v_task.limited THEN v_task.task END;
+      IF v_task.first_stage IS NOT NULL THEN
+        v_lane := (SELECT s.task FROM {schema}.dl_tasks s WHERE s.task = v_task.first_stage AND s.limited);
+      END IF;
+      IF dl_enqueue_job.root IS NOT NULL THEN
+        v_root := coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue_job.root), dl_enqueue_job.root);
+      END IF;
       INSERT INTO {schema}.dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
                                     available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash,
                                     root_id, when_failed, waits_for, waits_on, wanted_at, lane)
-      SELECT v_id,
-             coalesce(r.queue, t.queue, {schema}.dl_refuse('queue', format(
-               'must be given: the task %s has no queue of its own', to_json(r.task)) || CASE WHEN t.task IS NULL
-               THEN '; no process has declared it yet: start `dataloader serve` with it once, or give queue' ELSE '' END)),
-             coalesce(t.first_stage, r.task), r.args, r.idempotency_key,
-             coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL THEN {schema}.dl_key('lock_key', t.lock_key, r.task, r.args) END,
-                      v_id::text),
-             r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
-             coalesce(dl_enqueue_job.partition_key, ''), coalesce(dl_enqueue_job.priority, t.priority, 100),
-             CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue_job.available_at, now()) END, coalesce(dl_enqueue_job.max_attempts, t.max_attempts, 5),
-             coalesce(dl_enqueue_job.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
-             coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue_job.root), dl_enqueue_job.root), CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
-             CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
-             CASE WHEN v_waits THEN dl_enqueue_job.available_at END,
-             CASE WHEN t.first_stage IS NOT NULL
-              THEN (SELECT s.task FROM {schema}.dl_tasks s WHERE s.task = t.first_stage AND s.limited)
-              WHEN t.limited THEN r.task END
-      FROM (VALUES (dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.idempotency_key))
-        AS r (task, args, queue, lock_key, idempotency_key)
-      LEFT JOIN {schema}.dl_tasks t ON t.task = r.task
-      WHERE t.uniqueness IS NULL AND dl_enqueue_job.version IS NULL
-      ON CONFLICT DO NOTHING
-      RETURNING job_id, queue
-    ), journal AS (
-      INSERT INTO {schema}.dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
-    )
-    SELECT a.job_id, 'added' INTO job_id, did FROM added a;
-    IF FOUND THEN
-      IF v_waits THEN
-        PERFORM {schema}.dl_refuse('after', format('must be the ids of jobs that exist; no job has the id %s', coalesce(a.id::text, 'null')))
-        FROM unnest(v_after) AS a (id) WHERE (SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.job_id = a.id) IS NULL;
-        INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT job_id, a.id FROM unnest(v_after) AS a (id);
+      VALUES (v_id, v_queue, coalesce(v_task.first_stage, dl_enqueue_job.task), dl_enqueue_job.args, dl_enqueue_job.idempotency_key,
+              coalesce(v_lock_key, v_id::text), v_lock_key IS NOT NULL, coalesce(dl_enqueue_job.partition_key, ''),
+              coalesce(dl_enqueue_job.priority, v_task.priority, 100),
+              CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue_job.available_at, now()) END,
+              coalesce(dl_enqueue_job.max_attempts, v_task.max_attempts, 5),
+              coalesce(dl_enqueue_job.lease_ttl_sec, v_task.lease_ttl_sec, 60), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
+              v_root, CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
+              CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
+              CASE WHEN v_waits THEN dl_enqueue_job.available_at END, v_lane)
+      ON CONFLICT DO NOTHING;
+      IF FOUND THEN
+        INSERT INTO {schema}.dl_job_events (job_id, queue, kind) VALUES (v_id, v_queue, 'queued');
+        job_id := v_id;
+        did := 'added';
+        IF v_waits THEN
+          PERFORM {schema}.dl_refuse('after', format('must be the ids of jobs that exist; no job has the id %s', coalesce(a.id::text, 'null')))
+          FROM unnest(v_after) AS a (id) WHERE (SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.job_id = a.id) IS NULL;
+          INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT job_id, a.id FROM unnest(v_after) AS a (id);
+        END IF;
+        RETURN;
       END IF;
-      RETURN;
     END IF;
     SELECT j.job_id, CASE WHEN get_byte(j.request_hash, 0) = 1 AND octet_length(j.request_hash) = 33 THEN j.request_hash = v_hash
                           ELSE (j.task = dl_enqueue_job.task OR starts_with(j.task, dl_enqueue_job.task || '.')) AND j.args = dl_enqueue_job.args
@@ -211,11 +230,11 @@ CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
   after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL)
 RETURNS uuid
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN (SELECT e.job_id FROM {schema}.dl_enqueue_job(
+  RETURN ({schema}.dl_enqueue_job(
     task, args, queue, lock_key, priority, available_at, idempotency_key, partition_key, max_attempts, lease_ttl_sec, producer,
-    consumer_group, after, when_failed, root) AS e);
+    consumer_group, after, when_failed, root)).job_id;
 END $$;
 REVOKE ALL ON FUNCTION
   {schema}.dl_enqueue(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text, uuid[], text, uuid) FROM PUBLIC;

@@ -1,6 +1,6 @@
 -- What operators are to be told of is noted in the transaction in which it happens, whoever writes, while a process has targets.
 
--- A run whose job has failed for good, or was lost: its line in the log of errors, which dl_jobs_failing writes. Jobs that tell
+-- A run whose job has failed for good, or was lost: its line in the log of errors, which dl_jobs_shape writes. Jobs that tell
 -- operators of failures (BUILT_IN in jobs/tasks.py) are none of them: their own failures are told to nobody.
 CREATE OR REPLACE FUNCTION {schema}.dl_error_noticed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -5,28 +5,17 @@
 -- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  v_queue text;
-  v_due timestamptz;
-  v_after boolean;
-  v_lanes text[];
 BEGIN
-  FOR v_queue IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND waits_for IS NULL LOOP
-    PERFORM pg_notify('dl_jobs', left(v_queue, 1000));
-  END LOOP;
-  SELECT min(available_at) FILTER (WHERE waits_for = 'time'), bool_or(waits_for = 'after'),
-         array_agg(DISTINCT lane) FILTER (WHERE waits_for = 'limit')
-  INTO v_due, v_after, v_lanes
-  FROM inserted WHERE status = 'queued' AND waits_for IN ('time', 'after', 'limit');
-  IF v_due IS NOT NULL THEN
-    PERFORM pg_notify('dl_due', floor(extract(epoch FROM v_due))::text);
-  END IF;
-  IF v_after THEN
-    PERFORM pg_notify('dl_after', '');
-  END IF;
-  IF v_lanes IS NOT NULL THEN
-    PERFORM pg_notify('dl_lane', left(u.lane, 1000)) FROM unnest(v_lanes) AS u (lane);
-  END IF;
+  PERFORM pg_notify(
+    CASE i.waits_for WHEN 'time' THEN 'dl_due' WHEN 'after' THEN 'dl_after' WHEN 'limit' THEN 'dl_lane' ELSE 'dl_jobs' END,
+    coalesce(floor(extract(epoch FROM i.due))::text, left(i.name, 1000)))
+  FROM (
+    SELECT n.waits_for, CASE WHEN n.waits_for IS NULL THEN n.queue WHEN n.waits_for = 'limit' THEN n.lane ELSE '' END AS name,
+           min(n.available_at) FILTER (WHERE n.waits_for = 'time') AS due
+    FROM inserted n
+    WHERE n.status = 'queued' AND (n.waits_for IS NULL OR n.waits_for IN ('time', 'after', 'limit'))
+    GROUP BY 1, 2
+  ) AS i;
   RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_jobs_inserted() FROM PUBLIC;
@@ -36,14 +25,15 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF NEW.status = 'queued' AND NEW.waits_for IS NULL AND (OLD.status <> 'queued' OR OLD.waits_for IS NOT NULL) THEN
     PERFORM pg_notify('dl_jobs', left(NEW.queue, 1000));
-  ELSIF NEW.status = 'queued' AND NEW.waits_for = 'time' THEN
+  ELSIF NEW.status = 'queued' AND NEW.waits_for = 'time'
+        AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'time' OR NEW.available_at < OLD.available_at) THEN
     -- Whole seconds, so that a storm of retries in one transaction folds into a few notifications.
     PERFORM pg_notify('dl_due', floor(extract(epoch FROM NEW.available_at))::text);
   ELSIF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
     PERFORM pg_notify('dl_stop', NEW.token::text);
     PERFORM pg_notify('dl_cancel', NEW.job_id::text);
   END IF;
-  IF OLD.awaited AND NEW.status NOT IN ('queued', 'running') THEN
+  IF OLD.awaited AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running') THEN
     PERFORM pg_notify('dl_after', 'ended');
   ELSIF NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued' THEN
     PERFORM pg_notify('dl_after', '');
@@ -58,12 +48,3 @@ BEGIN
   RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_jobs_changed() FROM PUBLIC;
-
--- A mark is for one change: who goes on waiting marks the row again before each look, and who has left costs no more.
-CREATE OR REPLACE FUNCTION {schema}.dl_jobs_unwatch() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  NEW.watched := false;
-  RETURN NEW;
-END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_jobs_unwatch() FROM PUBLIC;

@@ -97,6 +97,10 @@ REFUSALS = [
     ("'t', queue => 'q', idempotency_key => ''", "idempotency_key: must have 1 to 512 characters"),
     ("'t', queue => 'q', producer => ''", "producer: must have 1 to 512 characters"),
     ("'t', queue => 'q', partition_key => E'\\x01'", "partition_key: must have 1 to 512 characters"),
+    ("'t', queue => 'q', lock_key => 'a//b', consumer_group => '  '", "consumer_group: must have 1 to 512 .* alone"),
+    ("'t', queue => 'q', lock_key => E'a\u2028b'", "lock_key: must have 1 to 512 characters on one line"),
+    ("'t', queue => 'q', lock_key => repeat('x', 513)", "lock_key: must have 1 to 512 characters .*, not"),
+    ("'t', queue => '', lock_key => ''", "queue: must have 1 to 200 characters"),
     ("'t', queue => 'q', priority => -1", "priority: must be an integer from 0 to 2147483647, not -1"),
     ("'t', queue => 'q', max_attempts => 0", "max_attempts: must be an integer from 1 to 1000000, not 0"),
     ("'t', queue => 'q', lease_ttl_sec => 2", "lease_ttl_sec: must be an integer from 3 to 86400, not 2"),
@@ -118,6 +122,15 @@ async def test_an_invalid_argument_is_refused_by_its_name(raw):
             await raw.execute(f"SELECT dl_enqueue({call})")
         assert raised.value.sqlstate == "22023", call
         assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 0, call
+
+
+async def test_long_names_with_slashes_and_spaces_are_taken(raw, row_of):
+    for key in ("x" * 512, "a//b", "a/ /b", "/", " a ", "ключ"):
+        job_id = await raw.fetchval(
+            "SELECT dl_enqueue($1, queue => $1, lock_key => $2, partition_key => $2, producer => $2)", "n/ " * 60, key
+        )
+        row = await row_of(job_id)
+        assert (row["queue"], row["lock_key"], row["partition_key"], row["producer"]) == ("n/ " * 60, key, key, key)
 
 
 async def test_a_job_runs_after_others_that_the_same_transaction_has_added(store, raw, row_of):
