@@ -44,6 +44,7 @@ async def shell(commands: str, url: str) -> list[str]:
     return done.stdout.replace("}{", "}\n{").splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.requirement("P6")
 async def test_a_process_in_error_is_found_repaired_resumed_or_closed_as_on_the_page(serve, tmp_path):
     program = tmp_path / "payments.py"

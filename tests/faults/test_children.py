@@ -204,6 +204,7 @@ class Chaos:
             await trio.sleep(1)
 
 
+@pytest.mark.long
 @pytest.mark.full
 async def test_chaos_never_runs_two_handlers_of_a_key_and_leaves_no_process(serve, add, counts, tmp_path):
     """For `CHILD_CHAOS_SECONDS`, 60: services, guards and bodies are killed and stopped."""

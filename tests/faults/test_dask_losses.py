@@ -130,6 +130,7 @@ async def test_a_body_whose_scheduler_is_killed_dies_and_the_job_runs_on_the_nex
             await until(is_gone)
 
 
+@pytest.mark.long
 async def test_a_dask_handler_whose_service_is_cut_off_dies_before_its_job_runs_again(beating, cluster, port, nursery):
     line = Line(port)
     near = await nursery.start(line.serve)

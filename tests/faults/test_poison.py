@@ -268,6 +268,7 @@ def test_every_table_is_poisoned(database):
         assert named == sorted(poison.tables(connection))
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.parametrize("tables", TABLES.values(), ids=TABLES)
 async def test_unexpected_rows_stop_nothing_else(database, raw, loops, tables):

@@ -128,6 +128,7 @@ class Client:
         return row
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.requirement("P3", "P4", "P7")
 async def test_counters_whose_workers_are_killed_answer_as_if_there_was_one_counter(serve, database, raw):

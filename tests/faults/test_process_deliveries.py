@@ -45,6 +45,7 @@ class Hook:
             data = b""
 
 
+@pytest.mark.long
 async def test_services_are_killed_that_deliver_and_nothing_is_lost_or_passed_on_twice(serve, raw):
     hook = Hook()
     async with trio.open_nursery() as nursery:

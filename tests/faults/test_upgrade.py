@@ -206,6 +206,7 @@ async def drained(service):
     untroubled(service)
 
 
+@pytest.mark.long
 @pytest.mark.full
 async def test_f42_a_rolling_upgrade_runs_beside_the_previous_release_without_loss(
     serve_before, serve, raw, ledger, load, picks, nothing_lost_or_doubled, database
