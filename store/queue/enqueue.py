@@ -30,7 +30,7 @@ from dataloader.jobs.tasks import check_task
 from dataloader.jobs.text import exact_json, shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
-from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert
+from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert, aio_insert_all
 from dataloader.store.queue.unique_inserts import KeyTaken, Stand, aio_add_unique
 
 ANSWER_S: Final = 12.0
@@ -162,6 +162,10 @@ async def _aio_enqueue(
     ]
     to_add.sort(key=lambda index: jobs[index].idempotency_key or "")
     waits = any(job.after is not None for job in jobs)
+    if begin is _aio_transaction and len(jobs) > 1 and not firsts:
+        added = await aio_insert_all(connection, rows)
+        if len(added) == len(jobs):
+            return _added(jobs, added)
     for _ in range(3):
         try:
             if len(jobs) == 1 and not waits and (begin is _aio_transaction or not firsts):
@@ -253,7 +257,7 @@ async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: li
     with_keys = any(job.idempotency_key is not None for job in jobs)
     added = await aio_insert(connection, plain, with_keys=with_keys) if plain else {}
     if len(added) == len(jobs):
-        return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id]) for job in jobs]
+        return _added(jobs, added)
     others = [job for job in jobs if job.job_id not in added]
     found = await connection.fetch(_WINNERS, [job.idempotency_key for job in others], [job.job_id for job in others])
     if found:
@@ -271,6 +275,10 @@ async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: li
         else:
             answers.append(_answer(job, row, added, winners))
     return answers
+
+
+def _added(jobs: list[NewJob], queues: Mapping[UUID, str]) -> list[Enqueued]:
+    return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queues[job.job_id]) for job in jobs]
 
 
 def _stand_in(stand: Stand, *, is_first: bool) -> Enqueued:

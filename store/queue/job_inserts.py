@@ -12,6 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, ClaimedJob
+from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.lease_clock import lease_time
 
 Row = tuple[Any, ...]
@@ -63,7 +64,7 @@ WITH added AS (
               THEN (SELECT s.task FROM dl_tasks s WHERE s.task = t.first_stage AND s.limited)
               WHEN t.limited THEN r.task END{values}
   FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {join} WHERE t.uniqueness IS NULL {where} {order}
-  ON CONFLICT DO NOTHING
+  {conflict}
   RETURNING job_id, queue{returning}
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind{journal}
@@ -91,7 +92,14 @@ _QUEUED: Final = {
 
 
 def _add(
-    rows: str, parameter: str, order: str, where: str = "", *, join: str = "", more: Mapping[str, Any] = _QUEUED
+    rows: str,
+    parameter: str,
+    order: str,
+    where: str = "",
+    *,
+    conflict: str = "ON CONFLICT DO NOTHING",
+    join: str = "",
+    more: Mapping[str, Any] = _QUEUED,
 ) -> str:
     """The statement for rows as one parameter for each column: of its type, or of a list of it."""
     names = _COLUMNS | more["names"]
@@ -100,6 +108,7 @@ def _add(
         rows=rows.format(parameters, ", ".join(names)),
         join=join,
         where=where,
+        conflict=conflict,
         order=order,
         priority=DEFAULT_PRIORITY,
         max_attempts=DEFAULT_MAX_ATTEMPTS,
@@ -125,6 +134,12 @@ _ONE: Final = "(VALUES ({})) AS r ({})", "${}::{}", ""
 """For the common single job: lists of one cost a quarter of the statement."""
 _ADD_MANY: Final = _add(*_MANY)
 _ADD_ONE: Final = _add(*_ONE)
+_ADD_ALL: Final = _add(
+    *_MANY,
+    "AND NOT EXISTS (SELECT FROM dl_tasks u WHERE u.task = ANY ($3::text[]) AND u.uniqueness IS NOT NULL)",
+    conflict="",
+)
+"""For the common list: all rows or none. ON CONFLICT would search each unique index for each row before it is added."""
 _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
 _ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, more=_OF_GRAPHS)
@@ -200,6 +215,21 @@ async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fals
         records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *plain[0])
     else:
         records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *by_column(plain))
+    return {record["job_id"]: record["queue"] for record in records}
+
+
+async def aio_insert_all(connection: Any, rows: list[Row]) -> dict[UUID, str]:
+    """Add all of the rows, which have no idempotency key, or none; the ids and queues of those that were added.
+
+    None are added if one is of a unique task, if an id is known, or if one has columns that most jobs do without. Not
+    within a transaction: a known id would end it.
+    """
+    if any(value is not None for row in rows for value in row[_PLAIN:]):
+        return {}
+    try:
+        records = await connection.fetch(_ADD_ALL, *by_column([row[:_PLAIN] for row in rows]))
+    except TAKEN:
+        return {}
     return {record["job_id"]: record["queue"] for record in records}
 
 

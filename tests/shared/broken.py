@@ -658,6 +658,11 @@ GUARDS = {
         f"{STORE}/test_dl_enqueue.py::test_an_invalid_argument_is_refused_by_its_name",
         edit_schema("OR v_names ~ E'", "OR false AND v_names ~ E'"),
     ),
+    "look for unique tasks in a list of jobs": Guard(
+        "a list of jobs is added whole or not at all",
+        f"{STORE}/test_enqueue.py::test_a_list_with_a_refused_job_of_a_unique_task_adds_nothing",
+        edit("store.queue.job_inserts._ADD_ALL", "u.uniqueness IS NOT NULL", "false"),
+    ),
     "end of the claims in a drain": Guard(
         "a drain ends the claims of a backlog while slots are free",
         f"{ACTORS}/test_drain.py::test_a_drain_ends_claims_of_a_backlog_while_slots_are_free",

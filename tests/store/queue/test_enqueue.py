@@ -13,7 +13,7 @@ from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavail
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import Status
-from dataloader.store.queue.enqueue import ANSWER_S, enqueue
+from dataloader.store.queue.enqueue import ANSWER_S, aio_enqueue_within, enqueue, rows_of
 from dataloader.store.queue.enqueuer import MAX_GROUP, Enqueuer
 
 COUNT = "SELECT count(*) FROM dl_jobs"
@@ -126,6 +126,35 @@ async def test_the_same_job_sent_again_by_its_id_is_one_job(store, raw):
     [answer] = await enqueue(store, [job])
     assert (answer.job_id, answer.created) == (job.job_id, False)
     assert await raw.fetchval(COUNT) == 1
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "in a transaction"])
+async def test_a_list_with_a_known_id_answers_it_and_adds_the_others(store, raw, within):
+    jobs = [new() for _ in range(3)]
+    await enqueue(store, jobs[1:2])
+    if within:
+        await raw.execute("BEGIN")
+        answers = await raw.run(aio_enqueue_within, jobs, rows_of(jobs, 60))
+        await raw.execute("COMMIT")
+    else:
+        answers = await enqueue(store, jobs)
+    assert [(answer.job_id, answer.created) for answer in answers] == [(job.job_id, job is not jobs[1]) for job in jobs]
+    assert await raw.fetchval(COUNT) == 3
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.requirement("S3")
+async def test_a_list_with_a_refused_job_of_a_unique_task_adds_nothing(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_tasks (task, uniqueness, layout, declared_by)"
+        """ VALUES ('one', '{"key": ["year"], "duplicates": "waiting"}', 2, 'w')"""
+    )
+    with pytest.raises(BadRequest, match=r"^args\.year: must be given"):
+        await enqueue(store, [new(), new(task="one"), new()])
+    assert await raw.fetchval(COUNT) == 0
+    answers = await enqueue(store, [new(), new(task="one", args={"year": 1}), new(task="one", args={"year": 1})])
+    assert [answer.did for answer in answers] == ["added", "added", "kept"]
 
 
 @pytest.mark.requirement("Q1")
