@@ -12,9 +12,10 @@ nothing of our problems and roles. This file and openapi.py do what we would nee
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import attrs
 import msgspec
@@ -43,6 +44,7 @@ log = get_logger(__name__)
 
 R = TypeVar("R")
 S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
 
 DEADLINE_S: Final = 15.0
 """The seconds that a request may take, not counting a wait that it asks for (`?wait=`); then it is answered 503."""
@@ -99,9 +101,19 @@ class Call:
         return self.services.bulk.signed(self.operator)
 
     async def masked(self, mask: Callable[[R], S], records: Sequence[R]) -> list[S]:
-        """Return the records without secrets. In a thread: a megabyte takes a tenth of a second."""
-        masking = self.services.turns.masking
-        return await trio.to_thread.run_sync(lambda: list(map(mask, records)), limiter=masking)
+        """Return the records without secrets, masked in a thread."""
+        return await self.in_thread(lambda: list(map(mask, records)))
+
+    async def in_thread(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Return what `work(*args)` returns in one of the threads for masking: a megabyte takes a tenth of a second.
+
+        The callers share these threads, so that those of one caller do not delay the others.
+        """
+        return await self.services.turns.masking.run(self.operator.name, work, *args)
+
+    def long_answer(self) -> AbstractAsyncContextManager[None]:
+        """Return a block whose answer may have megabytes. It waits for one of the places that the callers share."""
+        return self.services.turns.long_answers.place_of(self.operator.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -198,7 +210,7 @@ async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data
     if not (route.rows or route.pages):
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):
-        async with call.services.turns.long_answers:
+        async with call.long_answer():
             return await _view(route, call, parts)
 
 

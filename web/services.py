@@ -28,6 +28,7 @@ from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
 from dataloader.web.client_address import Network
+from dataloader.web.fair_places import FairPlaces, FairThreads
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.pace import Pace
 from dataloader.web.pages.sessions import Sessions
@@ -97,12 +98,12 @@ class Turns:
     """Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
     longest_bodies: trio.CapacityLimiter = attrs.field(factory=_one)
     """Those of a megabyte and more, which is there five times on its way to the database."""
-    long_answers: trio.CapacityLimiter = attrs.field(factory=_two)
-    """Requests whose answers may have megabytes."""
+    long_answers: FairPlaces = attrs.field(factory=FairPlaces)
+    """Requests whose answers may have megabytes, shared by the callers."""
     decoding: trio.CapacityLimiter = attrs.field(factory=_two)
     """Threads that decode bodies."""
-    masking: trio.CapacityLimiter = attrs.field(factory=_two)
-    """Threads that take the secrets out of jobs."""
+    masking: FairThreads = attrs.field(factory=FairThreads)
+    """Threads that take the secrets out of jobs, shared by the callers."""
     exports: trio.CapacityLimiter = attrs.field(factory=_one)
     """Parts of files of jobs that are read."""
     files: trio.CapacityLimiter = attrs.field(factory=_four)

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
+from dataloader.jobs.secrets.long_texts import LONG, LongTexts
 from dataloader.jobs.secrets.secret_names import NOTHING, Meaning, meaning_of, names_a_secret
 from dataloader.jobs.secrets.secrets_in_text import MASKED, secrets_in
 
@@ -28,14 +29,16 @@ _MAX_DEPTH: Final = 16
 _MAX_INT_BITS: Final = 1_024
 _NAME: Final = re.compile(r"[\w.:-]{1,200}")
 _OPTION: Final = re.compile(r"--?[A-Za-z_][\w.-]*+")
+_LONG_TEXTS: Final = LongTexts(secrets_in)
 
 
 def mask_text(text: str) -> str:
     """Return the text with the secrets in it replaced by `***`: URLs, headers, `name=value`, JSON, XML, tokens (Q16).
 
     Takes time linear in the length. A text that is masked again may lose more of what is not secret, and gains nothing.
+    A long text that was masked lately is not searched again (long_texts.py).
     """
-    secrets = secrets_in(text)
+    secrets = secrets_in(text) if len(text) <= LONG else _LONG_TEXTS.secrets_in(text)
     if not secrets:
         return text
     parts: list[str] = []

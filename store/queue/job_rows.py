@@ -6,8 +6,9 @@ args) may take longer than a reader waits: the statement ends after `PATIENCE_S`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -86,6 +87,10 @@ class JobRow:
         return max(self.finished_at - self.started_at, timedelta())
 
 
+InThread = Callable[[Callable[[], list[JobRow]]], Awaitable[list[JobRow]]]
+"""A function that runs another one in a thread and returns its result."""
+
+
 @attrs.frozen(kw_only=True)
 class JobRows:
     """A page of a list.
@@ -157,11 +162,11 @@ async def search_job_rows(
     *,
     limit: int,
     after: After = None,
-    threads: trio.CapacityLimiter,
+    in_thread: InThread,
 ) -> JobRows:
     """As `list_job_rows`, of those whose args have what is looked for: at most `SEARCHED` jobs are looked at.
 
-    Whatever was found is looked at without its secrets, in one of `threads`; where the search ends tells nothing of it.
+    Whatever was found is looked at without its secrets, by `in_thread`; where the search ends tells nothing of it.
     """
     until = trio.current_time() + PATIENCE_S
     key = None if after is None else BY_INSTANT.key(after)
@@ -174,7 +179,7 @@ async def search_job_rows(
         if trio.current_time() > until:
             return JobRows(searched=0, is_whole=False)
         records = await database.run(_aio_of_ids, ids[begin : begin + _READ])
-        rows += await trio.to_thread.run_sync(_showing, records, pattern, limiter=threads)
+        rows += await in_thread(partial(_showing, records, pattern))
         if len(rows) > limit:
             return JobRows(rows=rows[:limit], next=_place(rows[limit - 1]), searched=found["searched"])
     goes_on = found["searched"] == SEARCHED

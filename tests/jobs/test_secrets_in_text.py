@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.secrets.secrets_in_text import secrets_in
 from dataloader.jobs.secrets.token_formats import FORMATS
 
 pytestmark = pytest.mark.requirement("Q16")
@@ -487,7 +488,7 @@ PIECES = [
 
 def cpu_seconds(text: str) -> float:
     began = time.process_time()
-    mask_text(text)
+    secrets_in(text)  # `mask_text` remembers what it has found in a long text
     return time.process_time() - began
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
+from dataloader.web.fair_places import FairPlaces
+
 
 @asynccontextmanager
-async def all_taken(turns: trio.CapacityLimiter) -> AsyncIterator[None]:
-    """Take all places of a limiter for the length of a block."""
+async def all_taken(turns: trio.CapacityLimiter | FairPlaces) -> AsyncIterator[None]:
+    """Take all places of a limiter for the length of a block; each place of a fair one by another caller."""
+    if isinstance(turns, FairPlaces):
+        async with AsyncExitStack() as taken:
+            for number in range(turns.most):
+                await taken.enter_async_context(turns.place_of(f"caller {number}"))
+            yield
+        return
     takers = [object() for _ in range(int(turns.total_tokens))]
     for taker in takers:
         await turns.acquire_on_behalf_of(taker)
@@ -21,6 +29,6 @@ async def all_taken(turns: trio.CapacityLimiter) -> AsyncIterator[None]:
             turns.release_on_behalf_of(taker)
 
 
-async def waiting_for(turns: trio.CapacityLimiter) -> int:
+async def waiting_for(turns: trio.CapacityLimiter | FairPlaces) -> int:
     """Return how many wait for a place of a limiter."""
-    return turns.statistics().tasks_waiting
+    return turns.waiting if isinstance(turns, FairPlaces) else turns.statistics().tasks_waiting

@@ -144,7 +144,7 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
     if query.wait > 0:
         await call.services.waiting.until_changed(job_id, timeout_s=query.wait, caller=call.operator.name)
-    async with call.services.turns.long_answers:
+    async with call.long_answer():
         return Answer(value=await status_of(call, await call.jobs.get(job_id)))
 
 

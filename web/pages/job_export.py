@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import msgspec
-import trio
 
 from dataloader.jobs.args_pattern import ArgsPattern
 from dataloader.jobs.listings import JobFilter
@@ -68,7 +67,7 @@ async def _pieces(
                 page = await visit.jobs.find(wanted, limit=_READ, after=after)
             jobs, after = page.jobs[: most - read], page.next
             read += len(jobs)
-            piece = await trio.to_thread.run_sync(_piece, kind, jobs, pattern, limiter=turns.masking)
+            piece = await visit.in_thread(_piece, kind, jobs, pattern)
             del page, jobs
             if piece:
                 yield piece  # noqa: ASYNC119 - as above

@@ -89,8 +89,7 @@ async def _found(visit: Visit, query: JobChoice) -> JobRows:
     if query.args is None:
         return await list_job_rows(database, wanted, limit=PAGE, after=query.after, count=visit.part is None)
     pattern = ArgsPattern.parsed(query.args)
-    threads = visit.services.turns.masking
-    return await search_job_rows(database, wanted, pattern, limit=PAGE, after=query.after, threads=threads)
+    return await search_job_rows(database, wanted, pattern, limit=PAGE, after=query.after, in_thread=visit.in_thread)
 
 
 def _statuses(query: JobChoice) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
     # Args do not change, and may be long: the part has none.
     view = await read_job_view(visit.services.database, job_id, brief=visit.part is not None)
     own = view.job
-    [job] = await trio.to_thread.run_sync(lambda: [shown.job(own)], limiter=visit.services.turns.masking)
+    job = await visit.in_thread(shown.job, own)
     is_over = job.status.is_final
     journal = _masked(view.journal)
     values: dict[str, Any] = {
@@ -161,7 +161,7 @@ async def compare_args(visit: Visit, job_id: UUID) -> PageAnswer:
     other = await last_success(visit.services.database, job.task, job_id)
     lines = None
     if other is not None:
-        lines = await trio.to_thread.run_sync(_differences, other.args, job.args, limiter=visit.services.turns.masking)
+        lines = await visit.in_thread(_differences, other.args, job.args)
     values = {"job_id": job_id, "task": mask_text(job.task), "other": other, "lines": lines}
     values["is_same"] = lines is not None and all(line.startswith(" ") for line in lines)
     return Page("job_compare.html", f"Args of {mask_text(job.task)}", values)

@@ -11,6 +11,8 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.web.fair_places import FairPlaces
+
 SHARE: Final = 0.05
 """The part of one core that polls may take."""
 LONGEST_S: Final = 60.0
@@ -22,8 +24,8 @@ REQUEST_S: Final = 0.003
 class Pace:
     """The pace of one process."""
 
-    turn: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
-    """One poll at a time asks the database."""
+    turn: FairPlaces = attrs.field(factory=lambda: FairPlaces(most=1, most_of_one=1), init=False)
+    """One poll at a time asks the database; the operators are served round-robin."""
     _booked_until: float = attrs.field(default=0.0, init=False)
 
     def next_in(self, wanted_s: float, took_s: float) -> float:

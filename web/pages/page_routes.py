@@ -309,7 +309,7 @@ async def _in_turn(route: PageRoute, visit: Visit, request: Request, parts: dict
         with trio.fail_after(route.deadline_s):
             if visit.part is None:
                 return await _answer(await route.view(visit, **parts), visit, request)
-            async with services.pace.turn:
+            async with services.pace.turn.place_of(visit.operator.name):
                 return await _answer(await route.view(visit, **parts), visit, request)
     finally:
         services.at_work.give(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import attrs
-import trio
 from msgspec import Struct
 
 from dataloader.jobs.process_listings import ENDED
@@ -37,7 +36,7 @@ class ProcessQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
     """A process. All that changes is the live part."""
     own = await read_story(visit.services.database, query.type, query.id, limit=TASKS, after=query.after)
-    story = await trio.to_thread.run_sync(shown_story, own, limiter=visit.services.turns.masking)
+    story = await visit.in_thread(shown_story, own)
     is_mended = own.running is not None or own.timer is not None or own.waiting > 0
     address = f"/api/v1/processes/{query.type}/{query.id}"
     values: dict[str, Any] = {
@@ -60,7 +59,7 @@ async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
 async def show_process_task(visit: Visit, task_id: int) -> PageAnswer:
     """A task of a process with all that it was given and has answered."""
     own = await visit.processes.task(task_id)
-    task = await trio.to_thread.run_sync(shown.process_task, own, limiter=visit.services.turns.masking)
+    task = await visit.in_thread(shown.process_task, own)
     values = {
         "own": own,
         "task": attrs.evolve(task, type=mask_text(own.type)),
@@ -74,10 +73,7 @@ async def show_process_task(visit: Visit, task_id: int) -> PageAnswer:
 async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
     """All that has happened in a process, in its order."""
     page = await visit.processes.events(query.type, query.id, limit=EVENTS, after=query.after)
-    events = await trio.to_thread.run_sync(
-        lambda: [(event, in_line(shown.process_event(event).payload)) for event in page.events],
-        limiter=visit.services.turns.masking,
-    )
+    events = await visit.masked(lambda event: (event, in_line(shown.process_event(event).payload)), page.events)
     values = {
         "type": mask_text(query.type),
         "id": mask_text(query.id),
@@ -93,6 +89,6 @@ async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
 async def show_process_state(visit: Visit, query: ProcessQuery) -> PageAnswer:
     """A state, and metadata, that are too long for the page of their process."""
     own = await visit.processes.get(query.type, query.id)
-    record = await trio.to_thread.run_sync(shown.process, own, limiter=visit.services.turns.masking)
+    record = await visit.in_thread(shown.process, own)
     values = {"record": attrs.evolve(record, type=mask_text(own.type)), "which": {"type": query.type, "id": query.id}}
     return Page("process_state.html", f"State of {mask_text(query.type)} {mask_text(query.id)}", values)

@@ -661,7 +661,7 @@ async def test_a_queue_with_any_name_is_paused_and_resumed(open_web, database):
 async def test_a_job_of_megabytes_is_masked_off_the_loop(open_web):
     async with open_web() as web:
         job_id = await web.trigger(args={"password": "hunter2", "text": "a" * 500_000})
-        address, threads, answers = f"/api/v1/jobs/{job_id}", web.services.turns.masking, []
+        address, threads, answers = f"/api/v1/jobs/{job_id}", web.services.turns.masking.places, []
 
         async def ask(method, path, body):
             answers.append((await web.client.request(method, path, json=body)).json())
