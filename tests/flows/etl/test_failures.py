@@ -473,8 +473,9 @@ async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
 
 @pytest.mark.slow
 async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, outcome_of, soon):
-    items.service.misbehave("from=2026-01-(0|10|1[2-9]|2[01])", times=None, status=404)
-    # With time to read the answer before ten more have failed.
+    # With time to read the answer of the eleventh before ten more have failed.
+    items.service.misbehave("from=2026-01-12", status=404, delay_s=2)
+    items.service.misbehave("from=2026-01-(0|10|1[3-9]|2[01])", times=None, status=404)
     paused = BEARS_ALL | {"workers": 1, "rate_min": 0.02, "rate_max": 0.02}
     outcome = await outcome_of(items_load(items.service.url, pipeline=paused), to="2026-01-22")
     assert (outcome.status, outcome.result["counts"]["requests_failed"]) == ("succeeded", 20)

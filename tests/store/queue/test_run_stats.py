@@ -113,7 +113,7 @@ async def test_a_lease_that_ended_before_all_time_is_taken_back_all_the_same(sto
 
 
 @pytest.mark.slow
-async def test_run_stats_of_thirty_days_and_fifty_keys_take_a_bounded_multiple_of_their_sum(store, raw):
+async def test_run_stats_of_thirty_days_take_a_bounded_multiple_of_a_plain_sum(store, raw):
     """The quickest of ten turns each, beside a plain sum of the same rows."""
     await raw.execute(
         "INSERT INTO dl_run_stats SELECT $1::timestamptz - make_interval(hours => h), 'q' || k % 5, 'task ' || k,"
