@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -25,12 +24,19 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Running:
-    """A run in this process. `left` are the lines that may still be sent from other threads than Trio's."""
+    """A run in this process, for the length of a block. `left` is how many lines other threads may still send."""
 
     port: TrioPort
     left: int
     token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
     thread: int = attrs.field(factory=threading.get_ident)
+    _before: Token[_Running | None] = attrs.field(init=False)
+
+    def __enter__(self) -> None:
+        self._before = _running.set(self)
+
+    def __exit__(self, *_error: object) -> None:
+        _running.reset(self._before)
 
     def keep(self, level: Level, message: str, fields: dict[str, Any]) -> None:
         self.port.log(level, message, fields, is_logged=True)
@@ -39,14 +45,9 @@ class _Running:
 _running: Final[ContextVar[_Running | None]] = ContextVar("dataloader_running", default=None)
 
 
-@contextmanager
-def keep_lines(port: TrioPort, max_lines: int) -> Iterator[None]:
-    """Keep what the block logs with the run of `port`, at most `max_lines` lines."""
-    before = _running.set(_Running(port, max_lines + 1))
-    try:
-        yield
-    finally:
-        _running.reset(before)
+def keep_lines(port: TrioPort, max_lines: int) -> AbstractContextManager[None]:
+    """Return a block whose log lines are kept with the run of `port`, at most `max_lines` lines."""
+    return _Running(port, max_lines + 1)
 
 
 class JobLogHandler(logging.Handler):

@@ -54,15 +54,16 @@ class Run:
     `former` is an earlier run of the same job that was here when this run was added: only the token tells them apart.
     `Runs.add` stops the former run, and this one's handler starts after its end.
 
-    `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
-    result that it has `kept`, and what its transaction is `committed_as`; all else is changed by methods.
+    `scope` is None until the handler waits or begins in a scope of its own. The runner sets `body_ended` and `run_s`,
+    the seconds that it took, the run's port the result that it has `kept`, and what its transaction is `committed_as`;
+    all else is changed by methods.
     """
 
     job: ClaimedJob
     lease: Lease
     claimed_at: float
     begin_by: float = math.inf
-    scope: trio.CancelScope = attrs.field(init=False)
+    scope: trio.CancelScope | None = attrs.field(default=None, init=False)
     _stop_reason: StopReason | None = attrs.field(default=None, init=False)
     _deadline_reason: StopReason = attrs.field(init=False)
     stopped_at: float = attrs.field(default=math.inf, init=False)
@@ -83,6 +84,28 @@ class Run:
     _when_ended: trio.Event | None = attrs.field(default=None, init=False)
 
     @property
+    def deadline(self) -> float:
+        """When the body must stop by what is known now, by Trio's clock."""
+        return self._body_ends()[0] if self.scope is None else self.scope.deadline
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the body was stopped, or its deadline has passed."""
+        if self.scope is not None:
+            return self.scope.cancel_called
+        return self._stop_reason is not None or trio.current_time() >= self.deadline
+
+    @property
+    def may_share(self) -> bool:
+        """Whether the body may begin in a scope with others: nothing but its lease and key bounds it."""
+        return (
+            self._stop_reason is None
+            and self.former is None
+            and self.lease.timeout_at == math.inf
+            and self.lease.period_ends_at == math.inf
+        )
+
+    @property
     def stop_reason(self) -> StopReason | None:
         """Why it was stopped. None while it was not, and after a passed deadline until `stopped_by` is called."""
         return self._stop_reason
@@ -90,12 +113,12 @@ class Run:
     def limit_to(self, timeout_at: float) -> None:
         """Set the end of its task's timeout, at which it is stopped even if its lease and key are safe for longer."""
         self.lease.timeout_at = timeout_at
-        if timeout_at < self.scope.deadline:
+        if timeout_at < self.deadline:
             self._move_deadline()
 
     def period_ends_at(self, at: float) -> None:
         """Set when its work period closes, by what is known now. A run that was stopped keeps its reason."""
-        if at != self.lease.period_ends_at and not self.scope.cancel_called:
+        if at != self.lease.period_ends_at and not self.is_stopped:
             self.lease.period_ends_at = at
             self._move_deadline()
 
@@ -103,10 +126,12 @@ class Run:
         """Cancel the body. The first reason counts; a lost lease overrides it, since nothing may be written then."""
         if self.body_ended:
             return
+        is_first = not self.is_stopped
         self._note(reason)
-        if not self.scope.cancel_called:
+        if is_first:
             self.stopped_at = trio.current_time()
-            self.scope.cancel(reason=f"{self._stop_reason}")
+            if self.scope is not None:
+                self.scope.cancel(reason=f"{self._stop_reason}")
         if self._commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
             self._commit.cancel(reason=f"{reason}")
 
@@ -165,6 +190,8 @@ class Run:
 
         The latter is the reason with which the deadline was set last; a commit changes it only when it is over.
         """
+        if self.scope is None:
+            self._deadline_reason = self._body_ends()[1]
         return self._stop_reason or self._note(self._deadline_reason)
 
     def _note(self, reason: StopReason) -> StopReason:
@@ -173,10 +200,20 @@ class Run:
             self._stop_reason = reason
         return self._stop_reason
 
-    def open_scope(self) -> None:
-        """Make a scope that has its deadline already: moving a deadline takes about ten times as long."""
-        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed, slept_s=slept_s())
+    def open_scope(self) -> trio.CancelScope:
+        """Return a scope of its own, to be entered. It has its deadline already: moving one takes ten times as long."""
+        deadline, self._deadline_reason = self._body_ends()
         self.scope = trio.CancelScope(deadline=deadline)
+        if self._stop_reason is not None:
+            self.scope.cancel(reason=f"{self._stop_reason}")
+        return self.scope
+
+    def waits_in(self, scope: trio.CancelScope) -> None:
+        """The body waits in `scope`, which is its own from now on."""
+        self.scope = scope
+        self._move_deadline()
+        if self._stop_reason is not None:
+            scope.cancel(reason=f"{self._stop_reason}")
 
     def renewed(self, sent_at: float) -> None:
         """A heartbeat that was sent at `sent_at`, by the clock of leases, has renewed the lease."""
@@ -188,13 +225,17 @@ class Run:
         self.lease.key_safe_until = until
         self._move_deadline()
 
+    def _body_ends(self) -> tuple[float, StopReason]:
+        return self.lease.body_ends(committed=self.committed, slept_s=slept_s())
+
     def _move_deadline(self) -> None:
-        slept = slept_s()
-        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed, slept_s=slept)
+        if self.scope is None:
+            return
+        deadline, self._deadline_reason = self._body_ends()
         if deadline != self.scope.deadline:
             self.scope.deadline = deadline
         if self._commit is not None:
-            self._commit.deadline = self.lease.commit_ends(slept)
+            self._commit.deadline = self.lease.commit_ends(slept_s())
         for mover in self.movers:
             mover()
 
@@ -248,7 +289,6 @@ class Runs:
             run.lease.key_safe_until = self.key_safe_until
         if self.period_end is not None:
             run.lease.period_ends_at = self.period_end(run.job.task)
-        run.open_scope()
         if self.closed:
             run.stop(StopReason.DRAIN)
         elif self._early_cancels and self._early_cancels.pop(run.job.token, 0) is None:

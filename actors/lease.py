@@ -28,6 +28,11 @@ class Lease:
     timeout_at: float = math.inf
     period_ends_at: float = math.inf
 
+    @property
+    def safe_until(self) -> float:
+        """When lease and key together are safe no more, less the margin, by the clock of leases."""
+        return min(self.until - margin_s(self.seconds), self.key_safe_until)
+
     def renewed(self, sent_at: float) -> None:
         """A heartbeat that was sent at `sent_at` has renewed it."""
         self.until = max(self.until, sent_at + self.seconds)
@@ -41,10 +46,10 @@ class Lease:
         until, reason = self.timeout_at, StopReason.TIMEOUT
         if self.period_ends_at < until:
             until, reason = self.period_ends_at, StopReason.PERIOD_END
-        if not committed and self.until - slept_s - margin_s(self.seconds) < until:
-            until, reason = self.until - slept_s - margin_s(self.seconds), StopReason.LEASE_ENDED
-        if self.key_safe_until - slept_s < until:
-            until, reason = self.key_safe_until - slept_s, StopReason.KEY_LOST
+        if not committed and (lease_ends := self.until - slept_s - margin_s(self.seconds)) < until:
+            until, reason = lease_ends, StopReason.LEASE_ENDED
+        if (key_ends := self.key_safe_until - slept_s) < until:
+            until, reason = key_ends, StopReason.KEY_LOST
         return until, reason
 
     def body_is_killed(self) -> tuple[float, float]:

@@ -72,7 +72,7 @@ class OverdueWatch:
         moments, slept = [now + min(self.look_s, LOOK_EVERY_S)], slept_s()
         for run in self.runs:
             if not run.body_ended:
-                moments += (run.scope.deadline, run.lease.until - slept)
+                moments += (run.deadline, run.lease.until - slept)
         moments += [seen.since + self.cancel_grace_s for seen in self._seen.values()]
         return min(moment for moment in moments if moment > now)
 
@@ -87,7 +87,7 @@ class OverdueWatch:
             for seen in self._seen.values():
                 seen.since += late_s
         for run in self.runs:
-            stopped_at = min(run.stopped_at, run.scope.deadline)
+            stopped_at = min(run.stopped_at, run.deadline)
             if run.body_ended or now < stopped_at:
                 continue
             # The grace counts from the first look after the stop, not from the stop: if the whole process stood still

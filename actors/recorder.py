@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 import trio
+from msgspec.structs import replace
 
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
@@ -140,9 +141,7 @@ class Recorder:
         for message in batch:
             if message.outcome is not None and message.run.job.token not in logging:
                 progress = message.run.outbox.newest_progress
-                outcomes.append(
-                    message.outcome if progress is None else attrs.evolve(message.outcome, progress=progress)
-                )
+                outcomes.append(message.outcome if progress is None else replace(message.outcome, progress=progress))
         finished = await self._insist(outcomes)
         batch = self._pass_over(batch, [*finished.locked, *logging])
         if finished.void:

@@ -5,22 +5,20 @@ listener ── Wake ──► dispatcher ── start ──► runner ── E
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 from dataloader.actors.job_runs import Run
 from dataloader.jobs.outcomes import Outcome
 
 
-@attrs.frozen(eq=False)
-class Ended:
+class Ended(Struct, frozen=True, eq=False):
     """A run has ended with `outcome`. None: write nothing; another worker has the job, or it is recorded already."""
 
     run: Run
     outcome: Outcome | None
 
 
-@attrs.frozen(eq=False)
-class Shown:
+class Shown(Struct, frozen=True, eq=False):
     """A run has progress or log lines to be written; not sent again before they are."""
 
     run: Run

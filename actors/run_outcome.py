@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import attrs
+from msgspec.structs import replace
 
 from dataloader.actors.failure_text import error_text
 from dataloader.actors.job_runs import BeginsTooLate, Run
@@ -33,7 +33,7 @@ def outcome_of(
         outcome = _outcome(run, task, value, error, stopped)
         if outcome is None or outcome.result is not None or run.kept is None:
             return outcome
-        return attrs.evolve(outcome, result=run.kept)
+        return replace(outcome, result=run.kept)
     except Exception as fault:
         log.exception("a handler's outcome could not be understood")
         return Outcome(

@@ -7,7 +7,10 @@ handler that returned before it noticed a stop has succeeded. The runner itself 
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from typing import Any, Final
 
 import attrs
 import structlog
@@ -21,6 +24,7 @@ from dataloader.actors.run_outcome import outcome_of
 from dataloader.actors.run_services import RunServices
 from dataloader.jobs.errors import BodyFailed, DataloaderError
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
@@ -28,6 +32,14 @@ from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)
 
+# structlog's own variables. Its `bind_contextvars` takes five times as long, since it looks each one up by its name.
+_JOB_ID, _QUEUE, _TASK, _ATTEMPT = (
+    token.var
+    for token in copy_context()
+    .run(structlog.contextvars.bind_contextvars, job_id="", queue="", task="", attempt=0)
+    .values()
+)
+_NOT_HELD: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
 _TOO_LATE: Final = "job released: it would start after its rate-limit reservation expires"
 
 
@@ -39,34 +51,48 @@ def release(run: Run, services: RunServices, why: str) -> None:
     services.to_recorder.send_nowait(Ended(run, Outcome(job.job_id, job.token, Step.RETURN)))
 
 
-async def run(run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter) -> None:
+ScopeOf = Callable[[Run], AbstractContextManager[Any]]
+"""Gives the cancel scope of a run's body."""
+
+
+async def run(
+    run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter, scope_of: ScopeOf = Run.open_scope
+) -> None:
     """Run the job with `task`, a plain function in a thread of `limiter`; then send its end to the recorder."""
     job = run.job
-    # Never unbound: the Trio task has a context of its own, which only its children inherit.
-    structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
+    _bind(job)
     started = trio.current_time()
     if started > run.begin_by:
         release(run, services, _TOO_LATE)
         return
     if task.timeout_s is not None and task.dask is None and run.former is None:  # a cluster has to find a place first
         run.limit_to(started + task.timeout_s)
-    value, error = await _run_body(run, task, services, limiter)
+    value, error = await _run_body(run, task, services, limiter, scope_of)
     run.end_body()
     run.run_s = trio.current_time() - started
     if run.late is not None:
         await _write_late(run)
-    was_stopped = run.scope.cancelled_caught or (error is not None and run.stop_reason is not None)
+    was_caught = run.scope is not None and run.scope.cancelled_caught
+    was_stopped = was_caught or (error is not None and run.stop_reason is not None)
     stopped = run.stopped_by() if was_stopped else None
     delay_s = services.retry_delays.get(task.name)
     if delay_s is not None:
         task = attrs.evolve(task, retry=task.retry.always(delay_s))
     outcome = None if run.committed else outcome_of(run, task, value, error, stopped)
     _log_end(error, outcome, stopped)
-    if stopped in {StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST}:
+    if stopped is not None and stopped in _NOT_HELD:
         services.telemetry.lease_lost()
     step = run.committed_as.value if run.committed else "void" if outcome is None else outcome.step.value
     services.telemetry.job_ended(job.queue, job.task, step, run.run_s)
     services.to_recorder.send_nowait(Ended(run, outcome))
+
+
+def _bind(job: ClaimedJob) -> None:
+    """Give the run's log lines the names of its job. They stay: the context is the run's own."""
+    _JOB_ID.set(str(job.job_id))
+    _QUEUE.set(job.queue)
+    _TASK.set(job.task)
+    _ATTEMPT.set(job.attempt)
 
 
 async def _wait_for_former(run: Run, task: Task) -> None:
@@ -115,11 +141,11 @@ def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, 
 
 
 async def _run_body(
-    run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter
+    run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter, scope_of: ScopeOf
 ) -> tuple[object, BaseException | None]:
     """What the handler returned or raised; whatever it raises is the job's error, not ours."""
     try:
-        with run.scope:
+        with scope_of(run):
             if run.former is not None:
                 await _wait_for_former(run, task)
             return await call_handler(task, run, services, limiter), None

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import attrs
 import trio
+from msgspec.structs import replace
 
 from dataloader.actors.children.child_calls import ChildCalls
 from dataloader.actors.job_runs import Run
@@ -139,7 +140,7 @@ class TrioPort:
 
         def success(result: object) -> Outcome:
             # The recorder will write nothing more of this run, so the newest progress is written here.
-            outcome = attrs.evolve(success_of(run.job, self._task, result), progress=run.outbox.newest_progress)
+            outcome = replace(success_of(run.job, self._task, result), progress=run.outbox.newest_progress)
             run.committed_as = outcome.step
             return outcome
 
@@ -184,12 +185,12 @@ class TrioPort:
         return enqueued
 
     def deadline(self) -> float:
-        """The deadline of the run's scope."""
-        return self._run.scope.deadline
+        """The deadline of the run's body."""
+        return self._run.deadline
 
     def stopped_by(self) -> StopReason | None:
         """Why the run was stopped: a reason is noted before its scope is cancelled, or its deadline has passed."""
-        return self._run.stopped_by() if self._run.scope.cancel_called else None
+        return self._run.stopped_by() if self._run.is_stopped else None
 
     def keep(self, result: object) -> None:
         """Keep a result for whatever outcome comes."""

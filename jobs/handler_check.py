@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
 from dataloader.jobs.outcomes import GiveUp
 
-_UNRUN: Final[dict[Callable[[object], bool], str]] = {
-    inspect.iscoroutine: "a coroutine, which nothing awaits: the handler, and its decorator's wrapper, must be async",
-    inspect.isgenerator: "a generator, which nothing runs: return a value, and report progress by job.progress",
-    inspect.isasyncgen: "an async generator, which nothing runs: return a value, and report progress by job.progress",
+_UNRUN: Final[dict[type, str]] = {
+    CoroutineType: "a coroutine, which nothing awaits: the handler, and its decorator's wrapper, must be async",
+    GeneratorType: "a generator, which nothing runs: return a value, and report progress by job.progress",
+    AsyncGeneratorType: "an async generator, which nothing runs: return a value, and report progress by job.progress",
 }
 
 
@@ -33,7 +34,5 @@ def check_handler(handler: Callable[..., Any]) -> None:
 
 def result_of(value: object) -> object:
     """Return the value of a handler, or `GiveUp` if it is a coroutine or generator, which nothing would run."""
-    for is_one, text in _UNRUN.items():
-        if is_one(value):
-            return GiveUp(f"the handler returned {text}")
-    return value
+    unrun = _UNRUN.get(type(value))
+    return value if unrun is None else GiveUp(f"the handler returned {unrun}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 from uuid import UUID
 
 import attrs
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
@@ -44,6 +44,7 @@ added: a job. again: nothing, the same request was sent before (by its idempoten
 a job stands for it. updated: a job that waited has become what it says. older: nothing, the key's newest job is as new.
 """
 WhenFailed = Literal["cancel", "run"]
+_WHEN_FAILED: Final = get_args(WhenFailed)
 MAX_VERSION: Final = 2**53
 """The greatest number up to which each integer is a number of JSON."""
 VERSION_AHEAD: Final = timedelta(hours=1)
@@ -181,7 +182,7 @@ class NewJob:
                 raise BadRequest("after", f"must have at most {MAX_AFTER:,} ids, not {len(self.after):,}")
             if self.job_id in self.after:
                 raise BadRequest("after", f"must not have the job's own id, {self.job_id}")
-        if self.when_failed not in get_args(WhenFailed):
+        if self.when_failed not in _WHEN_FAILED:
             raise BadRequest("when_failed", f"must be cancel or run, not {self.when_failed!r:.60}")
 
 
@@ -233,8 +234,7 @@ class Enqueued:
     did: Did = "added"
 
 
-@attrs.frozen(eq=False)
-class ClaimedJob:
+class ClaimedJob(Struct, frozen=True, eq=False):
     """A job that this process may run now, until its lease ends: what the runner needs and no more.
 
     `args` is JSON, None where another service wrote more than any job of ours may have. `token` fences every later

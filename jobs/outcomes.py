@@ -12,6 +12,7 @@ import enum
 from uuid import UUID
 
 import attrs
+from msgspec import Struct
 
 from dataloader.jobs.states import Step
 
@@ -92,8 +93,7 @@ class StopReason(enum.StrEnum):
     PERIOD_END = "period_end"
 
 
-@attrs.frozen(eq=False)
-class Outcome:
+class Outcome(Struct, frozen=True, eq=False):
     """What is to be written about one run: the recorder's message, applied only where `token` is still the job's.
 
     `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CLOSE, CANCEL, MOVE; `delay_s` counts from when it is written

@@ -16,7 +16,7 @@
      │                 reaper, pruner, history, messages 10 in 60 s each
      ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues
-         └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
+         └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job that waits
 
 Nested nurseries do not order a cancellation: it reaches all tasks at once. So nothing here is cancelled from outside;
 we end each nursery when the parts that need it have ended.

@@ -79,7 +79,7 @@ async def call_in_child(
         if talk.ended is not None and (left := talk.ended.left) is not None:
             log.warning("a function has left something behind that goes on: it is killed", task=task.name, what=left)
             port.log("warning", f"{left} that the function has left behind are killed, with its child process", {})
-        elif talk.ended is not None and not (talk.ended.is_spent or talk.is_torn or run.scope.cancel_called):
+        elif talk.ended is not None and not (talk.ended.is_spent or talk.is_torn or run.is_stopped):
             child.idle_since = trio.current_time()
     if talk.ended is None:
         if child.was_killed_at_deadline:

@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 import attrs
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from dataloader.actors import runner
 from dataloader.actors.children.pool import Children
@@ -138,7 +139,7 @@ async def run_task(
     new = new_job(task, cast("Mapping[str, Any] | None", args))
     if dsn is None:
         async with _open_bench(tasks) as bench:
-            return await bench.run(attrs.evolve(_claimed(task, new, attempt), more={"previous": previous}))
+            return await bench.run(replace(_claimed(task, new, attempt), more={"previous": previous}))
     async with _open_worker(dsn, tasks) as worker:
         # A queue of its own: what else waits in the database is not ours to run.
         new = attrs.evolve(new, queue=f"{_QUEUE}.{uuid7()}", max_attempts=task.max_attempts)
@@ -254,7 +255,6 @@ class _Bench:
         """Run one job to its end, and record that if there is a database."""
         task, recorder = self.tasks[job.task], _Recorder()
         run = Run(job=job, lease=Lease(job.lease_s, math.inf), claimed_at=trio.current_time())
-        run.open_scope()
         await runner.run(run, task, self._services(recorder), trio.CapacityLimiter(1))
         outcome = recorder.outcome
         if outcome is None:  # the handler's own transaction has committed it

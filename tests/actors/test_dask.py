@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from types import ModuleType
 from uuid import UUID
 
-import attrs
 import dask_tasks
 import msgspec
 import pytest
@@ -253,7 +252,7 @@ async def test_a_job_that_is_stopped_before_it_is_sent_leaves_nothing_behind(ope
         heard = set(of_run.heard)
         with trio.CancelScope() as scope:
             scope.cancel()
-            again = attrs.evolve(run.job, token=run.job.token + 1)
+            again = msgspec.structs.replace(run.job, token=run.job.token + 1)
             async with supervisor._parts.clusters.lend(
                 dask_tasks.tasks["endless"], Run(job=again, claimed_at=0, lease=run.lease)
             ):

@@ -92,7 +92,7 @@ def begin(runs: Runs, token: int = 1, *, lease_s: int = LEASE_S) -> Run:
 
 async def body_of(run: Run) -> float:
     """Run a body that does not end by itself; when it was stopped."""
-    with run.scope:
+    with run.open_scope():
         await trio.sleep_forever()
     return trio.current_time()
 
@@ -138,7 +138,7 @@ async def test_a_database_that_is_back_before_the_lease_ends_costs_no_run(autoju
             await trio.sleep(LEASE_S - margin_s(LEASE_S) - 2 * RETRY_S)
             database.away = False
             await trio.sleep(LEASE_S)
-    assert (run.stop_reason, run.scope.cancel_called) == (None, False)
+    assert (run.stop_reason, run.is_stopped) == (None, False)
     assert run.lease.until > trio.current_time() + LEASE_S - 2 * PERIOD_S
 
 
@@ -149,7 +149,7 @@ async def test_a_lease_shorter_than_the_period_is_renewed_in_time_from_its_claim
         await trio.sleep(PERIOD_S * 2.5)
         run, claimed_at = begin(runs, 2, lease_s=3), trio.current_time()
         await trio.sleep(30)
-        assert (run.stop_reason, run.scope.cancel_called) == (None, False)
+        assert (run.stop_reason, run.is_stopped) == (None, False)
         times = [claimed_at, *(at for at, beats in database.beats if 2 in beats)]
         assert max(later - sooner for sooner, later in itertools.pairwise(times)) <= 1
 

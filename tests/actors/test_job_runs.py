@@ -58,7 +58,7 @@ async def test_runs_without_a_key_continue_when_keys_may_be_lost(autojump_clock)
     with_key, without = new_run(1), new_run(2, key=None)
 
     async def body(run):
-        with run.scope:
+        with run.open_scope():
             await trio.sleep(LEASE_S)
         ended[run.job.token] = run.stopped_by() if run.scope.cancelled_caught else None
 
@@ -69,7 +69,7 @@ async def test_runs_without_a_key_continue_when_keys_may_be_lost(autojump_clock)
             nursery.start_soon(body, run)
         await trio.sleep(1)
         runs.key_is_safe_until(trio.current_time() + 4)
-        assert (with_key.scope.deadline, without.scope.deadline) == (trio.current_time() + 4, math.inf)
+        assert (with_key.deadline, without.deadline) == (trio.current_time() + 4, math.inf)
     assert ended == {1: StopReason.KEY_LOST, 2: None}
 
 
@@ -77,6 +77,7 @@ async def test_runs_without_a_key_continue_when_keys_may_be_lost(autojump_clock)
 async def test_a_commit_may_take_as_long_as_lease_and_key_then_only_the_key_counts(autojump_clock):
     runs, run, now = Runs(), new_run(lease_until=trio.current_time() + LEASE_S), trio.current_time()
     runs.add(run)
+    run.open_scope()
     runs.key_is_safe_until(now + 1_000)
     commit = run.shield_commit()
     assert commit.deadline == now + LEASE_S - margin_s(LEASE_S)
@@ -84,9 +85,9 @@ async def test_a_commit_may_take_as_long_as_lease_and_key_then_only_the_key_coun
     assert commit.deadline == now + 20
     run.commit_ended(well=True)
     runs.key_is_safe_until(now + 2_000)
-    assert run.scope.deadline == now + 2_000
+    assert run.deadline == now + 2_000
     run.commit_ended(well=False)
-    assert run.scope.deadline == now + LEASE_S - margin_s(LEASE_S)
+    assert run.deadline == now + LEASE_S - margin_s(LEASE_S)
 
 
 @pytest.mark.requirement("Q4")
@@ -103,8 +104,8 @@ async def test_a_cancel_means_one_run_also_where_it_comes_before_the_claims_repl
     runs.cancel(8)
     assert runs.take_asked() == [other]
     # It stops nobody by itself: anybody may notify, and the row decides.
-    assert not early.scope.cancel_called
-    assert not other.scope.cancel_called
+    assert not early.is_stopped
+    assert not other.is_stopped
 
 
 @pytest.mark.requirement("Q4")

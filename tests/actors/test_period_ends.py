@@ -47,7 +47,7 @@ def begin(runs, token=1):
 
 async def body_of(run):
     """Run a body that does not end by itself; when it was stopped."""
-    with trio.fail_after(100 * HOUR_S), run.scope:
+    with trio.fail_after(100 * HOUR_S), run.open_scope():
         await trio.sleep_forever()
     return trio.current_time()
 
@@ -75,7 +75,7 @@ async def test_of_the_tasks_and_its_suppliers_periods_the_first_that_closes_coun
     run = begin(ends.runs)
     early = WorkPeriods.parsed(["MON 05:00-05:10"], ZoneInfo("UTC"))
     ends.learned(shows(AT_FIVE), {"t": [(NIGHT, MARGIN_S), (early, 20)]})
-    assert run.scope.deadline == trio.current_time() + 580
+    assert run.deadline == trio.current_time() + 580
 
 
 async def test_after_a_jump_of_the_databases_clock_runs_have_another_close(autojump_clock):
@@ -84,11 +84,11 @@ async def test_after_a_jump_of_the_databases_clock_runs_have_another_close(autoj
     # Slow answers that may be right, and one that the clock's own drift explains.
     for way_s in (0.0, 5.0, 20.0):
         ends.clock_read(shows(AT_FIVE, way_s=way_s))
-        assert run.scope.deadline == began + HOUR_S - MARGIN_S
+        assert run.deadline == began + HOUR_S - MARGIN_S
     ends.clock_read(shows(AT_FIVE + timedelta(minutes=20), way_s=2))
-    assert run.scope.deadline == began + 40 * 60 - MARGIN_S
+    assert run.deadline == began + 40 * 60 - MARGIN_S
     ends.clock_read(shows(AT_FIVE - timedelta(minutes=30)))
-    assert run.scope.deadline == began + 90 * 60 - MARGIN_S
+    assert run.deadline == began + 90 * 60 - MARGIN_S
     ends.clock_read(shows(AT_FIVE + timedelta(hours=2)))
     assert await body_of(run) == began
     assert run.stopped_by() is StopReason.PERIOD_END
@@ -98,13 +98,13 @@ async def test_changed_periods_apply_to_running_jobs_and_a_stop_keeps_its_reason
     ends = begin_at_five()
     run = begin(ends.runs)
     ends.learned(shows(AT_FIVE), {"t": [(ALWAYS, MARGIN_S)]})
-    assert run.scope.deadline == math.inf
+    assert run.deadline == math.inf
     ends.learned(shows(AT_FIVE), {})
-    assert run.scope.deadline == math.inf
+    assert run.deadline == math.inf
     assert ends.runs.period_end is None
     ends.learned(shows(AT_FIVE), {"t": [(NIGHT, MARGIN_S)]})
     await trio.sleep(HOUR_S)
-    assert run.scope.cancel_called
+    assert run.is_stopped
     ends.learned(shows(AT_FIVE + timedelta(hours=1)), {})
     run.renewed(trio.current_time())
     assert run.stopped_by() is StopReason.PERIOD_END
@@ -114,4 +114,4 @@ async def test_a_start_at_the_very_opening_is_not_stopped_because_two_clocks_dif
     ends = begin_at_five()
     ends.clock_read(shows(AT_FIVE.replace(hour=21, minute=59, second=59, microsecond=900_000)))
     run = begin(ends.runs)
-    assert run.scope.deadline > trio.current_time() + 7 * HOUR_S
+    assert run.deadline > trio.current_time() + 7 * HOUR_S

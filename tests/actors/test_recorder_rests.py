@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 
-import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -319,7 +319,7 @@ async def test_an_unstorable_outcome_ends_its_job_without_its_text_and_delays_no
         await recorder.run(receive)
     assert (len(runs), trio.current_time()) == (0, began)
     assert (session.taken[1], session.taken[3]) == (messages[0].outcome, messages[2].outcome)
-    bare = attrs.evolve(messages[1].outcome, result=None, error=UNSTORABLE)
-    assert attrs.asdict(session.taken[2]) == attrs.asdict(bare)
+    bare = msgspec.structs.replace(messages[1].outcome, result=None, error=UNSTORABLE)
+    assert msgspec.structs.asdict(session.taken[2]) == msgspec.structs.asdict(bare)
     [told] = [line for line in lines if line["log_level"] == "error"]
     assert (told["event"], told["error"]) == ("an outcome could not be stored as it is", str(error))

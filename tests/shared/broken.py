@@ -13,6 +13,7 @@ import os
 import pkgutil
 import tempfile
 from collections.abc import Callable
+from contextvars import copy_context
 from datetime import timedelta
 from pathlib import Path
 
@@ -109,6 +110,19 @@ def _not_ahead(*_args: object) -> timedelta:
 
 def _refused_together(looks, lanes, _now) -> None:
     looks.failed(lanes)
+
+
+def _begins_in_one_context(coroutine, _context):
+    return BEGIN(coroutine, ONE_CONTEXT)
+
+
+def _waits_in_any(run, scope) -> None:
+    run.scope = scope
+
+
+def _ends_unchecked(shared, *error) -> bool:
+    scope = shared._run.scope
+    return scope is not None and bool(scope.__exit__(*error))
 
 
 def _ends_without_lease(lease, **given) -> tuple[float, object]:
@@ -217,6 +231,7 @@ def _reserves_at_any_time(dispatcher) -> bool:
 
 
 GIVING_WAY = importlib.import_module("dataloader.web.server.connections")._GIVING_WAY
+BEGIN, ONE_CONTEXT = importlib.import_module("dataloader.actors.first_step").begin, copy_context()
 BODY_ENDS = importlib.import_module("dataloader.actors.lease").Lease.body_ends
 RANDOM_TOKEN = "greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991, 1)"
 STORE, ACTORS, FAULTS = "tests/store/queue", "tests/actors", "tests/faults"
@@ -264,6 +279,21 @@ GUARDS = {
         "a job that is claimed again where it runs starts after its former run has ended",
         f"{ACTORS}/test_run_identity.py::test_a_job_claimed_again_here_starts_after_its_former_run_ended",
         put("actors.job_runs.Runs._replace", _nothing),
+    ),
+    "context of each run": Guard(
+        "a handler's context variables do not reach the next job that runs in the same task",
+        f"{ACTORS}/test_shared_tasks.py::test_what_a_handler_sets_in_its_context_does_not_reach_the_next",
+        put("actors.slots.begin", _begins_in_one_context),
+    ),
+    "deadline of a handler that waits": Guard(
+        "a handler that shares a task until it waits is stopped before its own lease ends",
+        f"{ACTORS}/test_shared_tasks.py::test_a_handler_has_its_own_deadline_from_its_first_wait_on",
+        put("actors.job_runs.Run.waits_in", _waits_in_any),
+    ),
+    "check for an open scope": Guard(
+        "a cancel scope that a handler leaves open stops no other job",
+        f"{ACTORS}/test_shared_tasks.py::test_a_cancel_scope_that_a_handler_leaves_open_fails_its_own_job_alone",
+        put("actors.shared_scope.SharedScope.__exit__", _ends_unchecked),
     ),
     "content in the ident": Guard(
         "what a step brings is known outside by what it is, and a restored number by nothing",

@@ -1,0 +1,79 @@
+"""The cancel scope of handlers that run one after another in one task, until one of them waits.
+
+Entering and leaving a scope takes a quarter of a short run. A handler that does not wait can't be stopped, so such
+handlers share one. The first that waits keeps it, and the scope gets the deadline of that run.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import attrs
+import trio
+
+from dataloader.actors.job_runs import Run
+from dataloader.jobs.logger import get_logger
+
+log = get_logger(__name__)
+
+
+@attrs.define(eq=False)
+class SharedScope:
+    """The scope of one task; `of` gives the block of a handler.
+
+    Between the blocks the scope stays open. Until a handler waits, the scope has the deadline of the run that opened
+    it, which is not later than that of the current run. It is shielded meanwhile, so its deadline is the effective one;
+    another effective deadline means that a handler has left a scope of its own open.
+    """
+
+    _scope: trio.CancelScope | None = attrs.field(default=None, init=False)
+    _deadline: float = attrs.field(default=0.0, init=False)
+    _safe_until: float = attrs.field(default=0.0, init=False)
+    _run: Run = attrs.field(init=False)
+
+    def of(self, run: Run) -> AbstractContextManager[Any]:
+        """Return the block of `run`: in the shared scope, or in one of its own if more than its lease bounds it."""
+        may_share = run.may_share
+        if not may_share or run.lease.safe_until < self._safe_until:
+            self.close()
+        if not may_share:
+            return run.open_scope()
+        self._run = run
+        return self
+
+    def __enter__(self) -> None:
+        """Open the scope, if it is not open."""
+        if self._scope is None:
+            self._safe_until, self._deadline = self._run.lease.safe_until, self._run.deadline
+            self._scope = trio.CancelScope(deadline=self._deadline, shield=True)
+            self._scope.__enter__()
+
+    def keep(self) -> None:
+        """The run waits: leave the scope to it, unless its handler has ended."""
+        scope = self._scope
+        if scope is None or self._run.body_ended:
+            self.close()
+        else:
+            self._scope = None
+            scope.shield = False
+            self._run.waits_in(scope)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Leave the scope if the handler has waited, or has left a scope of its own open, which Trio then reports."""
+        scope = self._run.scope
+        if scope is None and trio.current_effective_deadline() != self._deadline:
+            scope, self._scope = self._scope, None
+        return scope is not None and bool(scope.__exit__(kind, error, traceback))
+
+    def close(self) -> None:
+        """Leave the scope, if it is open."""
+        scope, self._scope, self._safe_until = self._scope, None, 0.0
+        try:
+            if scope is not None:
+                scope.__exit__(None, None, None)
+        except RuntimeError:
+            log.exception("a handler has left a cancel scope open", task=self._run.job.task)
