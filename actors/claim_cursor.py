@@ -17,11 +17,11 @@ from dataloader.jobs.growing_pauses import Pauses
 from dataloader.store.queue.claim import Claim
 
 MIN_CLAIM: Final = 64
-MAX_CLAIM: Final = 128
-"""Jobs claimed in one statement: a quarter of the slots within these bounds.
+MAX_CLAIM: Final = 250
+"""The most jobs claimed in one statement: half of the slots within these bounds.
 
-So the next ones are claimed while some run and former ones are recorded. Larger ones hold up the event loop, and all
-slots wait for the database at the same time; of smaller ones the statements' fixed costs are felt.
+So the next jobs are claimed while the former ones run and are recorded. With larger claims all slots wait for the
+database at the same time; with smaller ones the cost of a statement is shared by fewer jobs.
 """
 MAX_LOOK: Final = 500
 """Jobs looked at in one statement at the most, behind a crowd that can't run: parking is the server's work."""
@@ -40,8 +40,8 @@ DEAR: Final = 1.5
 
 
 def largest_claim(concurrency: int) -> int:
-    """How many jobs a queue with so many slots claims in one statement at the most."""
-    return min(max(concurrency // 4, MIN_CLAIM), MAX_CLAIM)
+    """Return the most jobs that a queue with `concurrency` slots claims in one statement."""
+    return min(max(concurrency // 2, MIN_CLAIM), MAX_CLAIM)
 
 
 @attrs.frozen
