@@ -175,7 +175,7 @@ class Dispatcher:
             await trio.lowlevel.checkpoint_if_cancelled()
             has_more = self.lanes.stale if self.by_lanes else cursor.more
             woken = not has_more and self.lanes.wait_s(trio.current_time()) > 0 and await self._rest(cursor)
-            await self.slots.wait_free()
+            await self.slots.wait_free(cursor.most)
             lanes: list[str] = []
             try:
                 # Until nothing has changed meanwhile: a claim by former names would skip jobs of tasks that are new.

@@ -47,7 +47,7 @@ class Run:
 
     After `begin_by` its body may not begin: a supplier's budget counts it up to then.
 
-    `slot_freed` is called when the run's end is recorded: its slot is free again.
+    `when_ended` is called when the handler has ended, `when_recorded` when the run's end is recorded.
 
     `movers` of processes that work for it are called when the run's lease or key is safe for longer.
 
@@ -79,9 +79,10 @@ class Run:
     _is_left: bool = attrs.field(default=False, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
     movers: set[Callable[[], None]] = attrs.field(factory=set, init=False)
-    slot_freed: Callable[[], None] = attrs.field(default=lambda: None, repr=False)
+    when_ended: Callable[[], None] = attrs.field(default=lambda: None, repr=False)
+    when_recorded: Callable[[], None] = attrs.field(default=lambda: None, repr=False)
     former: Run | None = attrs.field(default=None, init=False, repr=False)
-    _when_ended: trio.Event | None = attrs.field(default=None, init=False)
+    _ended: trio.Event | None = attrs.field(default=None, init=False)
 
     @property
     def deadline(self) -> float:
@@ -138,15 +139,16 @@ class Run:
     def end_body(self) -> None:
         """The handler has ended, or was never called."""
         self.body_ended = True
-        if self._when_ended is not None:
-            self._when_ended.set()
+        self.when_ended()
+        if self._ended is not None:
+            self._ended.set()
 
     async def wait_body_ended(self) -> None:
         """Return when the handler has ended; immediately if it has."""
         while not self.body_ended:
-            if self._when_ended is None:
-                self._when_ended = trio.Event()
-            await self._when_ended.wait()
+            if self._ended is None:
+                self._ended = trio.Event()
+            await self._ended.wait()
 
     async def former_ended(self) -> None:
         """Return when the handlers of all former runs of this job have ended."""

@@ -3,11 +3,10 @@
 Outcomes that arrive while one batch is written form the next: a single one is written at once, and many share a
 statement. Progress and log lines are written with them, or within a second.
 
-The runners send to it through one channel. Only when the end of a run is recorded is the run removed, its key freed and
-its slot given back. It ends when the channel's senders are closed and everything is written, so a drain loses nothing.
-While the database can't be used it tries again, and the heartbeats go on renewing the leases; an outcome whose lease
-has ended meanwhile changes nothing. A job whose row another session has locked is in each later batch until it is
-written.
+The runners send to it through one channel. Only when the end of a run is recorded is the run removed and its key freed.
+It ends when the channel's senders are closed and everything is written, so a drain loses nothing. While the database
+can't be used it tries again, and the heartbeats go on renewing the leases; an outcome whose lease has ended meanwhile
+changes nothing. A job whose row another session has locked is in each later batch until it is written.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _Row = TypeVar("_Row", bound=tuple[Any, ...])
 class Recorder:
     """The one writer of outcomes.
 
-    The slot of a run is freed when its end is written. `released` is set when keys can be released. `sums` are the
+    `released` is set when keys can be released. `sums` are the
     statistics; `tally` counts the written outcomes since the start, by step. `insisting` becomes false when a drain has
     reached its bound: outcomes that cannot be written from then on are left to the end of their leases.
     """
@@ -73,6 +72,7 @@ class Recorder:
     tally: Counter[Step] = attrs.field(factory=Counter)
     insisting: bool = True
     signals: Signals | None = None
+    _unwritten: list[Ended] = attrs.field(factory=list, init=False)
     _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
     _show_at: float = attrs.field(default=math.inf, init=False)
     _locked: list[Ended] = attrs.field(factory=list, init=False)
@@ -101,33 +101,37 @@ class Recorder:
                     return
 
     async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
-        """The next messages, after those whose row was locked before, and whether the channel has ended.
+        """Return the next ends, after those whose row was locked before, and whether the channel has ended.
 
-        At least one message, unless it is time to write progress or sums, or the channel has ended.
+        At least one end, unless it is time to write progress or sums, or the channel has ended. Ends of jobs with a key
+        come first: the next job of the key waits for them.
         """
-        batch: list[Ended] = []
         ended = False
         try:
-            with trio.move_on_at(min(self._show_at, self._again_at, self.sums.due_at)):
-                self._take(await messages.receive(), batch)
+            if not self._unwritten:
+                with trio.move_on_at(min(self._show_at, self._again_at, self.sums.due_at)):
+                    self._take(await messages.receive())
             # Runs that end in consecutive turns of the event loop share one statement.
             for _ in range(MAX_TURNS):
-                before = len(batch)
+                before = len(self._unwritten)
                 with contextlib.suppress(trio.WouldBlock):
-                    while len(batch) < MAX_BATCH:
-                        self._take(messages.receive_nowait(), batch)
-                if before == len(batch):
+                    while True:
+                        self._take(messages.receive_nowait())
+                if before == len(self._unwritten) or before >= MAX_BATCH:
                     break
                 await trio.lowlevel.cancel_shielded_checkpoint()
         except trio.EndOfChannel:
             ended = True
-            if self._locked and not batch:
+            if self._locked and not self._unwritten:
                 await trio.sleep_until(self._again_at)
+        if len(self._unwritten) > MAX_BATCH:
+            self._unwritten.sort(key=_is_keyless)
+        batch, self._unwritten = self._unwritten[:MAX_BATCH], self._unwritten[MAX_BATCH:]
         return self._locked + batch, ended
 
-    def _take(self, message: ToRecord, batch: list[Ended]) -> None:
+    def _take(self, message: ToRecord) -> None:
         if isinstance(message, Ended):
-            batch.append(message)
+            self._unwritten.append(message)
         else:
             self._to_show[message.run.job.token] = message.run
             self._show_at = min(self._show_at, trio.current_time() + SHOW_EVERY_S)
@@ -153,7 +157,7 @@ class Recorder:
             self._to_show.pop(job.token, None)
             self.runs.remove(message.run)
             self.locks.forget(job.token)
-            message.run.slot_freed()
+            message.run.when_recorded()
         if not self._to_show:
             self._show_at = math.inf  # nothing is left to show: no need to wake for it
         self.released.set()
@@ -278,7 +282,7 @@ class Recorder:
 
     def _show_again(self, run: Run) -> None:
         run.outbox.is_told = True
-        self._take(Shown(run), [])
+        self._take(Shown(run))
 
     async def _keep_lines(self, runs: Sequence[Run]) -> set[int]:
         """Write the runs' log lines. Returns the tokens of runs that keep theirs, since their row is locked."""
@@ -298,6 +302,10 @@ class Recorder:
             if run.job.token in locked:
                 run.outbox.give_back_lines(pairs)
         return locked
+
+
+def _is_keyless(end: Ended) -> bool:
+    return end.run.job.lock_hash is None
 
 
 UNSTORABLE: Final = "what the handler returned or raised could not be stored"

@@ -53,7 +53,7 @@ class KnownTasks:
 
 @attrs.frozen(kw_only=True)
 class Recorded:
-    """The end of a run that is recorded. Its slot is free. `token` tells apart the runs of one job."""
+    """The end of a run that is recorded. `token` tells apart the runs of one job."""
 
     job_id: UUID
     token: int
@@ -123,7 +123,7 @@ class Signals:
         heartbeat: the leases of all runs were renewed, or there was no run; with Trio's time when that began.
         resting: claims of a queue wait until a job becomes ready, or no longer do; with the queues that wait.
         claimed: the database has answered a claim.
-        recorded: the end of a run is recorded, and its slot is free.
+        recorded: the end of a run is recorded.
         cancel_requested: a cancel request was read, and the run is stopped; with the job's id.
         keys_safe: the lock session has answered and is repaired; with the time, by the clock of leases, until which
             the keys are safe.

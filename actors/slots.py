@@ -1,7 +1,8 @@
 """The slots of one queue of this process, and the start of a handler in each.
 
 Claimed jobs start immediately: the dispatcher claims no more jobs than there are free slots. A slot is free again when
-the recorder has written the end of its run.
+its handler has ended, before the recorder has written that. If more ends than half of the slots are unrecorded, each
+further one takes a slot. So there may be one and a half times as many running rows as slots.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ TURN_S: Final = 0.001
 
 A job takes about 20 µs, plus its handler's time until the first wait.
 """
-
+MAX_TURNS: Final = 10
+"""The most turns of the event loop in which slots become free for one claim."""
 BEGIN_SHARE: Final = 0.8
 """The share of a supplier's margin within which a handler must begin. The rest is for the way to its first line."""
 
@@ -45,8 +47,9 @@ class Slots:
 
     Attributes:
         count: the number of slots.
-        used: the slots in use, including those of jobs that ended but are not recorded yet.
-        reserved: the used slots that are kept for jobs whose enqueue statement is under way.
+        running: the jobs whose handlers have not ended, and the reserved slots.
+        reserved: the slots that are kept for jobs whose enqueue statement is under way.
+        unrecorded: the jobs whose handlers have ended and whose ends are not recorded yet.
         wake: set when a slot becomes free.
     """
 
@@ -55,8 +58,9 @@ class Slots:
     tasks: Mapping[str, Task[Any]]
     runs: Runs
     services: RunServices
-    used: int = 0
+    running: int = 0
     reserved: int = 0
+    unrecorded: int = 0
     wake: Wake = attrs.field(factory=Wake)
     _nursery: trio.Nursery = attrs.field(init=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
@@ -71,14 +75,26 @@ class Slots:
         self._context = copy_context()
 
     @property
+    def used(self) -> int:
+        """The number of slots in use."""
+        return self.running + max(self.unrecorded - self.count // 2, 0)
+
+    @property
     def free(self) -> int:
         """The number of free slots."""
         return self.count - self.used
 
-    async def wait_free(self) -> None:
-        """Wait until a slot is free."""
+    async def wait_free(self, wanted: int) -> None:
+        """Wait until a slot is free; until `wanted` are, while each turn of the event loop frees more of them."""
         while self.free <= 0:
             await self.wake.wait(math.inf)
+        for _ in range(MAX_TURNS):
+            before = self.free
+            if before >= wanted:
+                break
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            if self.free <= before:
+                break
 
     async def wait_unreserved(self) -> None:
         """Wait until no slot is reserved."""
@@ -87,23 +103,28 @@ class Slots:
 
     async def wait_recorded(self) -> None:
         """Wait until the end of every run is recorded."""
-        while self.used:
+        while self.running or self.unrecorded:
             await self.wake.wait(math.inf)
 
-    def release(self) -> None:
-        """Free the slot of a run, whose end the recorder has written."""
-        self.used -= 1
+    def _handler_ended(self) -> None:
+        self.running -= 1
+        self.unrecorded += 1
+        self.wake.set()
+
+    def _recorded(self) -> None:
+        self.unrecorded -= 1
         self.wake.set()
 
     def reserve(self) -> None:
         """Reserve a free slot."""
-        self.used += 1
+        self.running += 1
         self.reserved += 1
 
     def unreserve(self) -> None:
         """Free a reserved slot that is not needed."""
         self.reserved -= 1
-        self.release()
+        self.running -= 1
+        self.wake.set()
 
     def start_reserved(self, job: ClaimedJob, sent_at: float) -> None:
         """Start a job in a reserved slot; the statement that added it was sent at `sent_at`."""
@@ -118,7 +139,7 @@ class Slots:
 
         All runs are added without a checkpoint in between, so that a lost key or a cancel request finds each of them.
         """
-        self.used += len(claim.jobs)
+        self.running += len(claim.jobs)
         now = trio.current_time()
         runs = [
             self._add(job, claim.sent_at, now, waited_s)
@@ -131,7 +152,7 @@ class Slots:
 
     def _add(self, job: ClaimedJob, sent_at: float, now: float, waited_s: float) -> Run:
         lease = Lease(job.lease_s, sent_at + job.lease_s)
-        run = Run(job=job, claimed_at=now, lease=lease, slot_freed=self.release)
+        run = Run(job=job, claimed_at=now, lease=lease, when_ended=self._handler_ended, when_recorded=self._recorded)
         margin_s = None if job.more is None else job.more.get("margin_s")
         if margin_s is not None:
             run.begin_by = sent_at - slept_s() + BEGIN_SHARE * margin_s

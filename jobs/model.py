@@ -386,7 +386,7 @@ class QueueRecord:
     delayed: Annotated[int, about("Jobs that wait for their time.")]
     blocked: Annotated[int, about("Jobs whose lock_key is held by another job.")]
     unknown_task: Annotated[int, about("Jobs whose task no worker knows.")]
-    running: Annotated[int, about("Jobs that run.")]
+    running: Annotated[int, about("Jobs that run, or whose end is not recorded yet; may exceed `slots`.")]
     oldest_ready_at: Annotated[Instant | None, about("The instant since which its oldest ready job waits.")]
     workers: Annotated[int, about("Processes that serve it and sent a heartbeat in the last minute.")] = 0
     slots: Annotated[int, about("The number of its jobs that those processes run at once.")] = 0

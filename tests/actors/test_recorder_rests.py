@@ -79,12 +79,25 @@ def a_recorder(session: object, runs: Runs) -> Recorder:
     )
 
 
-def a_run(token: int = 7) -> Run:
+def a_run(token: int = 7, *, lock_hash: int | None = 1) -> Run:
     job = ClaimedJob(
-        job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
-        attempt=1, max_attempts=5, lease_s=60,
+        job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=lock_hash,
+        partition_key="", attempt=1, max_attempts=5, lease_s=60,
     )  # fmt: skip
     return Run(job=job, lease=Lease(job.lease_s, math.inf), claimed_at=0)
+
+
+async def test_ends_of_jobs_with_a_key_are_written_first(mock_clock):
+    runs, session = Runs(), Session(0)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel()
+    for token in range(1, 401):
+        run = a_run(token, lock_hash=1 if token > 390 else None)
+        runs.add(run)
+        send.send_nowait(Ended(run, Outcome(run.job.job_id, token, Step.SUCCEED)))
+    send.close()
+    await recorder.run(receive)
+    assert session.batches == [[*range(391, 401), *range(1, 241)], [*range(241, 391)]]
 
 
 async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(mock_clock):

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from contextvars import copy_context
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 
 import attrs
@@ -289,6 +290,11 @@ GUARDS = {
         "a handler that shares a task until it waits is stopped before its own lease ends",
         f"{ACTORS}/test_shared_tasks.py::test_a_handler_has_its_own_deadline_from_its_first_wait_on",
         put("actors.job_runs.Run.waits_in", _waits_in_any),
+    ),
+    "bound of unrecorded ends": Guard(
+        "handlers run ahead of their record by half of the slots at most",
+        f"{ACTORS}/test_slots.py::test_handlers_run_ahead_of_their_record_by_half_of_the_slots",
+        put("actors.slots.Slots.used", property(attrgetter("running"))),
     ),
     "check for an open scope": Guard(
         "a cancel scope that a handler leaves open stops no other job",
