@@ -90,7 +90,7 @@ class Slots:
             await self.wake.wait(math.inf)
         for _ in range(MAX_TURNS):
             before = self.free
-            if before >= wanted:
+            if before >= min(wanted, self.count):
                 break
             await trio.lowlevel.cancel_shielded_checkpoint()
             if self.free <= before:
