@@ -42,6 +42,9 @@ from dataloader.store.queue.lock_session import LockSession
 log = get_logger(__name__)
 
 MAX_BATCH: Final = 250
+KEYED_FIRST: Final = 200
+"""The most ends of jobs with a key that are written before ends of jobs without one, which would else wait for as long
+as such jobs keep the recorder busy."""
 MAX_TURNS: Final = 10
 """The most turns of the event loop in which a batch is gathered before it is written."""
 SHOW_EVERY_S: Final = 1.0
@@ -103,8 +106,8 @@ class Recorder:
     async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
         """Return the next ends, after those whose row was locked before, and whether the channel has ended.
 
-        At least one end, unless it is time to write progress or sums, or the channel has ended. Ends of jobs with a key
-        come first: the next job of the key waits for them.
+        At least one end, unless it is time to write progress or sums, or the channel has ended. If there are more ends
+        than a batch has room for, those of jobs with a key come first: the next job of the key waits for them.
         """
         ended = False
         try:
@@ -125,7 +128,7 @@ class Recorder:
             if self._locked and not self._unwritten:
                 await trio.sleep_until(self._again_at)
         if len(self._unwritten) > MAX_BATCH:
-            self._unwritten.sort(key=_is_keyless)
+            self._unwritten = _keyed_first(self._unwritten)
         batch, self._unwritten = self._unwritten[:MAX_BATCH], self._unwritten[MAX_BATCH:]
         return self._locked + batch, ended
 
@@ -304,8 +307,11 @@ class Recorder:
         return locked
 
 
-def _is_keyless(end: Ended) -> bool:
-    return end.run.job.lock_hash is None
+def _keyed_first(ends: list[Ended]) -> list[Ended]:
+    """Return `ends` with up to `KEYED_FIRST` ends of jobs with a key in front, in their order otherwise."""
+    keyed = [end for end in ends if end.run.job.lock_hash is not None]
+    keyless = [end for end in ends if end.run.job.lock_hash is None]
+    return keyed[:KEYED_FIRST] + keyless + keyed[KEYED_FIRST:]
 
 
 UNSTORABLE: Final = "what the handler returned or raised could not be stored"

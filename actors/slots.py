@@ -33,7 +33,8 @@ STARTS_PER_TURN: Final = 24
 TURN_S: Final = 0.001
 """Jobs started in one turn of the event loop, and the time after which no more are started in it.
 
-A job takes about 20 µs, plus its handler's time until the first wait.
+A job takes about 20 µs, plus its handler's time until the first wait. That of a handler with its own Trio task passes
+in the next turn; it counts as what it was when the handler last ran.
 """
 MAX_TURNS: Final = 10
 """The most turns of the event loop in which slots become free for one claim."""
@@ -65,8 +66,8 @@ class Slots:
     _nursery: trio.Nursery = attrs.field(init=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
     _context: Context = attrs.field(init=False)
-    _waiting_tasks: set[str] = attrs.field(factory=set, init=False)
-    """The tasks whose handlers have waited when one last ran."""
+    _waiting_tasks: dict[str, float] = attrs.field(factory=dict, init=False)
+    """The tasks whose handlers have waited when one last ran, and the seconds until that wait."""
 
     def open(self, nursery: trio.Nursery) -> None:
         """Start handlers in `nursery` from now on."""
@@ -172,7 +173,8 @@ class Slots:
                 if not runs or time.monotonic() > ends_at:
                     break
                 run = runs.popleft()
-                if run.job.task in self._waiting_tasks:
+                if (until_wait_s := self._waiting_tasks.get(run.job.task)) is not None:
+                    ends_at -= until_wait_s
                     self._nursery.start_soon(self._run, run)
                 elif (rest := self._begin(run, shared.of)) is not None:
                     shared.keep()
@@ -195,10 +197,11 @@ class Slots:
         if task is None:  # a row by SQL may have put a job into another task's limit queue
             runner.release(run, self.services, "job released: its task is unknown to this process")
             return None
+        began = time.monotonic()
         # With a context of its own, so that nothing that a handler leaves there reaches the next one.
         rest = begin(runner.run(run, task, self.services, self._limiter, scope_of), self._context.copy())
         if rest is None:
-            self._waiting_tasks.discard(task.name)
+            self._waiting_tasks.pop(task.name, None)
         else:
-            self._waiting_tasks.add(task.name)
+            self._waiting_tasks[task.name] = time.monotonic() - began
         return rest

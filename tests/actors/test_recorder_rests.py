@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from logged import capture_logs
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
-from dataloader.actors.recorder import MAX_PAUSE_S, UNSTORABLE, Recorder, open_channel
+from dataloader.actors.recorder import MAX_BATCH, MAX_PAUSE_S, UNSTORABLE, Recorder, open_channel
 from dataloader.actors.recorder_messages import Ended, Shown
 from dataloader.actors.run_sums import RunSums
 from dataloader.actors.wake import Wake
@@ -98,6 +99,34 @@ async def test_ends_of_jobs_with_a_key_are_written_first(mock_clock):
     send.close()
     await recorder.run(receive)
     assert session.batches == [[*range(391, 401), *range(1, 241)], [*range(241, 391)]]
+
+
+async def test_ends_without_a_key_are_written_while_more_with_a_key_arrive(mock_clock):
+    runs, session = Runs(), Session(0)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel()
+
+    def end(token, lock_hash):
+        run = a_run(token, lock_hash=lock_hash)
+        run.when_recorded = partial(recorded, lock_hash)
+        runs.add(run)
+        send.send_nowait(Ended(run, Outcome(run.job.job_id, token, Step.SUCCEED)))
+
+    def recorded(lock_hash):
+        # Each job with a key is followed by another one, as in a backlog.
+        if lock_hash is not None and len(session.batches) < 20:
+            end(next(tokens), lock_hash)
+
+    tokens = itertools.count(101)
+    for token in range(1, 101):
+        end(token, None)
+    for _ in range(MAX_BATCH):
+        end(next(tokens), 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recorder.run, receive)
+        await trio.testing.wait_all_tasks_blocked()
+        send.close()
+    assert set(range(1, 101)) <= {token for batch in session.batches[:5] for token in batch}
 
 
 async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(mock_clock):
