@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -18,19 +18,24 @@ from dataloader.jobs.logger import get_logger
 
 log = get_logger(__name__)
 
+_LEFT_OPEN: Final = "a handler has left a cancel scope open"
+
 
 @attrs.define(eq=False)
 class SharedScope:
     """The scope of one task; `of` gives the block of a handler.
 
     Between the blocks the scope stays open. Until a handler waits, the scope has the deadline of the run that opened
-    it, which is not later than that of the current run. If another scope is the innermost one when a handler has ended,
-    that handler has left it open.
+    it, which is not later than that of the current run. It is shielded meanwhile, so its deadline is the effective one;
+    another effective deadline means that a handler has left a scope of its own open, and its job fails. A left scope
+    without a deadline is noticed when the shared scope ends: it is logged, and fails no other job.
     """
 
     _scope: trio.CancelScope | None = attrs.field(default=None, init=False)
-    _innermost: object = attrs.field(default=None, init=False)
+    _deadline: float = attrs.field(default=0.0, init=False)
     _safe_until: float = attrs.field(default=0.0, init=False)
+    _has_shared: bool = attrs.field(default=False, init=False)
+    """Whether a handler has ended in the open scope."""
     _run: Run = attrs.field(init=False)
 
     def of(self, run: Run) -> AbstractContextManager[Any]:
@@ -46,10 +51,10 @@ class SharedScope:
     def __enter__(self) -> None:
         """Open the scope, if it is not open."""
         if self._scope is None:
-            self._safe_until = self._run.lease.safe_until
-            self._scope = trio.CancelScope(deadline=self._run.deadline)
+            self._safe_until, self._deadline = self._run.lease.safe_until, self._run.deadline
+            self._has_shared = False
+            self._scope = trio.CancelScope(deadline=self._deadline, shield=True)
             self._scope.__enter__()
-            self._innermost = _innermost()
 
     def keep(self) -> None:
         """The run waits: leave the scope to it, unless its handler has ended."""
@@ -58,6 +63,7 @@ class SharedScope:
             self.close()
         else:
             self._scope = None
+            scope.shield = False
             self._run.waits_in(scope)
 
     def __exit__(
@@ -65,9 +71,19 @@ class SharedScope:
     ) -> bool:
         """Leave the scope if the handler has waited, or has left a scope of its own open, which Trio then reports."""
         scope = self._run.scope
-        if scope is None and _innermost() is not self._innermost:
+        if scope is not None:
+            try:
+                return bool(scope.__exit__(kind, error, traceback))
+            except RuntimeError:
+                if not self._has_shared:
+                    raise
+                log.exception(_LEFT_OPEN)
+                return False
+        if trio.current_effective_deadline() != self._deadline:
             scope, self._scope = self._scope, None
-        return scope is not None and bool(scope.__exit__(kind, error, traceback))
+            return scope is not None and bool(scope.__exit__(kind, error, traceback))
+        self._has_shared = True
+        return False
 
     def close(self) -> None:
         """Leave the scope, if it is open."""
@@ -76,12 +92,4 @@ class SharedScope:
             if scope is not None:
                 scope.__exit__(None, None, None)
         except RuntimeError:
-            log.exception("a handler has left a cancel scope open", task=self._run.job.task)
-
-
-def _innermost() -> object:
-    """Return what Trio keeps of the innermost cancel scope of this task; None if a later Trio has no such attribute.
-
-    Trio's public functions tell a scope without deadline apart from none only when its surrounding scope is left.
-    """
-    return getattr(trio.lowlevel.current_task(), "_cancel_status", None)
+            log.exception(_LEFT_OPEN)

@@ -8,6 +8,7 @@ import time
 import pytest
 import trio
 from conditions import patience_s, until, when_ended
+from logged import capture_logs
 
 from dataloader import NewJob, Tasks
 from dataloader.actors.job_runs import Runs
@@ -154,13 +155,29 @@ class Leaving(Desk):
     async def check(self, _number):
         await trio.lowlevel.checkpoint()
 
+    async def fail(self, _number):
+        await trio.lowlevel.checkpoint()
+        raise ValueError("its own")
+
 
 @pytest.mark.requirement("Q9")
-@pytest.mark.parametrize("leave", ["leave_cancelled", "leave_with_deadline", "leave_shielded", "leave_plain"])
+@pytest.mark.parametrize("leave", ["leave_cancelled", "leave_with_deadline", "leave_shielded"])
 async def test_a_cancel_scope_that_a_handler_leaves_open_fails_its_own_job_alone(open_worker, leave):
     ended = await Leaving().run(open_worker, ["nothing", leave, "check", "nothing"])
     assert [job.status for job in ended] == ["succeeded", "failed", "succeeded", "succeeded"]
     assert "Cancel scope stack corrupted" in ended[1].error
+
+
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize("next_one", ["nothing", "check", "fail"])
+async def test_a_left_scope_without_a_deadline_is_logged_and_fails_no_other_job(open_worker, next_one):
+    with capture_logs() as logs:
+        ended = await Leaving().run(open_worker, ["nothing", "leave_plain", next_one, "nothing"])
+    assert [job.status for job in ended] == ["succeeded"] * 2 + ["failed" if next_one == "fail" else "succeeded"] + [
+        "succeeded"
+    ]
+    assert "Cancel scope" not in (ended[2].error or "")
+    assert "a handler has left a cancel scope open" in [line["event"] for line in logs]
 
 
 @pytest.mark.requirement("Q4")
