@@ -7,6 +7,7 @@ import time
 
 import pytest
 import trio
+import trio.testing
 from conditions import patience_s, until, when_ended
 from logged import capture_logs
 
@@ -250,6 +251,7 @@ async def test_a_handler_has_its_own_deadline_from_its_first_wait_on(autojump_cl
     began = trio.current_time()
     runs = bench.start(["nothing", "wait", "nothing", "wait"], {3: 3 * LEASE_S})
     assert await bench.outcomes(2) == {0: "succeed", 2: "succeed"}
+    await trio.testing.wait_all_tasks_blocked()
     assert runs[1].scope.deadline == pytest.approx(began + LEASE_S - margin_s(LEASE_S), abs=0.1)
     assert runs[3].scope.deadline == pytest.approx(began + 3 * LEASE_S - margin_s(3 * LEASE_S), abs=0.1)
     assert await bench.outcomes(1) == {1: "retry"}
@@ -287,6 +289,7 @@ async def test_a_renewed_lease_of_a_run_that_has_ended_moves_no_other_runs_deadl
     began = trio.current_time()
     ended, waiting = bench.start(["nothing", "wait"])
     await bench.outcomes(1)
+    await trio.testing.wait_all_tasks_blocked()
     ended.renewed(began + 10 * LEASE_S)
     ended.stop(StopReason.LEASE_LOST)
     assert waiting.scope.deadline == pytest.approx(began + LEASE_S - margin_s(LEASE_S), abs=0.1)
