@@ -1,6 +1,6 @@
 -- The triggers of dl_jobs. Each row trigger but that of deletions has a WHEN clause, so that the common writes (a due insert, our own
 -- claim, a heartbeat, a finish) call no function. PostgreSQL parses the clauses again in each statement: they are short, let more
--- through than the functions act on, and must never let less through (test_triggers.py compares).
+-- through than the functions act on, and must never let less through (test_trigger_conditions.py compares).
 -- To create one takes a lock that all writers wait for, so it is done only where the definition has changed: each trigger's
 -- comment has the definition that it was made from.
 DO $do$
@@ -17,9 +17,12 @@ BEGIN
     EXECUTE format('DROP TRIGGER %I ON {schema}.dl_jobs', v_trigger.name);
   END LOOP;
   FOR v_trigger IN
+    -- Not another role's function of this name, nor one that a trigger of another table uses: to drop it would end the upgrade.
     SELECT p.oid::regprocedure AS function
-    FROM pg_class c JOIN pg_proc p ON p.pronamespace = c.relnamespace AND p.proname IN ('dl_jobs_failing', 'dl_jobs_unwatch')
+    FROM pg_class c JOIN pg_proc p ON p.pronamespace = c.relnamespace AND p.proowner = c.relowner AND p.pronargs = 0
+                                  AND p.proname IN ('dl_jobs_failing', 'dl_jobs_unwatch')
     WHERE c.oid = '{schema}.dl_jobs'::regclass
+      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid)
   LOOP
     EXECUTE format('DROP FUNCTION %s', v_trigger.function);
   END LOOP;
