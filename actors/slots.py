@@ -36,10 +36,23 @@ TURN_S: Final = 0.001
 A job takes about 20 µs, plus its handler's time until the first wait. That of a handler with its own Trio task passes
 in the next turn; it counts as what it was when the handler last ran.
 """
+WAITS_AGAIN_WITHIN: Final = 16
+"""After a handler has waited, the number of further ones of its task with separate Trio tasks, if none of them waits.
+
+A handler that waits in a shared Trio task ends the turn, which costs mixed handlers a fifth of their rate.
+"""
 MAX_TURNS: Final = 10
 """The most turns of the event loop in which slots become free for one claim."""
 BEGIN_SHARE: Final = 0.8
 """The share of a supplier's margin within which a handler must begin. The rest is for the way to its first line."""
+
+
+@attrs.define
+class _Waiting:
+    """A task whose handler has waited: the seconds until that wait, and how many have ended since without one."""
+
+    until_wait_s: float
+    ended_since: int = 0
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -66,8 +79,8 @@ class Slots:
     _nursery: trio.Nursery = attrs.field(init=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
     _context: Context = attrs.field(init=False)
-    _waiting_tasks: dict[str, float] = attrs.field(factory=dict, init=False)
-    """The tasks whose handlers have waited when one last ran, and the seconds until that wait."""
+    _waiting_tasks: dict[str, _Waiting] = attrs.field(factory=dict, init=False)
+    """The tasks of which one of the last handlers has waited."""
 
     def open(self, nursery: trio.Nursery) -> None:
         """Start handlers in `nursery` from now on."""
@@ -173,8 +186,8 @@ class Slots:
                 if not runs or time.monotonic() > ends_at:
                     break
                 run = runs.popleft()
-                if (until_wait_s := self._waiting_tasks.get(run.job.task)) is not None:
-                    ends_at -= until_wait_s
+                if (waiting := self._waiting_tasks.get(run.job.task)) is not None:
+                    ends_at -= waiting.until_wait_s
                     self._nursery.start_soon(self._run, run)
                 elif (rest := self._begin(run, shared.of)) is not None:
                     shared.keep()
@@ -200,8 +213,10 @@ class Slots:
         began = time.monotonic()
         # With a context of its own, so that nothing that a handler leaves there reaches the next one.
         rest = begin(runner.run(run, task, self.services, self._limiter, scope_of), self._context.copy())
-        if rest is None:
-            self._waiting_tasks.pop(task.name, None)
-        else:
-            self._waiting_tasks[task.name] = time.monotonic() - began
+        if rest is not None:
+            self._waiting_tasks[task.name] = _Waiting(time.monotonic() - began)
+        elif (waiting := self._waiting_tasks.get(task.name)) is not None:
+            waiting.ended_since += 1
+            if waiting.ended_since == WAITS_AGAIN_WITHIN:
+                del self._waiting_tasks[task.name]
         return rest
