@@ -7,6 +7,7 @@ handler that returned before it noticed a stop has succeeded. The runner itself 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import copy_context
@@ -149,10 +150,18 @@ async def _run_body(
             if run.former is not None:
                 await _wait_for_former(run, task)
             return await call_handler(task, run, services, limiter), None
-    except (trio.Cancelled, KeyboardInterrupt):
-        raise  # a cancellation from outside, or ^C, is never swallowed, not even within a group (below)
     except BaseException as raised:
-        if isinstance(raised, BaseExceptionGroup) and raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
+        if _comes_from_outside(raised):
             raise
         return None, raised
     return None, None  # the scope was cancelled
+
+
+def _comes_from_outside(error: BaseException) -> bool:
+    """Whether a cancellation of this process's work, or ^C, is in `error`: it is never swallowed.
+
+    A `trio.Cancelled` while nothing around the run is cancelled is one that the handler has kept and raised again. Trio
+    would end the claims of the queue by it, without an error.
+    """
+    kinds = KeyboardInterrupt if trio.current_effective_deadline() > -math.inf else (trio.Cancelled, KeyboardInterrupt)
+    return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)

@@ -49,6 +49,9 @@ class Desk:
     async def wait(self, _number):
         await self.release.wait()
 
+    async def wait_and_end(self, _number):
+        await trio.lowlevel.checkpoint()
+
     async def run(self, open_worker, whats, **settings):
         """Run jobs that one claim takes together; return them as they have ended."""
         jobs = [NewJob(task="do", queue="q", args={"n": n, "what": what}) for n, what in enumerate(whats)]
@@ -136,6 +139,34 @@ async def test_an_error_ends_its_own_job_and_not_the_shared_task(open_worker, er
     assert len(set(desk.begun.values())) == 1
 
 
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize("what", ["raise_kept", "raise_kept_in_group", "wait_and_raise_kept"])
+async def test_a_cancellation_that_a_handler_kept_and_raises_fails_its_own_job_alone(open_worker, what):
+    class Keeping(Desk):
+        async def raise_kept(self, _number):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                try:
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                except trio.Cancelled as cancelled:  # noqa: ASYNC103 - that is the fault of such a handler
+                    kept = cancelled
+            raise kept
+
+        async def raise_kept_in_group(self, number):
+            try:
+                await self.raise_kept(number)
+            except trio.Cancelled as cancelled:
+                raise BaseExceptionGroup("kept", [cancelled]) from None
+
+        async def wait_and_raise_kept(self, number):
+            await trio.lowlevel.checkpoint()
+            await self.raise_kept(number)
+
+    ended = await Keeping().run(open_worker, ["nothing", what, "wait_and_end", "nothing"])
+    assert [job.status for job in ended] == ["succeeded", "failed", "succeeded", "succeeded"]
+    assert "Cancelled" in ended[1].error
+
+
 class Leaving(Desk):
     """Handlers that leave a cancel scope open, as a generator does that yields in one."""
 
@@ -164,7 +195,7 @@ class Leaving(Desk):
 @pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("leave", ["leave_cancelled", "leave_with_deadline", "leave_shielded"])
 async def test_a_cancel_scope_that_a_handler_leaves_open_fails_its_own_job_alone(open_worker, leave):
-    ended = await Leaving().run(open_worker, ["nothing", leave, "check", "nothing"])
+    ended = await Leaving().run(open_worker, ["nothing", leave, "wait_and_end", "nothing"])
     assert [job.status for job in ended] == ["succeeded", "failed", "succeeded", "succeeded"]
     assert "Cancel scope stack corrupted" in ended[1].error
 
@@ -294,6 +325,21 @@ async def test_a_renewed_lease_of_a_run_that_has_ended_moves_no_other_runs_deadl
     ended.stop(StopReason.LEASE_LOST)
     assert waiting.scope.deadline == pytest.approx(began + LEASE_S - margin_s(LEASE_S), abs=0.1)
     assert not waiting.is_stopped
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_left_scope_without_a_deadline_does_not_hinder_the_stop_of_the_next_job(autojump_clock, bench):
+    async def leave_plain(_number):
+        trio.CancelScope().__enter__()
+
+    bench.desk.leave_plain = leave_plain
+    _, waiting = bench.start(["leave_plain", "wait"])
+    await bench.outcomes(1)
+    await trio.testing.wait_all_tasks_blocked()
+    waiting.stop(StopReason.CANCEL)
+    assert await bench.outcomes(1) == {1: "cancel"}
+    bench.start(["nothing"])
+    assert await bench.outcomes(1) == {0: "succeed"}
 
 
 @pytest.mark.requirement("Q9")
