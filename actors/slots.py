@@ -34,13 +34,15 @@ TURN_S: Final = 0.001
 """Jobs started in one turn of the event loop, and the time after which no more are started in it.
 
 A job takes about 20 µs, plus its handler's time until the first wait. That of a handler with its own Trio task passes
-in the next turn; it counts as what it was when the handler last ran.
+in the next turn; it counts as what it was when handlers of the task last ran.
 """
 WAITS_AGAIN_WITHIN: Final = 16
 """After a handler has waited, the number of further ones of its task with separate Trio tasks, if none of them waits.
 
 A handler that waits in a shared Trio task ends the turn, which costs mixed handlers a fifth of their rate.
 """
+FADES: Final = 0.9
+"""The factor by which the time that a handler has computed counts less after each run that took less."""
 MAX_TURNS: Final = 10
 """The most turns of the event loop in which slots become free for one claim."""
 BEGIN_SHARE: Final = 0.8
@@ -49,9 +51,12 @@ BEGIN_SHARE: Final = 0.8
 
 @attrs.define
 class _Waiting:
-    """A task whose handler has waited: the seconds until that wait, and how many have ended since without one."""
+    """A task whose handler has waited: the seconds that its handlers compute, and how many have ended since the wait.
 
-    until_wait_s: float
+    The seconds are those until the wait or the end, in one of the last runs that took long.
+    """
+
+    computes_s: float = 0.0
     ended_since: int = 0
 
 
@@ -187,7 +192,7 @@ class Slots:
                     break
                 run = runs.popleft()
                 if (waiting := self._waiting_tasks.get(run.job.task)) is not None:
-                    ends_at -= waiting.until_wait_s
+                    ends_at -= waiting.computes_s
                     self._nursery.start_soon(self._run, run)
                 elif (rest := self._begin(run, shared.of)) is not None:
                     shared.keep()
@@ -213,10 +218,14 @@ class Slots:
         began = time.monotonic()
         # With a context of its own, so that nothing that a handler leaves there reaches the next one.
         rest = begin(runner.run(run, task, self.services, self._limiter, scope_of), self._context.copy())
-        if rest is not None:
-            self._waiting_tasks[task.name] = _Waiting(time.monotonic() - began)
-        elif (waiting := self._waiting_tasks.get(task.name)) is not None:
-            waiting.ended_since += 1
-            if waiting.ended_since == WAITS_AGAIN_WITHIN:
-                del self._waiting_tasks[task.name]
+        if rest is not None or task.name in self._waiting_tasks:
+            self._note(task.name, time.monotonic() - began, waits=rest is not None)
         return rest
+
+    def _note(self, task: str, computed_s: float, *, waits: bool) -> None:
+        """Keep that a handler has computed for `computed_s` seconds until its first wait, or its end."""
+        waiting = self._waiting_tasks.setdefault(task, _Waiting())
+        waiting.computes_s = max(computed_s, FADES * waiting.computes_s)
+        waiting.ended_since = 0 if waits else waiting.ended_since + 1
+        if waiting.ended_since == WAITS_AGAIN_WITHIN:
+            del self._waiting_tasks[task]
