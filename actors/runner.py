@@ -150,10 +150,10 @@ async def _run_body(
             if run.former is not None:
                 await _wait_for_former(run, task)
             return await call_handler(task, run, services, limiter), None
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: ASYNC103 - what comes from outside the run is raised again
         if _comes_from_outside(raised):
             raise
-        return None, raised
+        return None, raised  # noqa: ASYNC104 - as above
     return None, None  # the scope was cancelled
 
 

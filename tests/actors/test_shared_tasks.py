@@ -213,7 +213,7 @@ async def test_a_left_scope_without_a_deadline_is_logged_and_fails_no_other_job(
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_of_a_handler_that_waits_does_not_stop_those_that_began_before_and_after(open_worker):
+async def test_a_cancel_of_a_handler_that_waits_stops_no_other_one_of_its_claim(open_worker):
     desk = Desk()
     jobs = [NewJob(task="do", queue="q", args={"n": n, "what": "wait"}) for n in range(3)]
     async with open_worker(desk.tasks) as supervisor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncpg
-import attrs
+import msgspec
 import pytest
 import trio
 from conditions import patience_s
@@ -148,7 +148,7 @@ async def test_a_claimed_job_carries_what_the_row_says(start_worker, add_job, ra
     job_id = await add_job(args="""'{"a": [1]}'""", partition_key="'p'", lease_ttl_sec="17", max_attempts="3")
     [job] = await start_worker("me").claim()
     row = await row_of(job_id)
-    assert attrs.asdict(job) == {
+    assert msgspec.structs.asdict(job) == {
         "job_id": job_id,
         "token": row["token"],
         "queue": "q",
