@@ -283,8 +283,9 @@ def transactions(history: History) -> Iterator[str]:
 def limits(history: History) -> Iterator[str]:
     """No span has more starts and requests than its budget, and no more jobs run at once than their task allows."""
     for limit in history.limits:
-        if (most := most_within(limit.taken, limit.span_s)) > limit.most:
-            yield f"{limit.name}: {most} units in {limit.span_s:g} s, {limit.most} are allowed"
+        most, at = fullest_span(limit.taken, limit.span_s)
+        if most > limit.most:
+            yield f"{limit.name}: {most} units in the {limit.span_s:g} s up to {at:.3f}, {limit.most} are allowed"
     for task, allowed in history.most_running.items():
         spans = [(run.began, history.until(run)) for run in history.runs if run.task == task]
         steps = [(at, step) for began, until in spans if until > began for at, step in ((began, 1), (until, -1))]
@@ -294,15 +295,21 @@ def limits(history: History) -> Iterator[str]:
 
 def most_within(taken: Iterable[tuple[float, int]], span_s: float) -> int:
     """Return the most units in any span, its end exclusive."""
+    return fullest_span(taken, span_s)[0]
+
+
+def fullest_span(taken: Iterable[tuple[float, int]], span_s: float) -> tuple[int, float]:
+    """Return the most units in any span, its end exclusive, and when the last of them was taken."""
     ordered = sorted(taken)
-    most = units = first = 0
+    most, units, first, last = 0, 0, 0, math.nan
     for at, number in ordered:
         units += number
         while ordered[first][0] <= at - span_s:
             units -= ordered[first][1]
             first += 1
-        most = max(most, units)
-    return most
+        if units > most:
+            most, last = units, at
+    return most, last
 
 
 def schedules(history: History) -> Iterator[str]:

@@ -53,8 +53,10 @@ async def collect(
         if schedule is not None:
             planned[schedule].append(at)
         rows.append(Row(job=fields.pop("job_id"), runs_shown=row["task"] in SHOWN, **fields))
-    taken = [(run.began, 1) for run in runs if run.task == "polite"]
-    taken += [(seen.began_at, 1) for seen in source.asked("/items")]
+    requests = [seen.began_at for seen in source.asked("/items")]
+    # Beside the notes of the processes, for a look at a limit that was exceeded.
+    (folder / "requests").write_text("".join(f"{at}\n" for at in requests))
+    taken = [(at, 1) for at in [*(run.began for run in runs if run.task == "polite"), *requests]]
     events = defaultdict(list)
     for row in await raw.fetch(EVENTS):
         events[row["process_id"]].append(row["by"])
