@@ -416,12 +416,15 @@ async def test_slow_readers_make_room_for_the_answers_of_others_and_the_slowest_
         ask = await a_long_answer(web)
         with trio.fail_after(patience_s()):
             async with await a_slow_reader(web) as slowest, await a_slow_reader(web) as slow:
-                for number, stream in enumerate((slowest, slow), 1):
-                    await stream.send_all(ask)
-                    await in_phase(web, Phase.SENDING, number)
-                # It takes a piece, and more, so that the other one has waited for longest.
-                taken = len(await slow.receive_some(1))
-                while taken < 200_000:
+                await slowest.send_all(ask)
+                await in_phase(web, Phase.SENDING, 1)
+                [first] = web.services.connections.who_may_go(Phase.SENDING)
+                await trio.sleep(0.5)  # until the kernel's buffers are full
+                await slow.send_all(ask)
+                await in_phase(web, Phase.SENDING, 2)
+                # It takes pieces, so that the other one has waited for longest.
+                taken = 0
+                while taken < 200_000 or next(web.services.connections.who_may_go(Phase.SENDING)) is not first:
                     taken += len(await slow.receive_some(65_536))
                 async with await connect(web) as honest:
                     await honest.send_all(ask.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
