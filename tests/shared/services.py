@@ -148,6 +148,8 @@ def serve(database, tmp_path):
     yield serve
     for service in services:
         service.close()
+        # Pytest shows them if the test has failed.
+        print(f"the last lines of service {service.process.pid}:", *service.lines[-15:], sep="\n")  # noqa: T201
 
 
 @pytest.fixture
