@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from broken import GUARDS
@@ -20,11 +22,19 @@ def guard_runs():
 
 
 @pytest.fixture
-def run(guard_runs, postgres, tmp_path):
+def own_folder():
+    """A folder for a run's temporary files. In pytest's own, each run would close those of all others to PostgreSQL."""
+    with tempfile.TemporaryDirectory(prefix="guard-") as folder:
+        yield Path(folder, "run")
+
+
+@pytest.fixture
+def run(guard_runs, postgres, own_folder, tmp_path):
     """Runs a test without a guard on this session's server; returns the exit code and the output."""
     postgres.template("migrated")
     folder = str(postgres.embedded.data_dir)
     options = ["-q", "-x", "-p", "no:cacheprovider", "--server", folder, "--pg", str(postgres.version)]
+    options += ["--basetemp", str(own_folder)]
     output = tmp_path / "output"
 
     def run(name, test):

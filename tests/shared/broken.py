@@ -441,7 +441,7 @@ GUARDS = {
     ),
     "lock of a lane": Guard(
         "claims at once start no more jobs of a task than it allows",
-        "tests/store/limits/test_limits_sql.py::test_concurrent_claims_start_no_more_than_a_lane_allows",
+        "tests/store/limits/test_limits_sql.py::test_a_lane_that_another_claim_has_locked_starts_no_job",
         edit_schema("WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED", "WHERE l.lane = v_task.name"),
     ),
     "lanes judged apart": Guard(

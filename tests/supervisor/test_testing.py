@@ -204,5 +204,7 @@ def test_the_pytest_fixture_gives_each_test_a_separate_database(tmp_path):
         "    await assert_enqueued(dataloader_dsn, 'write')\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-o", "trio_mode=true", "-p", "no:cacheprovider", str(tmp_path)]
+    # In pytest's own folder it would close the folders of all other tests to PostgreSQL.
+    command += ["--basetemp", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "3 passed" in done.stdout, done.stdout

@@ -136,6 +136,21 @@ async def test_concurrent_claims_start_no_more_than_a_lane_allows(limited, claim
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 4
 
 
+@pytest.mark.requirement("S1")
+async def test_a_lane_that_another_claim_has_locked_starts_no_job(limited, claims, database):
+    tasks = Tasks()
+    for name in ("t", "free"):
+        tasks.task(name, queue="q", max_running=4)(noop)
+    await limited(tasks, [NewJob(task="t"), NewJob(task="free")])
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN; SELECT FROM dl_lanes WHERE lane = 't' FOR UPDATE")
+        jobs, lanes = await claims("t", "free")
+        assert [job.task for job in jobs] == ["free"]
+        assert lanes["t"] == ("locked", 0.01)
+        await other.execute("ROLLBACK")
+    assert [job.task for job in (await claims("t", "free"))[0]] == ["t"]
+
+
 @pytest.mark.requirement("S4")
 async def test_a_closed_lane_is_skipped_without_reading_its_jobs_or_delaying_others(limited, claims, raw):
     tasks = supplied([Budget(1, per_s=3_600)], "closed")
