@@ -132,7 +132,7 @@ async def test_f32_a_worker_that_is_cut_off_when_the_clock_jumps_overlaps_no_oth
         await other.logged("serving", within_s=180)
         jobs.append(await add("visit", end, lock_key="k", lease_ttl_sec=PATIENT_LEASE_S))
         proxy.cut()
-        await set_clock(TWO_HOURS_S)
+        await set_clock(TWO_HOURS_S, sessions_end=True)
         await raw.execute(END_SESSIONS)
         await until(ledger.visits, lambda visits: all(visit["how"] for visit in visits[:2]))
         (tmp_path / "end").touch()
