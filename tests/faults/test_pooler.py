@@ -41,10 +41,14 @@ def documented():
 
 
 @pytest.fixture(params=["the tests' own", "PgBouncer"])
-def pooled(request, raw, database, documented):
-    """A pooler with few connections to the test's database, whose role has what the pooler ignores."""
+def program(request):
+    """PgBouncer, or None. Apart from `pooled`: pytest knows no skip that comes while Trio's fixtures are set up."""
+    return request.getfixturevalue("new_bouncer") if request.param == "PgBouncer" else None
 
-    program = request.getfixturevalue("new_bouncer") if request.param == "PgBouncer" else None
+
+@pytest.fixture
+def pooled(program, raw, database, documented):
+    """A pooler with few connections to the test's database, whose role has what the pooler ignores."""
 
     async def pooled():
         for name, value in OF_THE_ROLE.items():
