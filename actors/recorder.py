@@ -43,8 +43,10 @@ log = get_logger(__name__)
 
 MAX_BATCH: Final = 250
 KEYED_FIRST: Final = 200
-"""The most ends of jobs with a key that are written before ends of jobs without one, which would else wait for as long
-as such jobs keep the recorder busy."""
+"""The most ends of jobs with a key that a batch writes before ends of jobs without one.
+
+Without a bound, the latter would wait for as long as the former keep the recorder busy.
+"""
 MAX_TURNS: Final = 10
 """The most turns of the event loop in which a batch is gathered before it is written."""
 SHOW_EVERY_S: Final = 1.0

@@ -446,17 +446,19 @@ async def test_a_claim_touches_as_many_buffers_with_a_million_other_jobs_as_with
     assert not doubled
 
 
+async def claims(connection, after=None):
+    """Return the fewest blocks that one of three claims reads."""
+    counted = []
+    for _ in range(3):
+        async with connection.transaction():
+            measuring = Measuring(connection)
+            await claim(connection, measuring, after=after)
+            counted.append(measuring.blocks)
+    return min(counted)
+
+
 @pytest.mark.slow
 async def test_a_claim_that_continues_after_dead_entries_does_not_read_them(database, store, raw):
-    async def claims(connection, after=None):
-        counted = []
-        for _ in range(3):
-            async with connection.transaction():
-                measuring = Measuring(connection)
-                await claim(connection, measuring, after=after)
-                counted.append(measuring.blocks)
-        return min(counted)
-
     add_some = (
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at) SELECT gen_random_uuid(), 'q', 't', 'k' || n,"
         " now() - make_interval(mins => $2, secs => n / 1000.0) FROM generate_series(1, $1) AS n"
@@ -478,15 +480,6 @@ async def test_a_claim_that_continues_after_dead_entries_does_not_read_them(data
 @pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_a_claim_behind_a_block_of_unknown_jobs_reads_as_much_as_without_one(store, raw):
-    async def claims(connection, after=None):
-        counted = []
-        for _ in range(3):
-            async with connection.transaction():
-                measuring = Measuring(connection)
-                await claim(connection, measuring, after=after)
-                counted.append(measuring.blocks)
-        return min(counted)
-
     add_some = (
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at) SELECT gen_random_uuid(), 'q', $1, 'k' || n,"
         " now() - make_interval(mins => $3, secs => n / 1000.0) FROM generate_series(1, $2::int) AS n"
