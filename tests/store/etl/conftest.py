@@ -20,3 +20,18 @@ async def transactions(store):
 @pytest.fixture
 def open_dimension(transactions, raw):
     return partial(etl_loads.open_dimension, transactions, raw)
+
+
+@pytest.fixture
+def history(raw):
+    """The versions as short texts: key, values, days of the month from and to."""
+
+    async def history(values="a"):
+        rows = await raw.fetch(
+            f"SELECT concat_ws(' ', key, {values}, extract(day FROM valid_from) || '-' || extract(day FROM valid_to),"
+            " CASE WHEN is_current THEN extract(day FROM valid_from) || '-' END) AS version"
+            " FROM target ORDER BY key, valid_from"
+        )
+        return [row["version"] for row in rows]
+
+    return history

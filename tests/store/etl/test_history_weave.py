@@ -21,21 +21,6 @@ DAYS = [dt.date(2020, 1, n) for n in range(1, 32)]
 D1, D2, D3, D4, D5 = DAYS[:5]
 
 
-@pytest.fixture
-def history(raw):
-    """The versions as short texts: key, values, days of the month from and to."""
-
-    async def history(values="a"):
-        rows = await raw.fetch(
-            f"SELECT concat_ws(' ', key, {values}, extract(day FROM valid_from) || '-' || extract(day FROM valid_to),"
-            " CASE WHEN is_current THEN extract(day FROM valid_from) || '-' END) AS version"
-            " FROM target ORDER BY key, valid_from"
-        )
-        return [row["version"] for row in rows]
-
-    return history
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("snapshot", "counts", "expected"),
