@@ -166,7 +166,7 @@ bench-pages *args: _bench-tools
 bench-processes *args: _bench-tools
     {{ bin }}/python -m benchmarks.processes "$@"
 
-# what a job beside a Dask worker takes, beside plain client.submit; one table (see docs/elsewhere.md)
+# what a job beside a Dask worker takes, beside plain client.submit; one table (see docs/process-isolation.md)
 [positional-arguments]
 bench-dask *args: _bench-tools
     {{ bin }}/python -m benchmarks.dask "$@"

@@ -132,7 +132,7 @@ class Settings:
     dask: str | None = _setting(
         "DL_DASK",
         kinds.SCHEDULER,
-        "The scheduler of the Dask cluster on which tasks with `dask=True` run (docs/elsewhere.md).",
+        "The scheduler of the Dask cluster on which tasks with `dask=True` run (docs/process-isolation.md).",
         optional="none",
     )
     dask_tls_ca: Path | None = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
