@@ -78,7 +78,7 @@ def client_options(settings: Settings, name: str) -> DatabaseOptions:
         raise ConfigError("DL_DB_DSN: is not set; it must be the address of a database")
     return DatabaseOptions(
         dsn=settings.db_dsn,
-        lock_dsn=settings.lock_dsn,
+        direct_dsn=settings.direct_dsn,
         pool_size=settings.pool_size,
         connect_timeout_s=settings.connect_timeout_s,
         statement_timeout_s=settings.statement_timeout_s,

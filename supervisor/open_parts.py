@@ -37,7 +37,7 @@ def options_of(settings: Settings) -> DatabaseOptions:
         raise ConfigError("DL_DB_DSN: is missing; a supervisor needs the address of the database")
     return DatabaseOptions(
         dsn=settings.db_dsn,
-        lock_dsn=settings.lock_dsn,
+        direct_dsn=settings.direct_dsn,
         pool_size=settings.pool_size,
         transaction_pool_size=settings.transaction_pool_size,
         connect_timeout_s=settings.connect_timeout_s,

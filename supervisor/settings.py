@@ -18,6 +18,7 @@ import attrs
 
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.former_names import former_arguments
 from dataloader.jobs.loopback import is_loopback
 from dataloader.jobs.notices import Target
 from dataloader.jobs.process_outbox import Sink
@@ -55,11 +56,12 @@ def _setting(
     return attrs.field(default=default, metadata=metadata, repr=not secret)
 
 
+@former_arguments(lock_dsn="direct_dsn")
 @attrs.frozen(kw_only=True)
 class Settings:
     """All settings of one process, checked. Durations are in seconds; docs/settings.md says what each one does (Q13).
 
-    A field also takes the text that the environment variable would have. Without a `lock_dsn` all connections go to
+    A field also takes the text that the environment variable would have. Without a `direct_dsn` all connections go to
     `db_dsn`. If the two lead to different databases, the start of the service fails.
 
     Raises:
@@ -73,8 +75,8 @@ class Settings:
         optional="an embedded PostgreSQL in `DL_DATA_DIR`",
         secret=True,
     )
-    lock_dsn: str | None = _setting(
-        "DL_LOCK_DSN",
+    direct_dsn: str | None = _setting(
+        "DL_DIRECT_DSN",
         kinds.DSN,
         "The direct address for the lock session and the listener, when `DL_DB_DSN` goes through PgBouncer.",
         optional="the same as `DL_DB_DSN`",
@@ -382,9 +384,9 @@ class Settings:
                 "DL_HOST: must be a loopback address such as 127.0.0.1 unless DL_TOKENS is set, "
                 f"not {quoted(self.host)}"
             )
-        if self.lock_dsn is not None and self.db_dsn is None:
-            shown = quoted(kinds.DSN.show(self.lock_dsn))
-            found.append(f"DL_LOCK_DSN: must be set together with DL_DB_DSN, not alone ({shown})")
+        if self.direct_dsn is not None and self.db_dsn is None:
+            shown = quoted(kinds.DSN.show(self.direct_dsn))
+            found.append(f"DL_DIRECT_DSN: must be set together with DL_DB_DSN, not alone ({shown})")
         return found
 
 

@@ -17,11 +17,14 @@ from dotenv.parser import parse_stream
 
 from dataloader.flows.etl.declare.pipeline_config import PREFIX
 from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.former_names import renamed
 from dataloader.supervisor.setting_kinds import quoted
 from dataloader.supervisor.settings import Settings
 
 CLIENT_VARIABLE: Final = "DL_TOKEN"
 """The API token that the command line sends; not a setting of a service."""
+FORMER: Final = MappingProxyType({"DL_LOCK_DSN": "DL_DIRECT_DSN"})
+"""The new name of each variable that had another one."""
 FILES: Final = (".env", ".env.local")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -71,7 +74,7 @@ def explain(
     rows = []
     for field in attrs.fields(Settings):
         value = getattr(settings, field.name)
-        if field.name == "lock_dsn" and value is None:
+        if field.name == "direct_dsn" and value is None:
             value = settings.db_dsn
         shown = "" if value is None else field.metadata["kind"].show(value)
         source: Any = given[field.name][1] if field.name in given else "default"
@@ -87,9 +90,11 @@ def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path |
     known = [*(field.metadata["name"] for field in attrs.fields(Settings)), CLIENT_VARIABLE]
     warnings = []
     for source, layer in _layers(env, directory):
-        for name in layer:
+        for name, value in layer.items():
+            if name in FORMER and value.strip():
+                continue  # an error of `load_settings`
             if name.startswith("DL_") and not name.startswith(PREFIX) and name not in known:
-                near = difflib.get_close_matches(name, known, 1)
+                near = [FORMER[name]] if name in FORMER else difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 warnings.append(f"{quoted(name)[1:-1]} ({source}) is not a setting and has no effect{hint}")
     return warnings
@@ -103,6 +108,7 @@ def _given(
     fields = {field.metadata["name"]: field.name for field in attrs.fields(Settings)}
     pipeline: dict[str, str] = {}
     layers = _layers(env, directory)
+    _refuse_former_names(layers)
     if isinstance(variables := overrides.get("pipeline"), Mapping):
         layers.append(("command line", variables))
     for source, layer in layers:
@@ -118,15 +124,27 @@ def _given(
         for field, value in overrides.items()
         if value is not None and field != "pipeline"
     }
-    if {"db_dsn", "lock_dsn"} <= given.keys():
-        (_, lock_source), (_, source) = given["lock_dsn"], given["db_dsn"]
+    if {"db_dsn", "direct_dsn"} <= given.keys():
+        (_, direct_source), (_, source) = given["direct_dsn"], given["db_dsn"]
         order = [*(name for name, _ in layers), "command line"]
-        if order.index(lock_source) < order.index(source):
+        if order.index(direct_source) < order.index(source):
             raise ConfigError(
-                f"DL_LOCK_DSN: comes from {lock_source}, but DL_DB_DSN from {source}, which has precedence: they might "
-                "lead to different databases; set both in the same place"
+                f"DL_DIRECT_DSN: comes from {direct_source}, but DL_DB_DSN from {source}, which has precedence: they "
+                "might lead to different databases; set both in the same place"
             )
     return given
+
+
+def _refuse_former_names(layers: list[tuple[str, Mapping[str, str]]]) -> None:
+    """Raise `ConfigError` with a line for each variable that is set by its former name."""
+    problems = [
+        f"{name}: {renamed(FORMER[name])}; rename it in {'the environment' if source == 'environment' else source}"
+        for source, layer in layers
+        for name in FORMER
+        if layer.get(name, "").strip()
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _layers(env: Mapping[str, str] | None, directory: Path | None) -> list[tuple[str, Mapping[str, str]]]:

@@ -46,11 +46,11 @@ RETRIES: Final = 4
 class DatabaseOptions:
     """The address of the database and the timeouts.
 
-    `lock_dsn` is its direct address when `dsn` leads to a pooler.
+    `direct_dsn` is its direct address when `dsn` leads to a pooler.
     """
 
     dsn: str = attrs.field(repr=False)
-    lock_dsn: str | None = attrs.field(default=None, repr=False)
+    direct_dsn: str | None = attrs.field(default=None, repr=False)
     pool_size: int = 2
     transaction_pool_size: int = 4
     connect_timeout_s: float = 10.0
@@ -63,7 +63,7 @@ class DatabaseOptions:
     @property
     def has_pooler(self) -> bool:
         """Whether there is a pooler between most connections and the server."""
-        return self.lock_dsn not in {None, self.dsn}
+        return self.direct_dsn not in {None, self.dsn}
 
     @property
     def write_deadline_s(self) -> float:
@@ -254,7 +254,7 @@ class Session:
         direct: bool = False,
         on_connect: Callable[[asyncpg.Connection[Any]], Awaitable[None]] | None = None,
     ) -> None:
-        """`role` is shown in pg_stat_activity; `direct` uses `lock_dsn`, which leads past a pooler."""
+        """`role` is shown in pg_stat_activity; `direct` uses `direct_dsn`, which leads past a pooler."""
         self._database = database
         self._role = role
         self._direct = direct

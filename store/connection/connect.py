@@ -76,7 +76,7 @@ async def connect(
 
     Args:
         options: the addresses and timeouts.
-        direct: use `lock_dsn`, which leads past a pooler, if there is one.
+        direct: use `direct_dsn`, which leads past a pooler, if there is one.
         role: what the connection is for, as pg_stat_activity shows it after the options' name.
         planner: PostgreSQL's settings for its planner.
 
@@ -87,7 +87,7 @@ async def connect(
     """
     timeout_ms = str(int(options.statement_timeout_s * 1000))
     setting = setting_of(options, direct=direct)
-    dsn = options.lock_dsn if direct and options.lock_dsn else options.dsn
+    dsn = options.direct_dsn if direct and options.direct_dsn else options.dsn
     try:
         connection = await _aio_first_host(
             dsn,
@@ -203,7 +203,7 @@ def _check_version(major: int, setting: str) -> None:
 
 def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
     """The setting that the address comes from."""
-    return "DL_LOCK_DSN" if direct and options.has_pooler else "DL_DB_DSN"
+    return "DL_DIRECT_DSN" if direct and options.has_pooler else "DL_DB_DSN"
 
 
 def _hosts(dsn: str) -> str:

@@ -83,7 +83,7 @@ async def _aio_check(options: DatabaseOptions) -> int:
             ) from error
         if other != database:
             raise ConfigError(
-                f"DL_LOCK_DSN: leads to the database {database['name']!r} and DL_DB_DSN to {other['name']!r}, or to"
+                f"DL_DIRECT_DSN: leads to the database {database['name']!r} and DL_DB_DSN to {other['name']!r}, or to"
                 " another server; both must lead to the same database"
             )
     return version

@@ -129,7 +129,7 @@ async def test_a_handler_that_runs_after_its_commit_is_stopped_when_its_key_is_a
 
     async with (
         open_proxy(database.dsn) as direct,
-        open_worker(tasks, lock_dsn=direct.dsn, default_lease_s=5, heartbeat_s=1) as supervisor,
+        open_worker(tasks, direct_dsn=direct.dsn, default_lease_s=5, heartbeat_s=1) as supervisor,
     ):
         await supervisor.jobs.enqueue("t", queue="q", lock_key="k")
         with trio.fail_after(patience_s()):

@@ -68,8 +68,8 @@ async def test_f24_two_replicas_run_each_key_one_at_a_time_and_one_of_them_may_b
     serve, add, calm, kill, ledger, raw, database, pooled
 ):
     async with await pooled() as pooler:
-        victim = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
-        survivor = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        victim = await serve(dsn=pooler.dsn, direct_dsn=database.dsn, **FAST)
+        survivor = await serve(dsn=pooler.dsn, direct_dsn=database.dsn, **FAST)
         for number in range(240):
             await add("visit", {"s": 0.1}, lock_key=f"k{number % 6}", lease_ttl_sec=LEASE_S)
         done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
@@ -88,7 +88,7 @@ async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
     serve, asking, calm, raw, database, pooled, row_when
 ):
     async with await pooled() as pooler:
-        service = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        service = await serve(dsn=pooler.dsn, direct_dsn=database.dsn, **FAST)
         async with asking(service) as ask:
             # Longer than its lease: the heartbeat goes through the pooler, too.
             job_id = await ask.added("sleep", args={"s": LEASE_S + 2}, lease_ttl_sec=LEASE_S)
@@ -115,7 +115,7 @@ async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
     poll_s = 4
     async with await pooled() as pooler, open_proxy(database.dsn) as direct:
         options = FAST | {"claim_backoff_sec": 60}
-        service = await serve(dsn=pooler.dsn, lock_dsn=direct.dsn, poll_sec=poll_s, **options)
+        service = await serve(dsn=pooler.dsn, direct_dsn=direct.dsn, poll_sec=poll_s, **options)
 
         async def one_after_another(number):
             began = trio.current_time()
@@ -145,7 +145,7 @@ async def settings(connection):
 
 async def test_f24_a_handler_s_transaction_has_its_own_limits_and_the_planner_as_it_is(database, pooled):
     async with await pooled() as pooler:
-        options = DatabaseOptions(dsn=pooler.dsn, lock_dsn=database.dsn, transaction_timeout_s=77)
+        options = DatabaseOptions(dsn=pooler.dsn, direct_dsn=database.dsn, transaction_timeout_s=77)
         async with open_database(options) as db:
             transactions = Transactions(db)
             of_handlers = await transactions.run(settings)
@@ -161,7 +161,7 @@ async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connect
 ):
     await raw.execute("CREATE TABLE target (job_id uuid, n int)")
     async with await pooled() as pooler:
-        victim = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        victim = await serve(dsn=pooler.dsn, direct_dsn=database.dsn, **FAST)
         added = 0
 
         async def is_time():
@@ -178,7 +178,7 @@ async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connect
 
         await until(is_time)
         victim.process.kill()
-        survivor = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        survivor = await serve(dsn=pooler.dsn, direct_dsn=database.dsn, **FAST)
         for _ in range(50):
             await add("fill", lease_ttl_sec=LEASE_S)
         done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"

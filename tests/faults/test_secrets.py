@@ -222,7 +222,7 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_is_shown_anywhere
     with roles(database) as addresses:
         pool, locks = addresses.values()
         tokens = json.dumps([{"name": role, "role": role, "token": token} for role, token in TOKENS.items()])
-        service = await serve(dsn=pool, lock_dsn=locks, tokens=tokens, log_level="debug", **FAST)
+        service = await serve(dsn=pool, direct_dsn=locks, tokens=tokens, log_level="debug", **FAST)
         async with client_of(service) as client:
             ids = await spill_all(client, raw)
             said = await ask_wrongly(client)
@@ -270,7 +270,7 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_is_shown_anywhere
 BAD_SETTINGS = {
     "addresses and half a list": {
         "dsn": f"postgresql://u:{CANARY}@h:port/name",
-        "lock_dsn": f"mysql://u:{CANARY}@h/name",
+        "direct_dsn": f"mysql://u:{CANARY}@h/name",
         "tokens": f'[{{"name":"a","role":"read","token":"{TOKENS["read"]}"',
     },
     "words and a role that does not exist": {

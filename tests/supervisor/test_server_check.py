@@ -38,8 +38,8 @@ def refused(start):
     return refused
 
 
-async def checked(dsn, lock_dsn=None):
-    async with open_database(DatabaseOptions(dsn=dsn, lock_dsn=lock_dsn)) as database:
+async def checked(dsn, direct_dsn=None):
+    async with open_database(DatabaseOptions(dsn=dsn, direct_dsn=direct_dsn)) as database:
         return await check_server(database)
 
 
@@ -56,10 +56,10 @@ async def test_a_server_that_is_supported_is_taken(postgres, database):
 async def test_addresses_of_two_databases_are_refused_and_two_ways_to_one_are_allowed(
     database, empty_database, refused
 ):
-    line = await refused(DL_DB_DSN=database.dsn, DL_LOCK_DSN=empty_database.dsn)
-    assert line.startswith(f"DL_LOCK_DSN: leads to the database '{empty_database.name}' and DL_DB_DSN to ")
+    line = await refused(DL_DB_DSN=database.dsn, DL_DIRECT_DSN=empty_database.dsn)
+    assert line.startswith(f"DL_DIRECT_DSN: leads to the database '{empty_database.name}' and DL_DB_DSN to ")
     async with open_proxy(database.dsn) as proxy:
-        assert await checked(proxy.dsn, lock_dsn=database.dsn)
+        assert await checked(proxy.dsn, direct_dsn=database.dsn)
 
 
 @pytest.mark.full
@@ -97,8 +97,8 @@ async def test_a_refused_connection_ends_the_service_without_a_wait(database, ra
     assert "secret-word" not in said
     assert await refused("queues", DL_DB_DSN=dsn) == said
     # Both addresses are looked at.
-    said = await refused(DL_DB_DSN=database.dsn, DL_LOCK_DSN=dsn)
-    assert said.startswith(f"DL_LOCK_DSN: the server refuses the connection ({says}")
+    said = await refused(DL_DB_DSN=database.dsn, DL_DIRECT_DSN=dsn)
+    assert said.startswith(f"DL_DIRECT_DSN: the server refuses the connection ({says}")
 
 
 async def test_an_address_that_the_driver_can_not_use_is_refused_and_not_waited_for(database, tmp_path):
@@ -150,7 +150,7 @@ async def test_a_pooler_that_gives_its_connections_out_in_turn_is_refused_for_lo
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q7")
-@pytest.mark.parametrize("setting", ["DL_DB_DSN", "DL_LOCK_DSN"])
+@pytest.mark.parametrize("setting", ["DL_DB_DSN", "DL_DIRECT_DSN"])
 async def test_pgbouncer_in_transaction_mode_is_refused_for_locks(database, bouncer, refused, setting):
     async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=bouncer, settings=OLD) as pooler:
         said = await refused(**{"DL_DB_DSN": database.dsn, setting: pooler.dsn})

@@ -41,7 +41,7 @@ def refusals(env: dict[str, str], directory: Path) -> list[str]:
 def test_without_anything_the_documented_defaults_hold(tmp_path: Path) -> None:
     settings = load_settings({}, directory=tmp_path)
     assert settings == Settings()
-    assert (settings.db_dsn, settings.lock_dsn, settings.workers) == (None, None, ())
+    assert (settings.db_dsn, settings.direct_dsn, settings.workers) == (None, None, ())
     assert (settings.heartbeat_s, settings.default_lease_s) == (10, 60)
     assert (settings.reaper_period_s, settings.claim_backoff_s) == (10, 15)
     assert (settings.drain_timeout_s, settings.poll_s) == (30, 5)
@@ -105,11 +105,11 @@ def test_a_dsn_is_taken_in_every_usual_form(scheme: str) -> None:
         assert Settings(db_dsn=f"{scheme}://{rest}").db_dsn == f"postgresql://{rest}"
 
 
-def test_the_lock_address_is_the_database_unless_given_also_when_that_is_changed() -> None:
+def test_the_direct_address_is_the_database_unless_given_also_when_that_is_changed() -> None:
     other = "postgresql://u@other/etl"
-    assert options_of(Settings(db_dsn=DSN)).lock_dsn is None
+    assert options_of(Settings(db_dsn=DSN)).direct_dsn is None
     assert options_of(attrs.evolve(Settings(db_dsn=DSN), db_dsn=other)) == options_of(Settings(db_dsn=other))
-    assert Settings(db_dsn=DSN, lock_dsn="postgres://direct/etl").lock_dsn == "postgresql://direct/etl"
+    assert Settings(db_dsn=DSN, direct_dsn="postgres://direct/etl").direct_dsn == "postgresql://direct/etl"
 
 
 NAME = "1 to 200 characters on one line, without control characters, and not of spaces alone"
@@ -317,8 +317,8 @@ def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
             "DL_MAX_BATCH_BODY_BYTES: must be at least DL_MAX_BODY_BYTES (20000000), not '8388608'",
         ),
         (
-            {"DL_LOCK_DSN": DSN},
-            "DL_LOCK_DSN: must be set together with DL_DB_DSN, not alone ('postgresql://***@db:5432/etl')",
+            {"DL_DIRECT_DSN": DSN},
+            "DL_DIRECT_DSN: must be set together with DL_DB_DSN, not alone ('postgresql://***@db:5432/etl')",
         ),
     ],
 )
@@ -326,16 +326,37 @@ def test_settings_that_contradict_each_other_are_refused(env: dict[str, str], li
     assert refusals(env, tmp_path) == [line]
 
 
-def test_a_lock_dsn_from_a_file_is_refused_with_a_database_from_the_environment(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text(f"DL_DB_DSN={DSN}\nDL_LOCK_DSN={DSN}\n")
-    assert load_settings({}, directory=tmp_path).lock_dsn == DSN
+def test_a_direct_dsn_from_a_file_is_refused_with_a_database_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"DL_DB_DSN={DSN}\nDL_DIRECT_DSN={DSN}\n")
+    assert load_settings({}, directory=tmp_path).direct_dsn == DSN
     other = DSN.replace("db:", "test:")
     (line,) = refusals({"DL_DB_DSN": other}, tmp_path)
     assert line == (
-        "DL_LOCK_DSN: comes from .env, but DL_DB_DSN from environment, which has precedence: they might lead to "
+        "DL_DIRECT_DSN: comes from .env, but DL_DB_DSN from environment, which has precedence: they might lead to "
         "different databases; set both in the same place"
     )
-    assert load_settings({"DL_DB_DSN": other, "DL_LOCK_DSN": other}, directory=tmp_path).lock_dsn == other
+    assert load_settings({"DL_DB_DSN": other, "DL_DIRECT_DSN": other}, directory=tmp_path).direct_dsn == other
+
+
+def test_a_former_name_of_a_setting_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"DL_LOCK_DSN={DSN}\n")
+    assert refusals({"DL_LOCK_DSN": DSN, "DL_DB_DSN": DSN}, tmp_path) == [
+        "DL_LOCK_DSN: is now named DL_DIRECT_DSN; rename it in .env",
+        "DL_LOCK_DSN: is now named DL_DIRECT_DSN; rename it in the environment",
+    ]
+    with pytest.raises(ConfigError, match=r"^DL_LOCK_DSN: is now named DL_DIRECT_DSN"):
+        explain({}, directory=tmp_path)
+    assert unknown_variables({}, directory=tmp_path) == []
+    with pytest.raises(TypeError, match=r"^Settings: the argument lock_dsn is now named direct_dsn$"):
+        Settings(db_dsn=DSN, lock_dsn=DSN)  # type: ignore[call-arg]
+
+
+def test_an_empty_former_name_of_a_setting_is_pointed_out(tmp_path: Path) -> None:
+    env = {"DL_LOCK_DSN": ""}
+    assert load_settings(env, directory=tmp_path).direct_dsn is None
+    assert unknown_variables(env, directory=tmp_path) == [
+        "DL_LOCK_DSN (environment) is not a setting and has no effect; did you mean DL_DIRECT_DSN?"
+    ]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "dataloader.example"])
@@ -373,7 +394,7 @@ def test_no_secret_is_shown(dsn: str, shown: str, tmp_path: Path) -> None:
     settings = load_settings(env, directory=tmp_path)
     assert "s3cr3t" not in f"{settings!r} {settings}"
     rows = {row.name: row.value for row in explain(env, directory=tmp_path)}
-    assert rows["DL_DB_DSN"] == rows["DL_LOCK_DSN"] == shown
+    assert rows["DL_DB_DSN"] == rows["DL_DIRECT_DSN"] == shown
     assert json.loads(rows["DL_TOKENS"]) == [{"name": "ci", "role": "operate", "token": "***"}]
     assert rows["WORKERS_JSON"] == f"[{ENTRY}]"
     assert (rows["DL_HEARTBEAT_SEC"], rows["DL_MIGRATE"], rows["DL_DATA_DIR"]) == ("10", "true", ".dataloader")
@@ -466,7 +487,7 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     examples = [(name, value) for name, value in examples if name not in pipeline]
     rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
     assert {name for name, _ in examples} == set(rows) - {f"{PREFIX}…"}
-    only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_PUBLIC_URL", "DL_NOTIFY", "DL_SINKS", "DL_INSTANCE"}
+    only_examples = {"DL_DB_DSN", "DL_DIRECT_DSN", "DL_TOKENS", "DL_PUBLIC_URL", "DL_NOTIFY", "DL_SINKS", "DL_INSTANCE"}
     only_examples |= {"DL_TRUSTED_PROXIES", "DL_DASK", "DL_DASK_TLS_CA", "DL_DASK_TLS_CERT", "DL_DASK_TLS_KEY"}
     assert {name: value for name, value in examples if name not in only_examples} == {
         name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
@@ -477,7 +498,7 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     for name, value in examples:
         if PLACEHOLDER in value:
             continue  # those must not work
-        dsn = {"DL_DB_DSN": DSN} if name == "DL_LOCK_DSN" else {}
+        dsn = {"DL_DB_DSN": DSN} if name == "DL_DIRECT_DSN" else {}
         load_settings({**dsn, name: value}, directory=ROOT / "no such directory")
 
 

@@ -1,0 +1,38 @@
+"""Names that have changed: a former one raises an error that gives the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def renamed(new: str) -> str:
+    """Return the message for a former name, whose new one is `new`."""
+    return f"is now named {new}"
+
+
+def former_arguments(**names: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that refuses former names of arguments.
+
+    Args:
+        names: the new name of each former one.
+
+    The decorated class raises `TypeError`, with the new name, if it is called with a former one.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        init: Any = kind.__init__
+
+        @wraps(init)
+        def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
+            for name in names.keys() & kwargs.keys():
+                raise TypeError(f"{kind.__name__}: the argument {name} {renamed(names[name])}")
+            init(self, *args, **kwargs)
+
+        kind.__init__ = checked_init  # type: ignore[misc]
+        return kind
+
+    return decorate
