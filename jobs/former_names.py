@@ -24,7 +24,8 @@ def former_arguments(**names: str) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(kind: type[T]) -> type[T]:
-        init: Any = kind.__init__
+        refusing: Any = kind
+        init = refusing.__init__
 
         @wraps(init)
         def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +33,7 @@ def former_arguments(**names: str) -> Callable[[type[T]], type[T]]:
                 raise TypeError(f"{kind.__name__}: the argument {name} {renamed(names[name])}")
             init(self, *args, **kwargs)
 
-        kind.__init__ = checked_init  # type: ignore[misc]
+        refusing.__init__ = checked_init
         return kind
 
     return decorate
