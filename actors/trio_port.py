@@ -20,6 +20,7 @@ from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
 from dataloader.jobs.calls import Calls, CallsOn
+from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
 from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level
@@ -178,7 +179,9 @@ class TrioPort:
         """Wait for units of a supplier's budgets, and take them."""
         await take(self.resource(Database), supplier, units, max_wait_s)
 
-    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+    async def enqueue(
+        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions
+    ) -> Enqueued:
         """Add a job. Allowed while the process drains, so that a running handler can finish."""
         new = new_job(task, args, **({"root": self._run.job.job_id} | options))
         [enqueued] = await self._services.enqueuer.enqueue([new])

@@ -21,7 +21,8 @@ from pathlib import Path
 import trio
 
 from dataloader import Job, NewJob, Settings, Tasks, Worker, embedded_postgres, open_supervisor
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import migrate
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.reads import list_queues

@@ -21,7 +21,8 @@ from typing import Any
 import trio
 
 from dataloader import embedded_postgres
-from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.connection.bridge import Database, open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.limits.unknown_blocks import file_block
 from dataloader.store.migrations import migrate
 from dataloader.store.queue.claim import Claim

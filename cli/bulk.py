@@ -10,8 +10,9 @@ from uuid import UUID
 import click
 
 from dataloader.cli.arguments import finds_jobs
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
-from dataloader.cli.output import Column, cell, print_json, print_table
+from dataloader.cli.output import print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.bulk_contract import NOT_TYPED, BulkCount, BulkRecord, Chosen
 from dataloader.jobs.contract import Change

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from dataloader.cli.output import Column, first_line, print_json, print_table
+from dataloader.cli.cells import Column
+from dataloader.cli.output import first_line, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.process_outbox import HeldFilter
 

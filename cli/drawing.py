@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dataloader.cli.output import Column, cell
+from dataloader.cli.cells import Column, cell
 
 GAP: Final = 2
 """Spaces between two columns."""

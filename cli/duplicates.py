@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dataloader.cli.output import Column, cell, print_json, print_table
+from dataloader.cli.cells import Column, cell
+from dataloader.cli.output import print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.errors import BadRequest
 

@@ -10,11 +10,12 @@ from uuid import UUID
 import click
 
 from dataloader.cli.arguments import row_number
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.etl_plan import plan
 from dataloader.cli.etl_start import flow, retry, run
 from dataloader.cli.load_reads import LoadReads
-from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
+from dataloader.cli.output import print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
 

@@ -18,8 +18,9 @@ from urllib.parse import urlencode
 import attrs
 import click
 
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.etl_start import check_known, windows_options
-from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
+from dataloader.cli.output import print_fields, print_json, print_table
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import (
     command_options,

@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 
 import click
 
-from dataloader.cli.output import Column, cell, print_fields, print_job, print_table, state_of, why_waits
+from dataloader.cli.cells import Column, cell
+from dataloader.cli.output import print_fields, print_job, print_table, state_of, why_waits
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 

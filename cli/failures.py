@@ -10,8 +10,9 @@ from uuid import UUID
 import click
 
 from dataloader.cli.arguments import instant_after_now
+from dataloader.cli.cells import Column
 from dataloader.cli.entry import Group
-from dataloader.cli.output import Column, first_line, print_json, print_table
+from dataloader.cli.output import first_line, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import NotFound

@@ -12,8 +12,9 @@ import click
 
 from dataloader.cli.arguments import finds_jobs, row_number
 from dataloader.cli.bulk import tell_what_is_left_out
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import report
-from dataloader.cli.output import Column, cell, print_json, print_table, state_of, why_waits
+from dataloader.cli.output import print_json, print_table, state_of, why_waits
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound

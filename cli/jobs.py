@@ -14,10 +14,9 @@ import click
 import trio
 
 from dataloader.cli.arguments import finds_jobs, instant_after_now, json_object, row_number, span_to_wait
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import FAILED, NOT_SUCCEEDED
 from dataloader.cli.output import (
-    Column,
-    cell,
     first_line,
     print_job,
     print_json,

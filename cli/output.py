@@ -19,6 +19,7 @@ import attrs
 import click
 import msgspec
 
+from dataloader.cli.cells import Column, cell
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import QueueState, Status, WaitsFor
@@ -34,20 +35,6 @@ def print_json(value: object, *, is_masked: bool = False) -> None:
     """Print one JSON document: a record, or a list or dictionary of them; secrets masked, unless they are already."""
     plain = msgspec.to_builtins(value)
     click.echo(visible_json(msgspec.json.encode(plain if is_masked else mask(plain)).decode()))
-
-
-@attrs.frozen
-class Column:
-    """A column of a table, and what may be done to it on a terminal that is too narrow for the whole table.
-
-    `least`: texts may be cut to so many characters; None: never cut, so that ids can be copied. `folds`: they are
-    broken into lines instead. `rank`: columns with a higher one are left out earlier; those with 0 never are.
-    """
-
-    name: str
-    least: int | None = None
-    rank: int = 0
-    folds: bool = False
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, nothing: str) -> None:
@@ -97,21 +84,6 @@ def _hung(name: str, text: str) -> str:
         break_on_hyphens=False,
     )
     return "\n".join(lines) or name.rstrip()
-
-
-def cell(value: object) -> str:
-    """One value as it stands in a table: instants in UTC, objects as JSON, nothing as nothing."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "yes" if value else "no"
-        case datetime():
-            return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
-        case dict() | list():
-            return visible(msgspec.json.encode(mask(value)).decode()) if value else ""
-        case _:
-            return visible(str(mask(str(value))))
 
 
 def state_of(job: JobRecord) -> str:

@@ -8,7 +8,8 @@ from typing import Any, Final, get_args
 import click
 
 from dataloader.cli.arguments import json_object
-from dataloader.cli.output import Column, cell, first_line, print_fields, print_json, print_table
+from dataloader.cli.cells import Column, cell
+from dataloader.cli.output import first_line, print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.process_listings import ProcessFilter, ProcessRecord, ProcessStatus
 

@@ -11,9 +11,10 @@ from uuid import UUID
 import click
 
 from dataloader.cli.arguments import instant_after_now, json_object, json_value, span_to_wait
+from dataloader.cli.cells import cell
 from dataloader.cli.deliveries import deliveries, release, sinks
 from dataloader.cli.entry import FAILED, NOT_SUCCEEDED, Group
-from dataloader.cli.output import cell, print_json
+from dataloader.cli.output import print_json
 from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks, versions
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.process_contract import ANSWER_S, ProcessClient

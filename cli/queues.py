@@ -7,7 +7,8 @@ from typing import Final
 
 import click
 
-from dataloader.cli.output import Column, cell, print_json, print_table, unserved
+from dataloader.cli.cells import Column, cell
+from dataloader.cli.output import print_json, print_table, unserved
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.waiting import served_instead
 from dataloader.jobs.contract import Jobs

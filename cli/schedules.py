@@ -9,8 +9,9 @@ from typing import Any, Final
 import click
 
 from dataloader.cli.arguments import instant_before_now, json_object
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
-from dataloader.cli.output import Column, cell, print_json, print_table, tell
+from dataloader.cli.output import print_json, print_table, tell
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.schedule_contract import MAX_NEXT, ScheduleEvent, ScheduleRecord, Schedules
 from dataloader.jobs.schedules import Missed, Overlap, Schedule

@@ -10,8 +10,9 @@ from typing import Any, Final
 import attrs
 import click
 
+from dataloader.cli.cells import Column
 from dataloader.cli.entry import FAILED
-from dataloader.cli.output import Column, print_json, print_table
+from dataloader.cli.output import print_json, print_table
 from dataloader.cli.pipeline_options import as_variables, pipeline_options
 from dataloader.cli.target import data_dir_option, json_option, provide_server
 from dataloader.cli.task_module import load_tasks, path_option

@@ -8,7 +8,8 @@ from typing import Final
 import click
 
 from dataloader.cli.arguments import instant_before_now
-from dataloader.cli.output import Column, print_json, print_table
+from dataloader.cli.cells import Column
+from dataloader.cli.output import print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.listings import MAX_PAGE

@@ -8,8 +8,9 @@ from typing import Any, Final
 import attrs
 import click
 
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
-from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
+from dataloader.cli.output import print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.task_limits import NAME, changes_of
 from dataloader.jobs.limit_contract import BudgetState, Limits, SupplierRecord

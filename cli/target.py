@@ -31,7 +31,7 @@ from dataloader.supervisor.signals import obey
 
 if TYPE_CHECKING:
     from dataloader.cli.load_reads import LoadReads
-    from dataloader.store.connection.bridge import DatabaseOptions
+    from dataloader.store.connection.options import DatabaseOptions
     from dataloader.store.embedded.postgres import EmbeddedPostgres
     from dataloader.web.service_connection import ServiceConnection
 

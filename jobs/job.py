@@ -17,14 +17,13 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.limits import Supplier
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
-
-    from dataloader.jobs.tasks import Task
 
     # A bare `Job` is that of a task without a type of args.
     A = TypeVar("A", default=dict[str, Any])
@@ -59,7 +58,7 @@ class Transaction(Protocol):
         """COPY rows into `table` in binary form; return their number."""
 
     async def enqueue(
-        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job as `Jobs.enqueue` does, in this transaction: its commit adds the job, a rollback does not."""
 
@@ -89,7 +88,7 @@ class ThreadTransaction(Protocol):
         """COPY rows into `table` in binary form; return their number."""
 
     def enqueue(
-        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job: see `Transaction`."""
 
@@ -156,7 +155,9 @@ class AsyncPort(Port, Protocol):
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
         """Wait for units of a supplier's budgets, and take them."""
 
-    async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+    async def enqueue(
+        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None, options: JobOptions
+    ) -> Enqueued:
         """Add a job."""
 
 
@@ -182,7 +183,7 @@ class BlockingPort(Port, Protocol):
     def take(self, supplier: str, units: int, max_wait_s: float) -> None:
         """Wait for units of a supplier's budgets, and take them."""
 
-    def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+    def enqueue(self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
 
 
@@ -344,7 +345,7 @@ class _AsyncHandle(_Handle[A]):
         await self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
 
     async def enqueue(
-        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job at once, even if this run fails later; to add it with the job's success use `job.transaction()`.
 
@@ -412,7 +413,7 @@ class _BlockingHandle(_Handle[A]):
         self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
 
     def enqueue(
-        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job at once, even if this run fails later: see `Job`."""
         return self._port.enqueue(task, args, options)

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from dataloader.jobs.contract import Operator
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.notifications import OF_ANSWERS, Notification, TaskAnswered

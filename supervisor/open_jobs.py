@@ -16,7 +16,7 @@ from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.settings import Settings
 
 if TYPE_CHECKING:
-    from dataloader.store.connection.bridge import DatabaseOptions
+    from dataloader.store.connection.options import DatabaseOptions
 
 
 @overload
@@ -72,7 +72,7 @@ def client_options(settings: Settings, name: str) -> DatabaseOptions:
 
     Raises `ConfigError` when the settings name no database.
     """
-    from dataloader.store.connection.bridge import DatabaseOptions  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.store.connection.options import DatabaseOptions  # noqa: PLC0415 - no driver is needed over HTTP
 
     if settings.db_dsn is None:
         raise ConfigError("DL_DB_DSN: is not set; it must be the address of a database")

@@ -15,7 +15,8 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.signals import Signals
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.supervisor.embedded_server import keep_server
 from dataloader.supervisor.make_parts import make_parts

@@ -19,7 +19,8 @@ import trio
 
 from benchmarks.loads import heavy, names, overhead
 from dataloader import configure_logging, embedded_postgres
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import migrate
 
 MEASUREMENTS = {"overhead": overhead.measure, "names": names.measure, "heavy": heavy.measure}

@@ -8,7 +8,8 @@ import psycopg
 import trio
 
 from dataloader import NewJob
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.migrations import migrate
 from dataloader.store.queue.enqueue import enqueue

@@ -21,7 +21,8 @@ from benchmarks.scheduling.planned_times import read
 from benchmarks.scheduling.reached import Reached
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.schedules import Missed, Overlap, Schedule
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.store.schedules.rows import aio_put

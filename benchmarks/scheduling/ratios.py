@@ -23,7 +23,8 @@ from benchmarks.scheduling.planned_kills import aio_put_all
 from benchmarks.scheduling.reached import Reached
 from dataloader import Budget, NewJob, Supplier
 from dataloader.jobs.schedules import Schedule
-from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.connection.bridge import Database, open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.limits.limit_rows import aio_declare_limits
 from dataloader.store.queue.enqueue import enqueue

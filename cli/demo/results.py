@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from dataloader.cli.cells import Column, cell
 from dataloader.cli.demo.program import DemoRun, count_of, year_of
-from dataloader.cli.output import Column, cell, print_json, print_table
+from dataloader.cli.output import print_json, print_table
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 

@@ -3,7 +3,8 @@
 `Processes` collects the types of a program, `add_processes` gives them to its tasks.
 """
 
-from dataloader.flows.processes.define import Processes, ProcessType, add_processes
+from dataloader.flows.processes.add import add_processes
+from dataloader.flows.processes.define import Processes, ProcessType
 from dataloader.flows.processes.process import Process
 from dataloader.jobs.process_outbox import Delivery
 from dataloader.jobs.processes import KEEP, SUSPEND, Done, Fail, Refuse, Remove, Timer, Transient

@@ -19,14 +19,12 @@ import attrs
 import msgspec
 import trio
 
-from dataloader.flows.processes.stepper import open_stepper
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.fault_texts import in_our_words
 from dataloader.jobs.model import check_name
 from dataloader.jobs.process_outbox import MAX_SINK, SinkHandler
 from dataloader.jobs.processes import MAX_METHOD, StepResult, Transient, check_type
 from dataloader.jobs.retry import RetryPolicy
-from dataloader.jobs.tasks import Tasks
 
 S = TypeVar("S")
 Step = Callable[..., Awaitable[StepResult]]
@@ -239,16 +237,3 @@ class Processes:
     def __iter__(self) -> Iterator[ProcessType[Any]]:
         """The types, in the order of their definition."""
         return iter(self.types.values())
-
-
-def add_processes(tasks: Tasks, processes: Processes) -> None:
-    """Let the program of these tasks run these processes.
-
-    A worker of the queue `process.<type>` runs a type's steps; its slots are how many at once.
-    """
-    from dataloader.flows.processes.deliver import delivery_tasks  # noqa: PLC0415 - it needs the types above
-    from dataloader.flows.processes.driver import tasks_of  # noqa: PLC0415 - as above
-
-    tasks.resource(open_stepper)
-    tasks.built_in(tasks_of(processes))
-    tasks.built_in(delivery_tasks(processes))

@@ -16,7 +16,8 @@ import pytest
 import trio
 
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.testing import temporary_database
 
 

@@ -43,7 +43,8 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.connection.bridge import Database, open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.store.migrations import migrate
 from dataloader.store.processes.answers import Answers

@@ -20,7 +20,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
-import attrs
 import trio
 
 from dataloader.jobs.errors import DataloaderError, StoreUnavailable, Unstorable
@@ -30,6 +29,7 @@ from dataloader.store.connection.connect import connect
 from dataloader.store.connection.driver_errors import translate
 from dataloader.store.connection.error_meanings import PROBE, ROLLED_BACK, is_unclear, misused
 from dataloader.store.connection.loop import Loop, open_loop
+from dataloader.store.connection.options import DatabaseOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,35 +40,6 @@ log = get_logger(__name__)
 _NO_ANSWER: Final = "the database did not answer in time; whether the write happened is unknown"
 RETRIES: Final = 4
 """The tries of an operation that the server rolls back because of other sessions (deadlock, serialization)."""
-
-
-@attrs.frozen(kw_only=True)
-class DatabaseOptions:
-    """The address of the database and the timeouts.
-
-    `direct_dsn` is its direct address when `dsn` leads to a pooler.
-    """
-
-    dsn: str = attrs.field(repr=False)
-    direct_dsn: str | None = attrs.field(default=None, repr=False)
-    pool_size: int = 2
-    transaction_pool_size: int = 4
-    connect_timeout_s: float = 10.0
-    statement_timeout_s: float = 30.0
-    transaction_timeout_s: float = 600.0
-    name: str = "dataloader"
-    last_host: dict[str, tuple[str, int | None]] = attrs.field(factory=dict, init=False, repr=False, eq=False)
-    """By address: the host that took the last connection, if the address has several."""
-
-    @property
-    def has_pooler(self) -> bool:
-        """Whether there is a pooler between most connections and the server."""
-        return self.direct_dsn not in {None, self.dsn}
-
-    @property
-    def write_deadline_s(self) -> float:
-        """How long a write may delay a cancellation: the timeouts for connect and statement, and two seconds."""
-        return self.connect_timeout_s + self.statement_timeout_s + 2.0
 
 
 async def acquire(lock: trio.Lock) -> None:

@@ -11,7 +11,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import asyncpg
@@ -22,9 +22,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import stored_json
 from dataloader.store.connection.error_meanings import BAD_ADDRESS, DENIED, FROM_POOLER, NEXT_HOST, is_our_warning
-
-if TYPE_CHECKING:
-    from dataloader.store.connection.bridge import DatabaseOptions
+from dataloader.store.connection.options import DatabaseOptions
 
 log = get_logger(__name__)
 

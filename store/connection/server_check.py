@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from dataloader.jobs.errors import AccessDenied, ConfigError
-from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close
+from dataloader.store.connection.bridge import Database, aio_close
 from dataloader.store.connection.connect import connect, setting_of
 from dataloader.store.connection.error_meanings import LOST_STATEMENTS
+from dataloader.store.connection.options import DatabaseOptions
 
 TESTED: Final = 18
 """The newest major version of PostgreSQL that the tests run on."""

@@ -15,8 +15,9 @@ import attrs
 
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.history import History
-from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any, instant_of
+from dataloader.store.etl.history_merge import aio_merge_any
 from dataloader.store.etl.history_observed import aio_history_state
+from dataloader.store.etl.history_snapshot import HistoryMerge, instant_of
 from dataloader.store.etl.load_holders import aio_fence_load
 from dataloader.store.etl.merge import Merge, affected
 from dataloader.store.etl.staging import (

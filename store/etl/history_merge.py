@@ -18,14 +18,14 @@ caller's transaction, on a connection with the server's own planner settings.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 
 from dataloader.jobs.errors import TargetError
-from dataloader.store.etl.history import History
 from dataloader.store.etl.history_observed import aio_note_complete, aio_note_keys
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.history_weave import aio_note_times, aio_weave, aio_weave_changes
 from dataloader.store.etl.merge import (
     Merge,
@@ -39,8 +39,7 @@ from dataloader.store.etl.merge import (
     differs,
 )
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
-from dataloader.store.etl.staging import StagedSegment
-from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, literal, quote, told_of_targets
+from dataloader.store.etl.target_table import METADATA, TableInfo, listed, literal, quote, told_of_targets
 
 _NEVER: Final = "9999-01-01"
 """Versions that end later, also at infinity, are meant to be open."""
@@ -65,79 +64,6 @@ _BEHIND: Final = """
 SELECT s.segment, s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
 WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of AND EXISTS (SELECT FROM {table})
 """
-
-
-@attrs.frozen(kw_only=True)
-class HistoryMerge:
-    """A snapshot that is to be merged into a table of versions.
-
-    Attributes:
-        table: the target.
-        history: what is declared of its versions.
-        segment: the staged segment whose rows are the snapshot.
-        rows: how many were staged; another number is an error.
-        key: the columns that identify a thing over time.
-        columns: the columns that the snapshot brings, the key's too; those that are not tracked are brought up to date
-            on the current version.
-        shapes: as in `Merge`; a column that a row lacks has the value of the current version.
-        as_of: the snapshot's date, or instant with a zone, from which its values hold. A date is midnight in UTC. None
-            if each row has its own time.
-        is_marked: the rows say by `is_current` whether their key is gone.
-        is_complete: the snapshot has all keys; those that it lacks may be closed.
-
-    Raises `TargetError` when the target does not fit, `ValueError` for an instant without a zone.
-    """
-
-    table: TableInfo
-    history: History
-    segment: StagedSegment
-    rows: int
-    key: Sequence[str] = attrs.field(converter=as_names)
-    columns: Sequence[str] = attrs.field(converter=as_names)
-    shapes: Collection[tuple[str, ...]] = ()
-    as_of: dt.date | None = None
-    is_complete: bool = True
-    is_marked: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        valid_from, valid_to, _ = self.history.columns
-        self.table.check_loadable([*self.columns, *self.history.columns])
-        if not self.key:
-            raise TargetError(f"table {self.table.sql}: a history needs a key")
-        kind = self.table.column(valid_from).type
-        if kind not in {"date", "timestamp with time zone"} or self.table.column(valid_to).type != kind:
-            raise TargetError(
-                f"table {self.table.sql}: {valid_from} and {valid_to} must be of type date, or of timestamptz"
-            )
-        self.history.check_table(self.table)
-        if self.as_of is None and not self.history.is_of_changes:
-            raise TargetError(f"table {self.table.sql}: a snapshot needs an instant")
-        if isinstance(self.as_of, dt.datetime):
-            if self.as_of.utcoffset() is None:
-                raise ValueError(f"as_of: {self.as_of} has no time zone")
-            if kind == "date":
-                raise TargetError(f"table {self.table.sql}: {valid_from} is a date, so as_of must be one")
-
-    @property
-    def tracked(self) -> tuple[str, ...]:
-        """The columns of the snapshot in which a change makes a new version."""
-        return tuple(name for name in self.history.tracked if name in self.columns)
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The columns that are brought up to date on the current version."""
-        return tuple(name for name in self.columns if name not in {*self.key, *self.history.tracked})
-
-    @property
-    def closes_missing(self) -> bool:
-        """True if a key that the snapshot lacks is closed."""
-        return self.history.complete and self.is_complete
-
-    @property
-    def instant(self) -> str:
-        """`as_of` with a zone, as text."""
-        assert self.as_of is not None  # noqa: S101 - a snapshot has one
-        return instant_of(self.as_of).isoformat()
 
 
 @attrs.frozen(kw_only=True)
@@ -271,11 +197,6 @@ async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> 
     """
     rows = await connection.fetch(_BEHIND.format(table=table.sql), table.sql, load)
     return frozenset((row["segment"], row["as_of"]) for row in rows)
-
-
-def instant_of(as_of: dt.date) -> dt.datetime:
-    """A snapshot's instant: of a date, midnight in UTC."""
-    return as_of if isinstance(as_of, dt.datetime) else dt.datetime.combine(as_of, dt.time(), dt.UTC)
 
 
 async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[str, int]:

@@ -22,17 +22,15 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
 from dataloader.store.etl.history_observed import ADD_KEYS, hash_of
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.merge import affected, aio_compare_all, assigned, differs
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl.target_table import METADATA, listed, literal, quote
-
-if TYPE_CHECKING:  # history_merge.py calls this module
-    from dataloader.store.etl.history_merge import HistoryMerge
 
 _FIRST_BATCH: Final = 4
 """Later snapshots whose keys are searched at first; each further search takes twice as many."""

@@ -20,7 +20,8 @@ from dataloader.jobs.text import UNSTORABLE, storable_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.etl.failure_rows import Failure, FailureRecord, aio_keep_failures
-from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any, aio_note_snapshot
+from dataloader.store.etl.history_merge import aio_merge_any, aio_note_snapshot
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.load_holders import aio_fence_load, aio_hold_load, aio_release_load
 from dataloader.store.etl.merge import Merge
 

@@ -22,18 +22,19 @@ import asyncpg
 import attrs
 import trio
 
+from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.job import A
 from dataloader.jobs.model import Enqueued, JobOptions, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
-from dataloader.jobs.tasks import Task
-from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
+from dataloader.store.connection.bridge import Database, aio_close, set_local
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import PLANNER_OF_USERS, connect
 from dataloader.store.connection.driver_errors import said
 from dataloader.store.connection.error_meanings import LOST_STATEMENTS, MISSING, TIMED_OUT, can_be_raised
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.enqueue import aio_enqueue_within, rows_of
 from dataloader.store.queue.finish import aio_finish
 
@@ -72,7 +73,7 @@ class JobTransaction:
         return tuple(self._enqueued)
 
     async def enqueue(
-        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job, which is there when the job's success is."""
         [enqueued] = await self.enqueue_many([new_job(task, args, **options)])

@@ -9,8 +9,9 @@ from roles import a_role
 
 from dataloader import Budget, Supplier, Tasks
 from dataloader.actors import heartbeat, history_watch
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.history import read_history
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.limits.limit_rows import aio_limit_supplier
 
 pytestmark = pytest.mark.requirement("Q5")

@@ -15,7 +15,7 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Status
-from dataloader.store.connection.bridge import DatabaseOptions
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.supervisor.listening_jobs import open_database_jobs
 
 

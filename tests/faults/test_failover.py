@@ -26,7 +26,8 @@ from standby_servers import Pair, standby_pair
 from dataloader import NewJob, StoreUnavailable, open_jobs, open_processes
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.processes import CallTimeout, ProcessNotFound
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import migrate
 
 pytestmark = [pytest.mark.full, pytest.mark.long, pytest.mark.requirement("Q5", "Q8", "Q9")]

@@ -17,8 +17,9 @@ from pooler import open_pooler
 from proxy import open_proxy
 from services import FAST, LEASE_S, LISTENER_BOUND_S
 
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.connect import PLANNER, PLANNER_OF_USERS
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.transaction import Transactions
 
 pytestmark = [pytest.mark.full, pytest.mark.requirement("Q7", "Q8", "Q14")]

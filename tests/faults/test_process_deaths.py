@@ -20,7 +20,8 @@ from services import FAST, LEASE_S
 from dataloader import Settings, StoreUnavailable, Tasks, Worker, open_supervisor
 from dataloader.flows.processes import Done, Process, Processes, add_processes
 from dataloader.jobs.processes import CallTimeout
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.asker import Asker
 from dataloader.store.processes.requests import Request, aio_act, aio_ask
 

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from dataloader import NewJob
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.enqueue import enqueue
 
 pytestmark = pytest.mark.full

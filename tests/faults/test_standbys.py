@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.history import read_history
+from dataloader.store.connection.options import DatabaseOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q5")]
 

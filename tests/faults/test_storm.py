@@ -22,7 +22,8 @@ from journal import step_of
 from services import FAST
 
 from dataloader.jobs.states import TRANSITIONS, Status
-from dataloader.store.connection.bridge import RETRIES, DatabaseOptions, open_database
+from dataloader.store.connection.bridge import RETRIES, open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.retention import prune
 
 pytestmark = pytest.mark.full

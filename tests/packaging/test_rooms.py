@@ -62,6 +62,17 @@ def test_each_wrong_import_is_found(tmp_path: Path) -> None:
         assert f"{module} -> {wrong_import}" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_no_modules_import_each_other_in_a_circle(tmp_path: Path) -> None:
+    assert _circle(ROOT) == []
+    for name in (*ROOMS, "src"):
+        _copy_python(ROOT / name, tmp_path / name)
+    with (tmp_path / "jobs" / "ids.py").open("a") as module:
+        # Neither an import for annotations nor one in a function is an exception.
+        module.write("if TYPE_CHECKING:\n    import dataloader.jobs.model\n")
+    assert {"dataloader.jobs.ids", "dataloader.jobs.model"} <= set(_circle(tmp_path))
+
+
 def test_the_domain_is_pure() -> None:
     """It neither waits nor runs nor shows anything: values, rules, texts, and the logger's name."""
     # typing_extensions is for type checkers, who bring it along: nothing imports it when it runs.
@@ -84,6 +95,28 @@ def test_the_domain_is_pure() -> None:
                 tops -= {"threading"}
             assert not tops & impure, (path, tops)
             assert tops - sys.stdlib_module_names <= allowed, (path, tops)
+
+
+def _circle(root: Path) -> list[str]:
+    """Return the modules of one circle of imports, in a separate process: the graph is that of `root`."""
+    program = """
+import grimp, graphlib
+graph = grimp.build_graph("dataloader", cache_dir=None)
+imported = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+try:
+    graphlib.TopologicalSorter(imported).prepare()
+except graphlib.CycleError as error:
+    print("\\n".join(error.args[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout.split()
 
 
 def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:

@@ -24,8 +24,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus
 
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.loop import Loop, open_loop
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres, embedded_postgres
 from dataloader.store.migrations import function_set, migrate
 

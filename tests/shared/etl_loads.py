@@ -11,7 +11,8 @@ import attrs
 
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.store.etl.history import History
-from dataloader.store.etl.history_merge import HistoryCounts, HistoryMerge, aio_merge_history
+from dataloader.store.etl.history_merge import HistoryCounts, aio_merge_history
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.merge import Counts, Merge, aio_merge
 from dataloader.store.etl.staging import Lines, StagedSegment, aio_create_staging, aio_stage
 from dataloader.store.etl.target_table import TableInfo, aio_describe

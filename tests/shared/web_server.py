@@ -14,7 +14,8 @@ import trio
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses

@@ -11,7 +11,8 @@ from databases import raw_connection
 from queue_workers import Worker
 
 from dataloader.jobs.ids import uuid7
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import migrations
 
 AT_0007 = Path(__file__).parents[1] / "data" / "at_0007"

@@ -11,7 +11,7 @@ from databases import raw_connection
 
 from dataloader import Status, open_jobs
 from dataloader.jobs.contract import Operator
-from dataloader.store.connection.bridge import DatabaseOptions
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.supervisor.listening_jobs import open_database_jobs
 
 LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% listener' AND state = 'idle'"

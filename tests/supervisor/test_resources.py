@@ -13,7 +13,8 @@ from logged import capture_logs
 from proxy import open_proxy
 
 from dataloader import AioJob, ConfigError, Job, Settings, Tasks, ThreadJob, Worker, open_supervisor
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.reads import ping
 from dataloader.supervisor import resources
 from dataloader.testing import run_task

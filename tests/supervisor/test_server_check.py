@@ -12,8 +12,9 @@ from pooler import open_pooler
 from proxy import open_proxy
 
 from dataloader.jobs.errors import ConfigError, StoreError, StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, Session, open_database
+from dataloader.store.connection.bridge import Session, open_database
 from dataloader.store.connection.connect import OLDEST, PLANNER
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.connection.server_check import check_server
 
 WRONG_USE = 2

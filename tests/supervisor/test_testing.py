@@ -10,7 +10,8 @@ import trio
 from conditions import patience_s
 
 from dataloader import GiveUp, Job, NewJob, Retry, RetryPolicy, Snooze, Status, Tasks, ThreadJob
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.reads import get_job, list_events
 from dataloader.testing import LogLine, assert_enqueued, drain_queue, run_task, temporary_database

@@ -8,7 +8,7 @@ can't be cut off by a cancellation. It uses only public names of Quart, which te
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import trio
@@ -25,9 +25,7 @@ from dataloader.web.client_address import client_of
 from dataloader.web.server.bodies import Body
 from dataloader.web.server.connections import Client
 from dataloader.web.server.streamed import StreamedResponse
-
-if TYPE_CHECKING:
-    from dataloader.web.app import App
+from dataloader.web.services import Services
 
 log = get_logger(__name__)
 
@@ -51,7 +49,8 @@ class QuartConnection:
     """One request on its way through Quart, which calls such a class a connection."""
 
     def __init__(self, app: Quart, scope: HTTPScope) -> None:
-        self._app = cast("App", app)
+        self._app = app
+        self._services: Services = cast("Any", app).services  # an `App`
         self._scope = scope
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -61,7 +60,7 @@ class QuartConnection:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_receive, request.received, receive, nursery.cancel_scope)
                 response = await self._app.handle_request(request)
-                end_s = self._app.services.http_limits.end_s
+                end_s = self._services.http_limits.end_s
                 if isinstance(response, StreamedResponse):
                     await _send_pieces(send, response, request, end_s)
                 else:
@@ -69,10 +68,10 @@ class QuartConnection:
                 nursery.cancel_scope.cancel()
         finally:
             request.received.drop()
-            self._app.services.sending.give(request)
+            self._services.sending.give(request)
 
     def _request(self) -> Request:
-        scope, services = self._scope, self._app.services
+        scope, services = self._scope, self._services
         headers = Headers([(name.decode("latin1"), value.decode("latin1")) for name, value in scope["headers"]])
         headers.setdefault("Host", "")
         path = services.settings.public.without_base(_path(scope["path"]))

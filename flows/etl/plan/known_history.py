@@ -12,8 +12,9 @@ from dataloader.flows.etl.declare.load import Target
 from dataloader.flows.etl.sources.source import Window
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history import History, Snapshot
-from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
+from dataloader.store.etl.history_merge import aio_snapshots_behind
 from dataloader.store.etl.history_observed import HistoryState, aio_history_state
+from dataloader.store.etl.history_snapshot import instant_of
 from dataloader.store.etl.target_table import TableInfo, aio_describe
 
 

@@ -20,7 +20,7 @@ from dataloader.flows.etl.parse.transform import Recipe
 from dataloader.flows.etl.plan.completed_details import CompletedDetails
 from dataloader.flows.etl.sources.source import Request, Source, Window
 from dataloader.store.etl.history import History
-from dataloader.store.etl.history_merge import HistoryMerge
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.merge import Merge, Mode, Scope
 from dataloader.store.etl.staging import StagedSegment
 from dataloader.store.etl.target_table import TableInfo

@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from email.message import Message
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from urllib.request import getproxies, proxy_bypass
 
 import attrs
@@ -21,13 +21,12 @@ import msgspec
 import trio
 
 from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import Format
 from dataloader.flows.etl.sources import retry_after
+from dataloader.flows.etl.sources.credentials import Auth
 from dataloader.flows.etl.sources.http_body import HttpBody
 from dataloader.flows.etl.sources.page_walk import without
 from dataloader.flows.etl.sources.source import SAMPLE, Request, Response, SourceError
-
-if TYPE_CHECKING:
-    from dataloader.flows.etl.sources.http import Http
 
 CONNECTIONS: Final = 4
 """The most open connections to one source: one request is in flight, other connections may still be closing."""
@@ -51,8 +50,54 @@ class Hop(Request):
     whole: httpx2.URL = attrs.field(repr=False)
 
 
+class HttpDeclaration(Protocol):
+    """The declaration of an HTTP source, as far as its client needs it; `Http` describes the fields."""
+
+    @property
+    def url(self) -> str:
+        """Address that all endpoints begin with."""
+
+    @property
+    def auth(self) -> Auth:
+        """Credentials."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of each request."""
+
+    @property
+    def format(self) -> Format:
+        """Format of an answer."""
+
+    @property
+    def statuses(self) -> Mapping[int, str]:
+        """Meaning of statuses to this service."""
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds for a complete answer."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Size limit of an answer, unpacked."""
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether an answer may end without a length."""
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """Certificate authorities; None for those of the system."""
+
+    def resolve(self, endpoint: str) -> httpx2.URL:
+        """Return the URL of an endpoint. Raises `SourceError` if it may not be requested."""
+
+    def error(self, request: Request, what: str, **fields: Any) -> SourceError:
+        """Return the error of a request, without secrets."""
+
+
 @asynccontextmanager
-async def open_connection(source: Http) -> AsyncIterator[HttpConnection]:
+async def open_connection(source: HttpDeclaration) -> AsyncIterator[HttpConnection]:
     """A client with its connections, for the length of a block."""
     limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=1, keepalive_expiry=KEPT_S)
     tls = source.tls
@@ -71,7 +116,7 @@ async def open_connection(source: Http) -> AsyncIterator[HttpConnection]:
 class HttpConnection:
     """An open client of a source."""
 
-    source: Http
+    source: HttpDeclaration
     client: httpx2.AsyncClient
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
@@ -190,7 +235,7 @@ class HttpConnection:
 class _Signing(httpx2.AsyncBaseTransport):
     """Adds the secrets to a request, after everything that logs or keeps it."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, source: Http) -> None:
+    def __init__(self, inner: httpx2.AsyncBaseTransport, source: HttpDeclaration) -> None:
         self._inner = inner
         self._own = httpx2.URL(source.url)
         self._headers = {**source.headers, **source.auth.headers}

@@ -7,7 +7,8 @@ from etl_tasks import BEARS_ALL, items_load
 
 from dataloader.flows.etl import History, Target
 from dataloader.flows.etl.plan.known_history import aio_known_history
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 
 pytestmark = pytest.mark.requirement("E8")
 

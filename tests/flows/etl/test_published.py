@@ -12,7 +12,8 @@ from payment_processes import payments
 from dataloader import Budget, Settings, Supplier, Tasks, Worker, open_supervisor
 from dataloader.flows.etl import add_loads
 from dataloader.flows.processes import add_processes
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.run_stats import fold_run_stats
 from dataloader.store.queue.table_rules import BY_DAYS, prune_tables
 

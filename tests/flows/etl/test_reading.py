@@ -11,7 +11,8 @@ from etl_tasks import item, items_load
 
 from dataloader.flows.etl import Detail, Reader, Request, Target
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 
 pytestmark = pytest.mark.requirement("E2")
 

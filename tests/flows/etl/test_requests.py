@@ -15,7 +15,8 @@ from dataloader import Tasks
 from dataloader.flows.etl import Budget, add_loads
 from dataloader.flows.etl.fetch.rate_limiter import RateLimiter
 from dataloader.flows.etl.run.load_progress import LoadProgress
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.etl.suppliers import aio_take_slot
 from dataloader.testing import run_task
 

@@ -21,7 +21,8 @@ from dataloader import Settings, Supervisor, Tasks, Worker, new_job, open_superv
 from dataloader.flows.messages import AmqpMessages
 from dataloader.flows.messages.amqp_session import LEAVE_S, parameters_of
 from dataloader.jobs.errors import ConfigError, StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.enqueuer import Enqueuer
 
 pytestmark = [pytest.mark.full, pytest.mark.requirement("S7")]

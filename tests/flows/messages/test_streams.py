@@ -18,7 +18,8 @@ from valkey_server import a_valkey
 from dataloader import Settings, Tasks, Worker, new_job, open_supervisor
 from dataloader.flows.messages import Messages
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.enqueuer import Enqueuer
 
 pytestmark = pytest.mark.requirement("S7")

@@ -8,7 +8,8 @@ import trio.testing
 from proxy import open_proxy
 
 from dataloader import StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q8")]
 

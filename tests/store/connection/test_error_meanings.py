@@ -19,7 +19,7 @@ from proxy import open_proxy
 
 from dataloader.jobs.errors import AccessDenied, BadRequest, SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.connection import error_meanings
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.driver_errors import translate
 from dataloader.store.connection.error_meanings import (
     BY_CLASS,
@@ -29,6 +29,7 @@ from dataloader.store.connection.error_meanings import (
     meaning_of,
     meaning_of_code,
 )
+from dataloader.store.connection.options import DatabaseOptions
 
 STORE = Path(error_meanings.__file__).parents[1]
 NO_ERRORS = ("00", "01", "02")

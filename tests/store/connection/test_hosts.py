@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.connect import hosts_of
+from dataloader.store.connection.options import DatabaseOptions
 
 pytestmark = pytest.mark.requirement("Q5")
 

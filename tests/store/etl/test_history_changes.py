@@ -10,7 +10,8 @@ from etl_loads import STAGE, open_load
 
 from dataloader.jobs.errors import TargetError, Unstorable
 from dataloader.store.etl.history import History
-from dataloader.store.etl.history_merge import HistoryCounts, HistoryMerge, aio_merge_history
+from dataloader.store.etl.history_merge import HistoryCounts, aio_merge_history
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.staging import aio_create_staging
 from dataloader.store.etl.target_table import aio_describe
 

@@ -12,7 +12,8 @@ from etl_loads import STAGE, open_load
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.history import History
-from dataloader.store.etl.history_merge import HistoryCounts, HistoryMerge, aio_merge_history
+from dataloader.store.etl.history_merge import HistoryCounts, aio_merge_history
+from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.target_table import quote
 
 pytestmark = pytest.mark.requirement("E8")

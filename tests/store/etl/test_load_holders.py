@@ -8,7 +8,8 @@ from etl_loads import open_load
 
 from dataloader.jobs.errors import LeaseLost
 from dataloader.jobs.states import Step
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.etl.load_holders import LoadIsHeld
 from dataloader.store.etl.merge import Merge
 from dataloader.store.etl.run_journal import (

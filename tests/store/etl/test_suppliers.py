@@ -8,7 +8,8 @@ from conditions import patience_s
 from databases import raw_connection
 
 from dataloader.jobs.limits import Budget
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.etl.suppliers import SlotAnswer, aio_return_slot, aio_take_slot
 
 pytestmark = pytest.mark.requirement("E1", "S4")

@@ -17,7 +17,8 @@ from roles import a_role, service_role
 
 from dataloader.jobs.errors import SchemaError
 from dataloader.jobs.model import NewJob
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import check, function_set, migrate, migrations, render
 from dataloader.store.queue.enqueue import enqueue
 

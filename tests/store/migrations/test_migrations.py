@@ -12,7 +12,8 @@ from logged import capture_logs
 from roles import service_role
 
 from dataloader.jobs.errors import SchemaError, StoreUnavailable
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import LATEST, check, function_set, lock, migrate, migrations, render
 
 INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"

@@ -7,7 +7,8 @@ import trio
 from databases import raw_connection
 
 from dataloader.store import migrations as module
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import migrate, migrations, render
 
 pytestmark = pytest.mark.requirement("Q1")

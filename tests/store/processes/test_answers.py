@@ -15,7 +15,8 @@ from dataloader import Settings, StoreUnavailable, Tasks, Worker, open_processes
 from dataloader.flows.processes import add_processes
 from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.jobs.processes import ProcessNotFound
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes import answers
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.requests import Request, aio_ask

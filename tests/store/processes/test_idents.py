@@ -9,7 +9,8 @@ from restores import Backup
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.process_requests import ProcessRequest
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.operations import aio_withdraw_audited
 from dataloader.store.processes.outbox_rows import Partition, Settled, pass_on, settle, take
 from dataloader.store.processes.requests import aio_act, aio_ask, aio_take_back

@@ -9,7 +9,8 @@ import trio
 from watched_database import WatchedDatabase
 
 from dataloader.jobs.process_listings import ProcessFilter
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes import search
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("P2")]

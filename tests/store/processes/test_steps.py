@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.requests import Request, aio_act, aio_ask
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 

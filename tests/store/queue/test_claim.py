@@ -15,7 +15,8 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.leases import Beat, reap
 from dataloader.store.queue.make_ready import Staged, ready_due, ready_known
 from dataloader.store.queue.reads import list_jobs

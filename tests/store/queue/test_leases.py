@@ -15,7 +15,8 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat, reap
 
 EXPIRE = "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = $1"

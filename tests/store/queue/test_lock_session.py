@@ -12,7 +12,8 @@ from proxy import open_proxy
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Step
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.leases import Beat
 from dataloader.store.queue.lock_session import IDLE_SHARE
 

@@ -8,7 +8,8 @@ import trio
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import QueueState
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue import queue_states, reads
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.queue_states import REMEMBERED_S, ServedQueues

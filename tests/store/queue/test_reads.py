@@ -16,7 +16,8 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import EventPage, JobFilter
 from dataloader.jobs.page_cursor import BY_NUMBER
 from dataloader.jobs.states import Status, Step, WaitsFor
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue import control, job_logs, reads
 from dataloader.store.queue.finish import aio_keep_lines
 from dataloader.store.queue.leases import reap

@@ -14,7 +14,8 @@ from proxy import open_proxy
 from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.leases import Beat
 from dataloader.store.queue.transaction import Transactions
 

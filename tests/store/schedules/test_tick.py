@@ -18,7 +18,8 @@ from dataloader.actors.scheduler import Scheduler
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import open_database
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.schedules import tick as ticks
 from dataloader.store.schedules.rows import spec_text
 from dataloader.store.schedules.tick import LOCKED_S, NAMED, SCHEDULES, tick

@@ -1,0 +1,34 @@
+"""The address of the database, with the sizes of pools and the timeouts."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseOptions:
+    """The address of the database and the timeouts.
+
+    `direct_dsn` is its direct address when `dsn` leads to a pooler.
+    """
+
+    dsn: str = attrs.field(repr=False)
+    direct_dsn: str | None = attrs.field(default=None, repr=False)
+    pool_size: int = 2
+    transaction_pool_size: int = 4
+    connect_timeout_s: float = 10.0
+    statement_timeout_s: float = 30.0
+    transaction_timeout_s: float = 600.0
+    name: str = "dataloader"
+    last_host: dict[str, tuple[str, int | None]] = attrs.field(factory=dict, init=False, repr=False, eq=False)
+    """By address: the host that took the last connection, if the address has several."""
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether there is a pooler between most connections and the server."""
+        return self.direct_dsn not in {None, self.dsn}
+
+    @property
+    def write_deadline_s(self) -> float:
+        """How long a write may delay a cancellation: the timeouts for connect and statement, and two seconds."""
+        return self.connect_timeout_s + self.statement_timeout_s + 2.0
