@@ -47,7 +47,8 @@ from dataloader.web.api import (
 )
 from dataloader.web.openapi import description_routes
 from dataloader.web.pages.addresses import HOME
-from dataloader.web.pages.page_routes import PageRoute, refuse_page, serve_page
+from dataloader.web.pages.page_routes import PageRoute
+from dataloader.web.pages.page_server import refuse_page, serve_page
 from dataloader.web.pages.site import PAGES
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import attrs
 
 from dataloader.jobs.ids import uuid7
-from dataloader.web.pages.page_routes import Page
+from dataloader.web.pages.page_answers import Page
 
 Kind = Literal["text", "number", "datetime-local", "checkbox", "area", "select"]
 

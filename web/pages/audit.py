@@ -11,10 +11,12 @@ from dataloader.jobs.listings import AuditRecord
 from dataloader.store.queue.look_back import search_audit
 from dataloader.web import shown
 from dataloader.web.auth import Role
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 50
 REFRESH_S: Final = 5.0

@@ -21,9 +21,11 @@ from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Field, Question, once
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_choice import JobChoice
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 50
 REFRESH_S: Final = 1.0

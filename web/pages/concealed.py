@@ -6,10 +6,12 @@ from http import HTTPStatus
 from typing import Final
 
 from dataloader.web.pages.addresses import CONCEALED, HOME
-from dataloader.web.pages.page_routes import PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 from dataloader.web.problems import ProblemError
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 
 @pages.show(CONCEALED.removeprefix(HOME))

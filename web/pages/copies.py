@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import attrs
 
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.web.pages.page_routes import Visit
+from dataloader.web.pages.visit import Visit
 
 
 @attrs.frozen

@@ -17,10 +17,12 @@ from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 GROUPS: Final = 25
 JOBS: Final = 25

@@ -16,9 +16,11 @@ from dataloader.jobs.states import Status
 from dataloader.store.queue.control import postpone
 from dataloader.web.auth import Role
 from dataloader.web.pages.asking import Field, Question, once
-from dataloader.web.pages.page_routes import PageAnswer, Pages, Redirect, Undo, Visit
+from dataloader.web.pages.page_answers import PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 _MOST_ARGS: Final = 4_000
 """Characters of args that a question shows."""

@@ -16,10 +16,12 @@ from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import JobRecord
 from dataloader.web import shown
 from dataloader.web.pages.job_choice import JobChoice
-from dataloader.web.pages.page_routes import PageAnswer, Pages, Stream, Visit
+from dataloader.web.pages.page_answers import PageAnswer, Stream
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 from dataloader.web.problems import too_busy
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 _READ: Final = 200
 _encode: Final = msgspec.json.Encoder().encode

@@ -22,9 +22,11 @@ from dataloader.store.queue.job_logs import read_job_log
 from dataloader.store.queue.job_view import read_job_view
 from dataloader.web import shown
 from dataloader.web.pages.copies import copies
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 REFRESH_S: Final = 1.0
 LINES: Final = 100

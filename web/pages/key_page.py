@@ -14,9 +14,11 @@ from dataloader.store.queue.why import described
 from dataloader.web import shown
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_list import shown_row
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 REFRESH_S: Final = 2.0
 

@@ -14,10 +14,12 @@ from dataloader.store.queue.overview import ERRORS, LONG_S, MOST, Overview, Trou
 from dataloader.web import shown
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.svg import bars
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 REFRESH_S: Final = 5.0
 _EACH: Final = 10

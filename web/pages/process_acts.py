@@ -22,11 +22,13 @@ from dataloader.store.processes.process_rows import known_types
 from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Field, Question, once
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_list import json_of
 from dataloader.web.pages.process_words import what_of
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 _LIST: Final = "/ui/processes"
 _JSON_HINT: Final = 'A JSON value, such as 5, "text" or {"amount": 5}; empty: null.'

@@ -20,10 +20,12 @@ from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_list import json_of
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 Action = Literal["repair", "resume"]
 _DOES: Final[dict[Action, str]] = {

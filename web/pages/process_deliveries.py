@@ -13,9 +13,11 @@ from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Question
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 50
 REFRESH_S: Final = 5.0

@@ -12,10 +12,12 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_story import MOST_WAITING, read_story
 from dataloader.web import shown
 from dataloader.web.pages.copies import copies
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_words import KINDS, in_line, shown_story, state_of, what_of
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 REFRESH_S: Final = 1.0
 TASKS: Final = 25

@@ -13,9 +13,11 @@ from dataloader.store.queue.serving import PROCESSES, JobInQueue, read_processes
 from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import own_path
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 100
 REFRESH_S: Final = 5.0

@@ -11,9 +11,11 @@ from dataloader.store.etl.run_views import get_run_view
 from dataloader.web.auth import Role
 from dataloader.web.pages.asking import Question
 from dataloader.web.pages.job_acts import CancelForm, RetryForm
-from dataloader.web.pages.page_routes import PageAnswer, Pages, Redirect, Undo, Visit
+from dataloader.web.pages.page_answers import PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 
 @pages.show("/runs/<uuid:run_id>/cancel", role=Role.OPERATE)

@@ -10,10 +10,12 @@ import attrs
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.run_views import MOST_FAILURES, RunTask, get_run_view
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.runs import masked_run
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 _SLOWER: Final = 1.5
 """Tasks that took so many times as long, or as short, are marked."""

@@ -18,10 +18,12 @@ from dataloader.store.etl.run_views import MOST_FAILURES, RunTask, RunView, get_
 from dataloader.web import shown
 from dataloader.web.pages.formats import as_json
 from dataloader.web.pages.log_blocks import BlockOfLines, LogFilter, log_as_text, read_block
-from dataloader.web.pages.page_routes import Download, Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Download, Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.run_timeline import Bar, Line, bar_of
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 50
 REFRESH_LIST_S: Final = 2.0

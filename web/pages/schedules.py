@@ -19,10 +19,12 @@ from dataloader.web.pages import schedule_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question, once
 from dataloader.web.pages.formats import instant
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 30
 LAST: Final = 5

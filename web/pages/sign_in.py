@@ -10,21 +10,15 @@ from msgspec import Meta, Struct
 from dataloader.web.client_address import FORWARDED
 from dataloader.web.pages.addresses import HOME, own_path
 from dataloader.web.pages.assets import CACHED, find_asset
-from dataloader.web.pages.page_routes import (
-    SIGN_IN,
-    Cookie,
-    Download,
-    Page,
-    PageAnswer,
-    Pages,
-    Redirect,
-    Visit,
-    session_cookie,
-)
+from dataloader.web.pages.flashes import session_cookie
+from dataloader.web.pages.page_answers import Cookie, Download, Page, PageAnswer, Redirect
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.page_server import SIGN_IN
 from dataloader.web.pages.preferences import LASTS_S, Preferences, Theme, zones
+from dataloader.web.pages.visit import Visit
 from dataloader.web.problems import FieldError, unprocessable
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 
 class SignInQuery(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -13,10 +13,12 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.run_stats import RunOutcome, Span, StatsFilter
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.task_sums import TaskSums, first_of, newest_sums, sums_of_tasks
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 MOST_SUMS: Final = 10_000
 """Sums of a task, a time and an outcome that a page reads; more are told to be narrowed."""

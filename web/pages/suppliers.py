@@ -13,9 +13,11 @@ from dataloader.web.auth import Role
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Question
-from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.visit import Visit
 
-pages: Final = Pages()
+pages: Final = PageRoutes()
 
 PAGE: Final = 50
 REFRESH_S: Final = 2.0

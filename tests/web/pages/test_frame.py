@@ -16,7 +16,7 @@ from web_server import TOKENS, all_tokens
 from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.pace import Pace
-from dataloader.web.pages.page_routes import POLICY
+from dataloader.web.pages.rendering import POLICY
 from dataloader.web.pages.site import PAGES
 
 pytestmark = pytest.mark.requirement("E11")

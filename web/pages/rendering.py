@@ -1,0 +1,135 @@
+"""Makes the response of a view's answer: a template as HTML, a part of one, a file, or a page for an error.
+
+**Parts.** A block `part_NAME` of a template can be requested alone, by `?part=NAME`: the same view, which can leave out
+what the part does not show (`visit.part`), and the block's HTML without the frame. A page stays up to date this way:
+static/live.js requests its live part repeatedly, with the `ETag` of what the browser has, and gets 304 if nothing has
+changed. `Refresh-In` is the number of seconds until the next request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any, Final
+
+import trio
+from quart import Response
+
+from dataloader.jobs.logger import get_logger
+from dataloader.web.pages.flashes import cookie_of_flash, flash_of, set_cookies
+from dataloader.web.pages.page_answers import Cookie, Download, Page, PageAnswer, Redirect, Stream
+from dataloader.web.pages.templates_environment import TEMPLATES, pieces_of_block
+from dataloader.web.pages.visit import Visit
+from dataloader.web.problems import ProblemError, problem_of
+from dataloader.web.server.asgi import Request
+from dataloader.web.server.streamed import StreamedResponse
+
+log = get_logger(__name__)
+
+HTML: Final = "text/html; charset=utf-8"
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dl"
+)
+"""What a page may load, and from whom: from us alone, and nothing that stands in the page itself (U19)."""
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # With `no-referrer` a form's Origin would be `null`.
+    "Referrer-Policy": "same-origin",
+}
+_PIECES: Final = 400
+"""Pieces of a template after which other tasks get a turn."""
+
+
+async def response_of(answer: PageAnswer, visit: Visit, request: Request) -> Response:
+    """Return the response of a view's answer."""
+    match answer:
+        case Page():
+            return await _rendered(answer, visit, request)
+        case Redirect():
+            response = Response(b"", HTTPStatus.SEE_OTHER, {"Location": visit.public.base + answer.to, **HEADERS})
+            set_cookies(response, [*answer.cookies, *cookie_of_flash(answer, visit)], visit)
+            return response
+        case Stream():
+            named = {"Content-Disposition": f'attachment; filename="{answer.file_name}"'}
+            return StreamedResponse.of(answer.pieces, {**HEADERS, **named}, answer.media_type)
+        case Download():
+            headers = {**HEADERS, **({"Cache-Control": answer.cached} if answer.cached else {})}
+            if answer.file_name is not None:
+                headers["Content-Disposition"] = f'attachment; filename="{answer.file_name}"'
+            return Response(answer.data, 200, headers, content_type=answer.media_type)
+
+
+async def _rendered(page: Page, visit: Visit, request: Request) -> Response:
+    flash = flash_of(visit, request) if visit.part is None else None
+    context = _context(page, visit, flash)
+    template = TEMPLATES.get_template(page.template)
+    if visit.part is None:
+        data, _ = await _rendering(template.generate(context))
+        response = Response(data, page.status, dict(HEADERS), content_type=HTML)
+        if flash is not None:
+            set_cookies(response, [Cookie("said", "", 0)], visit)
+        set_cookies(response, page.cookies, visit)
+        return response
+    pieces = pieces_of_block(template, f"part_{visit.part}", context)
+    if pieces is None:
+        raise ProblemError(HTTPStatus.NOT_FOUND, f"This page has no part {visit.part[:60]!r}.")
+    data, took_s = await _rendering(pieces)
+    tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
+    headers = {**HEADERS, "ETag": tag}
+    if page.refresh_s is not None:
+        headers["Refresh-In"] = f"{visit.services.pace.next_in(page.refresh_s, took_s):.2f}"
+    if request.headers.get("If-None-Match") == tag:
+        return Response(b"", HTTPStatus.NOT_MODIFIED, headers)
+    return Response(data, page.status, headers, content_type=HTML)
+
+
+def _context(page: Page, visit: Visit, flash: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a template sees. `ui` has the macros: a block that is rendered alone knows nothing of its file's imports."""
+    context = {
+        **page.values,
+        "visit": visit,
+        "title": page.title,
+        "refresh_s": page.refresh_s,
+        "flash": flash,
+        "server_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    return context | {"ui": TEMPLATES.get_template("macros.html").make_module(context)}
+
+
+async def _rendering(pieces: Iterator[str]) -> tuple[bytes, float]:
+    """What a template says, and the seconds that it took; other tasks get their turns meanwhile."""
+    texts: list[str] = []
+    took_s, since = 0.0, perf_counter()
+    for index, piece in enumerate(pieces, 1):
+        texts.append(piece)
+        if index % _PIECES == 0:
+            took_s += perf_counter() - since
+            await trio.lowlevel.checkpoint()
+            since = perf_counter()
+    data = "".join(texts).encode()
+    return data, took_s + perf_counter() - since
+
+
+async def error_page(error: Exception, visit: Visit) -> Response:
+    """The page for an error; for a part of a page, its text alone."""
+    problem = problem_of(error, starting=visit.services.state().starting)
+    if problem is None:
+        log.error("a page failed", path=visit.path, exc_info=error)
+        problem = ProblemError(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"This should not happen. The log has it under {visit.operator.request_id}.",
+        )
+    shown = problem.problem(visit.operator.request_id or "", visit.path)
+    if visit.part is not None:
+        lines = [shown.detail, *(f"{fault.path}: {fault.message}" for fault in shown.errors)]
+        text = "\n".join(lines).encode()
+        return Response(text, problem.status, {**HEADERS, **problem.headers}, content_type="text/plain; charset=utf-8")
+    page = Page("error.html", shown.title, {"problem": shown})
+    data, _ = await _rendering(TEMPLATES.get_template(page.template).generate(_context(page, visit, None)))
+    return Response(data, problem.status, {**HEADERS, **problem.headers}, content_type=HTML)
