@@ -14,6 +14,11 @@ def renamed(new: str) -> str:
     return f"is now named {new}"
 
 
+def former_value(former: str, new: str) -> str:
+    """Return the message for a field with a value whose name was `former`."""
+    return f"the value {former!r} {renamed(new)}"
+
+
 def former_arguments(**names: str) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that refuses former names of arguments.
 

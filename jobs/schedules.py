@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
 from itertools import islice, takewhile
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import attrs
@@ -21,6 +22,7 @@ import msgspec
 from dataloader.jobs.cron import Cron, shortest_pause
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.fault_texts import in_our_words
+from dataloader.jobs.former_names import former_value
 from dataloader.jobs.model import MAX_NAME, JobOptions, NewJob, check_between, check_instant, check_name
 from dataloader.jobs.zones import zone_named
 
@@ -42,18 +44,22 @@ class Missed(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What becomes of a run that is due while an earlier one has not ended."""
+    """Overlap policy: how a run is handled that is due while an earlier run of the schedule has not ended."""
 
-    ONE = "one"
-    """It waits for the end of the one that runs; while one waits already, it is left out."""
+    BUFFER_ONE = "buffer_one"
+    """The run waits for the end of the earlier run. While one run waits already, further runs are left out."""
     SKIP = "skip"
-    """It is left out."""
-    ALL = "all"
-    """It waits: the runs follow one after the other, in no promised order."""
+    """The run is left out."""
+    BUFFER_ALL = "buffer_all"
+    """All runs wait. They run one after the other, in no guaranteed order."""
     CANCEL = "cancel"
-    """The earlier one is canceled, and it starts when that has ended."""
-    PARALLEL = "parallel"
-    """It starts beside the other."""
+    """The earlier run is canceled. The new run starts when it has ended."""
+    ALLOW = "allow"
+    """The run starts beside the earlier run."""
+
+
+FORMER_OVERLAPS: Final = MappingProxyType({"one": "buffer_one", "all": "buffer_all", "parallel": "allow"})
+"""The new name of each overlap policy that had another one."""
 
 
 class Times(Protocol):
@@ -98,6 +104,8 @@ def _missed(value: Missed | str) -> Missed:
 
 
 def _overlap(value: Overlap | str) -> Overlap:
+    if isinstance(value, str) and value in FORMER_OVERLAPS:
+        raise BadRequest("overlap", former_value(value, FORMER_OVERLAPS[value]))
     return Overlap(_choice("overlap", Overlap, value))
 
 
@@ -134,7 +142,7 @@ class Schedule:
     grace_s: float = 60
     missed_limit: int = 100
     missed_within_s: float | None = None
-    overlap: Overlap = attrs.field(default=Overlap.ONE, converter=_overlap)
+    overlap: Overlap = attrs.field(default=Overlap.BUFFER_ONE, converter=_overlap)
     jitter_s: float = 0
     pause_on_failure: bool = False
     job: Mapping[str, Any] = attrs.field(factory=dict)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
@@ -18,6 +19,7 @@ import trio
 from msgspec import NODEFAULT, Struct
 
 from dataloader.jobs.fault_texts import in_our_words
+from dataloader.jobs.former_names import former_value
 from dataloader.jobs.text import JSON_TEXT
 from dataloader.web.api.job_fields import JobFields
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
@@ -29,6 +31,7 @@ S = TypeVar("S", bound=Struct)
 _WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _OURS: Final = re.compile(r"(\$|[a-z_]+): (.*)", re.DOTALL)
 _MAX_ERRORS: Final = 100
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 MAX_VALUES: Final = 100_000
@@ -137,12 +140,15 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
         yield FieldError(path or "$", "must be an object")
         return
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    former: Mapping[str, Mapping[str, str]] = getattr(kind, "FORMER_VALUES", _NONE)
     for name in value:
         if name not in fields:
             yield FieldError(_join(path, name[:100]), f"is unknown; the allowed fields are {', '.join(fields)}")
     for name, field in fields.items():
         where = _join(path, name)
-        if name in value:
+        if isinstance(given := value.get(name), str) and given in former.get(name, _NONE):
+            yield FieldError(where, former_value(given, former[name][given]))
+        elif name in value:
             yield from _field_faults(value[name], field.type, where, strict=strict)
             if issubclass(kind, JobFields) and (message := kind.refusal(name, value[name], field.type)):
                 yield FieldError(where, message)

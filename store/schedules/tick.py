@@ -283,20 +283,22 @@ async def _aio_pause_after_failures(connection: Any, due: Iterable[_Due]) -> Non
 
 async def _aio_choose(connection: Any, due: list[_Due]) -> None:
     """Choose of what is planned what gets a job: what may overlap with those that have not ended."""
-    careful = [one.schedule.name for one in due if one.schedule.overlap in {Overlap.ONE, Overlap.SKIP, Overlap.CANCEL}]
+    careful = [
+        one.schedule.name for one in due if one.schedule.overlap in {Overlap.BUFFER_ONE, Overlap.SKIP, Overlap.CANCEL}
+    ]
     open_ = await connection.fetch(_OPEN, careful) if careful else []
     unended = {record["schedule"]: record["waits"] for record in open_}
     keyed = {record["task"] for record in await connection.fetch(_KEYED, sorted({one.schedule.task for one in due}))}
     for one in due:
         times = one.plan.due
         match one.schedule.overlap:
-            case Overlap.ONE:
+            case Overlap.BUFFER_ONE:
                 times = times[-1:] if not unended.get(one.schedule.name, False) else ()
             case Overlap.SKIP:
                 times = times[-1:] if one.schedule.name not in unended else ()
             case Overlap.CANCEL:
                 times = times[-1:]
-            case Overlap.ALL | Overlap.PARALLEL:
+            case Overlap.BUFFER_ALL | Overlap.ALLOW:
                 pass
         if len(times) < len(one.plan.due):
             one.overlapping = [at for at in one.plan.due if at not in times]
@@ -317,7 +319,7 @@ def new_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> 
 
 def _options(schedule: Schedule, *, task_has_key: bool) -> dict[str, Any]:
     options: dict[str, Any] = {"producer": f"schedule:{schedule.name}"}
-    if schedule.overlap is not Overlap.PARALLEL and not task_has_key:
+    if schedule.overlap is not Overlap.ALLOW and not task_has_key:
         options["lock_key"] = f"schedule:{schedule.name}"
     return options
 

@@ -20,7 +20,7 @@ async def test_a_declared_schedule_runs_its_task(open_worker, raw):
     async def tick(job):
         ran.append((job.args, job.schedule, job.planned_at))
 
-    tasks.schedule("often", task="tick", every_s=1, args={"n": 1}, missed="all", overlap="parallel")
+    tasks.schedule("often", task="tick", every_s=1, args={"n": 1}, missed="all", overlap="allow")
     async with open_worker(tasks), open_worker(tasks):
 
         async def three():

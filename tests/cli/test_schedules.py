@@ -64,6 +64,12 @@ def test_an_invalid_schedule_is_refused_in_one_line(on_database, arguments, says
     assert line.startswith(says)
 
 
+def test_a_former_overlap_policy_is_refused_with_its_new_name(on_database):
+    result = on_database("schedule", "set", "x", "--task", "t", "--every", "60", "--overlap", "parallel")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Invalid value for '--overlap': the value 'parallel' is now named allow" in result.stderr
+
+
 def test_an_unreadable_schedule_is_listed_with_its_error(on_database, database):
     database.psql(
         "INSERT INTO dl_schedules (name, spec, task, origin, stored_by, next_at)"

@@ -164,7 +164,7 @@ def program():
     async def fails(job):
         raise ValueError("as it should")
 
-    tasks.schedule("beat", task="beat", every_s=1, overlap="parallel", args={"n": 1}, job={"priority": 0})
+    tasks.schedule("beat", task="beat", every_s=1, overlap="allow", args={"n": 1}, job={"priority": 0})
     return tasks
 
 

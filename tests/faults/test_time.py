@@ -152,7 +152,7 @@ async def test_f32_schedules_go_on_when_the_databases_clock_was_ahead_and_is_put
     await service.logged("serving", within_s=180)
     ticks = "SELECT count(*) FROM dl_jobs WHERE schedule = 'every' AND planned_at < now() + interval '10 s'"
     ahead = "SELECT count(*) FROM dl_jobs WHERE schedule = 'every' AND planned_at > now() + interval '1 h'"
-    body = {"task": "quick", "every_s": 1, "overlap": "parallel", "job": {"queue": "q"}}
+    body = {"task": "quick", "every_s": 1, "overlap": "allow", "job": {"queue": "q"}}
     async with client_of(service) as client:
         assert (await client.put("/api/v1/schedules/every", json=body)).status_code in {200, 201}
     await until(lambda: raw.fetchval(ticks), lambda count: count > 1)

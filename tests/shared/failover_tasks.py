@@ -79,7 +79,7 @@ async def tick(job: Job) -> str:
     return await _until(job, "")
 
 
-tasks.schedule("every second", task="tick", every_s=1, missed="all", overlap="parallel")
+tasks.schedule("every second", task="tick", every_s=1, missed="all", overlap="allow")
 
 
 @attrs.frozen

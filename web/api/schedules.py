@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, Literal
 from uuid import UUID
@@ -19,7 +20,7 @@ from dataloader.jobs.schedule_contract import (
     SchedulePage,
     ScheduleRecord,
 )
-from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.schedules import FORMER_OVERLAPS, Schedule
 from dataloader.jobs.states import Status
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, NAME, QueueName, TaskName, described
@@ -60,6 +61,8 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         "job": {"queue": "reports"},
     }  # fmt: skip
 
+    FORMER_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {"overlap": FORMER_OVERLAPS}
+
     task: TaskName
     cron: (
         Annotated[str, described("Five fields, or an alias such as @daily.", "0 6 * * MON-FRI", maxLength=MAX_TEXT)]
@@ -80,9 +83,9 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     missed_limit: Annotated[int, about("With `all`: how many of the newest.")] = 100
     missed_within_s: Annotated[float, about("With `all`: how old.")] | None = None
     overlap: Annotated[
-        Literal["one", "skip", "all", "cancel", "parallel"],
+        Literal["buffer_one", "skip", "buffer_all", "cancel", "allow"],
         about("While a job has not ended: one waits, the next is left out, all wait, it is canceled, it runs beside."),
-    ] = "one"
+    ] = "buffer_one"
     jitter_s: Annotated[float, about("Delays each job by a random time of up to so many seconds.")] = 0
     pause_on_failure: Annotated[bool, about("Whether a job that fails for good pauses the schedule.")] = False
 

@@ -14,11 +14,11 @@ from dataloader.jobs.schedules import COUNTED, Missed, Overlap, Schedule
 from dataloader.web.pages.formats import duration, number
 
 _OVERLAPS: Final = {
-    Overlap.ONE: "While a job has not ended, the next one waits for its end; further times are left out.",
+    Overlap.BUFFER_ONE: "While a job has not ended, the next one waits for its end; further times are left out.",
     Overlap.SKIP: "While a job has not ended, times are left out.",
-    Overlap.ALL: "While a job has not ended, all later ones wait, and run one after the other.",
+    Overlap.BUFFER_ALL: "While a job has not ended, all later ones wait, and run one after the other.",
     Overlap.CANCEL: "A job that has not ended is canceled when the next is due, which starts after it.",
-    Overlap.PARALLEL: "Jobs run side by side: none waits for another.",
+    Overlap.ALLOW: "Jobs run side by side: none waits for another.",
 }
 
 

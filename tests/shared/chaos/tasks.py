@@ -125,9 +125,9 @@ async def planned(job: Job) -> None:
         await trio.sleep(random.uniform(0, 0.2))
 
 
-tasks.schedule("every 2 s", task="planned", every_s=2, start_at=BEGIN, missed="all", overlap="parallel")
-tasks.schedule("every 5 s", task="planned", every_s=5, start_at=BEGIN, missed="once", overlap="one")
-tasks.schedule("minutely", task="planned", cron="* * * * *", missed="all", overlap="all")
+tasks.schedule("every 2 s", task="planned", every_s=2, start_at=BEGIN, missed="all", overlap="allow")
+tasks.schedule("every 5 s", task="planned", every_s=5, start_at=BEGIN, missed="once", overlap="buffer_one")
+tasks.schedule("minutely", task="planned", cron="* * * * *", missed="all", overlap="buffer_all")
 
 
 def day_of(window: Window) -> dict[str, Any]:

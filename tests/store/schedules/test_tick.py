@@ -98,12 +98,12 @@ async def test_what_is_kept_of_a_schedule_goes_by_all_of_it(store, raw, put):
         f"s{n}": await put(f"s{n}", every_s=3_600 * (n + 1), args={"n": n}, job={"queue": f"q{n}"}) for n in range(3)
     }
     once = await put("once", job={"queue": "q", "idempotency_key": "only one"})
-    twice = await put("twice", late=2 * HOUR, missed="all", overlap="all")
+    twice = await put("twice", late=2 * HOUR, missed="all", overlap="buffer_all")
     assert (await tick(store)).added == 3 + 1 + 3
     nexts = await raw.fetch("SELECT next_at FROM dl_schedules WHERE name LIKE 's_' ORDER BY name")
     assert [row["next_at"] for row in nexts] == [NOW + n * HOUR for n in (1, 2, 3)]
     for name, schedule in [*alike.items(), ("once", once), ("twice", twice)]:
-        changed = attrs.evolve(schedule, args={"changed": name}, overlap="parallel")
+        changed = attrs.evolve(schedule, args={"changed": name}, overlap="allow")
         await raw.execute(
             "UPDATE dl_schedules SET spec = $2, next_at = $3 WHERE name = $1", name, spec_text(changed), NOW
         )
@@ -130,7 +130,7 @@ async def test_with_nothing_stored_none_is_due(store):
 async def test_concurrent_ticks_add_one_job_for_each_planned_time(database, store, raw, put, planned):
     names = [f"s{n}" for n in range(60)]
     for name in names:
-        await put(name, late=5 * HOUR, missed="all", overlap="all")
+        await put(name, late=5 * HOUR, missed="all", overlap="buffer_all")
     ticks = []
 
     async def tick_often():
@@ -149,7 +149,7 @@ async def test_concurrent_ticks_add_one_job_for_each_planned_time(database, stor
 
 @pytest.mark.requirement("R7")
 async def test_a_planned_time_has_one_job_even_if_its_row_is_put_back(store, raw, put, planned):
-    await put(overlap="parallel")
+    await put(overlap="allow")
     await tick(store)
     await raw.execute("UPDATE dl_schedules SET next_at = last_at")
     assert (await tick(store)).added == 0
@@ -163,7 +163,7 @@ async def test_a_planned_time_has_one_job_even_if_its_row_is_put_back(store, raw
     [("once", [0], 90), ("all", [2, 1, 0], 88), ("skip", [1, 0], 89)],
 )
 async def test_missed_times_are_caught_up_or_recorded(store, put, planned, events, missed, jobs, left_out):
-    await put(late=90 * HOUR, missed=missed, missed_limit=3, grace_s=5_400, overlap="all")
+    await put(late=90 * HOUR, missed=missed, missed_limit=3, grace_s=5_400, overlap="buffer_all")
     await tick(store)
     assert await planned() == [NOW - n * HOUR for n in jobs]
     assert await events() == [("left_out", "missed", left_out)]
@@ -174,15 +174,15 @@ async def test_missed_times_are_caught_up_or_recorded(store, put, planned, event
 @pytest.mark.parametrize(
     ("overlap", "former", "added", "former_after"),
     [
-        ("one", "running", 1, "running"),
-        ("one", "queued", 0, "queued"),
-        ("one", "waits for a retry", 1, "queued"),
-        ("one", "succeeded", 1, "succeeded"),
+        ("buffer_one", "running", 1, "running"),
+        ("buffer_one", "queued", 0, "queued"),
+        ("buffer_one", "waits for a retry", 1, "queued"),
+        ("buffer_one", "succeeded", 1, "succeeded"),
         ("skip", "running", 0, "running"),
         ("skip", "queued", 0, "queued"),
         ("skip", "succeeded", 1, "succeeded"),
-        ("all", "queued", 1, "queued"),
-        ("parallel", "running", 1, "running"),
+        ("buffer_all", "queued", 1, "queued"),
+        ("allow", "running", 1, "running"),
         ("cancel", "running", 1, "asked"),
         ("cancel", "queued", 1, "canceled"),
     ],
@@ -210,7 +210,7 @@ async def test_one_that_is_due_while_another_has_not_ended(
     assert ("asked" if asked and status == "running" else status) == former_after
     if added:
         keyed = await raw.fetchval("SELECT keyed FROM dl_jobs WHERE planned_at = $1", NOW)
-        assert keyed is (overlap != "parallel")
+        assert keyed is (overlap != "allow")
 
 
 @pytest.mark.full
@@ -277,8 +277,8 @@ async def test_a_locked_job_that_must_be_canceled_delays_no_other_schedule(datab
 
 @pytest.mark.requirement("R7")
 async def test_a_schedule_whose_job_failed_is_paused_if_it_is_to_be(store, raw, put, planned, events):
-    await put(pause_on_failure=True, overlap="parallel")
-    await put("goes on", missed="all", overlap="parallel")
+    await put(pause_on_failure=True, overlap="allow")
+    await put("goes on", missed="all", overlap="allow")
     await tick(store)
     job_id = await raw.fetchval("SELECT last_job_id FROM dl_schedules WHERE name = 'nightly'")
     await raw.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
@@ -518,7 +518,7 @@ async def test_while_none_is_due_a_tick_is_one_statement(store, put):
 @pytest.mark.requirement("R7")
 async def test_other_tasks_have_their_turns_while_many_schedules_are_planned(store, put):
     for number in range(60):
-        await put(f"s{number}", overlap="parallel", grace_s=number)
+        await put(f"s{number}", overlap="allow", grace_s=number)
     turns, seen = 0, []
 
     def noted(records):
