@@ -36,3 +36,9 @@ class Wake:
         if was_set:
             self.lower()
         return was_set
+
+
+def set_all(*wakes: Wake) -> None:
+    """Set several flags."""
+    for wake in wakes:
+        wake.set()

@@ -13,14 +13,14 @@ from conditions import until
 from dataloader import GiveUp, Tasks
 from dataloader.actors.notifier import Notifier
 from dataloader.store.queue import notices
-from dataloader.supervisor import make_parts
+from dataloader.supervisor import helper_parts
 
 pytestmark = pytest.mark.requirement("S6")
 
 
 @pytest.mark.slow
 async def test_failures_are_notified_except_those_of_notification_jobs(open_worker, raw, tmp_path, monkeypatch):
-    monkeypatch.setattr(make_parts, "Notifier", partial(Notifier, gather_s=0.2))
+    monkeypatch.setattr(helper_parts, "Notifier", partial(Notifier, gather_s=0.2))
     out = tmp_path / "out"
     code = f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"
     targets = [

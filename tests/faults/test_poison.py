@@ -28,7 +28,7 @@ from dataloader.flows.processes import Done, Process, Processes, add_processes
 from dataloader.jobs.notices import CommandTarget
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.queue.notifications import CHANNELS
-from dataloader.supervisor import make_parts
+from dataloader.supervisor import helper_parts
 from dataloader.web.app import ROUTES
 from dataloader.web.pages.site import PAGES
 
@@ -128,7 +128,7 @@ def loops(monkeypatch):
     monkeypatch.setattr(notifier, "POLL_S", 0.2)
     monkeypatch.setattr(notifier, "MIN_PAUSE_S", 0.1)
     monkeypatch.setattr(outbox_poster, "POLL_S", 0.2)
-    monkeypatch.setattr(make_parts, "Notifier", partial(notifier.Notifier, gather_s=0.1, again_s=0.1))
+    monkeypatch.setattr(helper_parts, "Notifier", partial(notifier.Notifier, gather_s=0.1, again_s=0.1))
     return seen
 
 

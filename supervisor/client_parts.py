@@ -1,0 +1,59 @@
+"""The operations of a process, for its handlers, its pages and its HTTP API."""
+
+from __future__ import annotations
+
+import attrs
+
+from dataloader.jobs.process_telemetry import ProcessTelemetry
+from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.queue.bulk import DatabaseBulkActs
+from dataloader.store.queue.database_jobs import DatabaseJobs
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.waits import Waits
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
+from dataloader.supervisor.base_parts import BaseParts
+from dataloader.supervisor.running_parts import RunningParts
+
+
+@attrs.frozen(kw_only=True)
+class ClientParts:
+    """The clients over the database, with this process as the operator."""
+
+    jobs: DatabaseJobs
+    schedules: DatabaseSchedules
+    limits: DatabaseLimits
+    processes: DatabaseProcesses
+    bulk: DatabaseBulkActs
+    waits: Waits
+
+
+def client_parts(base: BaseParts, running: RunningParts) -> ClientParts:
+    """Make the clients over the database."""
+    settings, database, draining = base.settings, base.database, base.drain.requested.is_set
+    waits = Waits(database)
+    return ClientParts(
+        jobs=DatabaseJobs(
+            database=database,
+            operator=base.operator,
+            enqueuer=base.enqueuer,
+            served=ServedQueues(database),
+            waits=waits,
+            draining=draining,
+        ),
+        schedules=DatabaseSchedules(
+            database=database, operator=base.operator, default_lease_s=settings.default_lease_s
+        ),
+        limits=DatabaseLimits(database=database, operator=base.operator),
+        processes=DatabaseProcesses(
+            database=database,
+            operator=base.operator,
+            answers=running.answers,
+            telemetry=base.libraries.resources[ProcessTelemetry],
+            default_lease_s=settings.default_lease_s,
+            draining=draining,
+            acted=base.poster.wake.set if settings.sinks else None,
+        ),
+        bulk=DatabaseBulkActs(database=database, operator=base.operator),
+        waits=waits,
+    )
