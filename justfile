@@ -24,13 +24,13 @@ setup extra="dev":
         test "$done" -nt pyproject.toml && test "$done" -nt constraints.txt \
         || { {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]' && touch "$done"; }
 
-# what every commit passes, in less than two minutes
+# what every commit passes, in two minutes
 [parallel]
 check: lint types imports quick
 
-# Tests also wait, so there are more processes than cores. The tests of the second part wait longer.
+# Tests also wait, so there are more processes than cores. The tests of `test-rest` wait longer.
 
-pytest := bin / "pytest --dist worksteal --parts --durations 10"
+pytest := bin / "pytest --dist worksteal --parts --durations 10 -r fEs"
 
 # the quick tests: three of five
 quick *args:
@@ -48,16 +48,16 @@ test-rest *args: _servers
 test-all:
     @status=0; {{ bin }}/just test || status=1; {{ bin }}/just test-rest || status=1; exit $status
 
-# The oldest PostgreSQL that is supported, PgBouncer, Chromium and RabbitMQ are Debian's. Without them the tests say what
-# they leave out; in CI they fail.
+# The oldest supported PostgreSQL, PgBouncer, Chromium and RabbitMQ are Debian's packages. Tests that lack one are skipped; in CI
+# they fail.
 _servers:
     @test -x /usr/lib/postgresql/15/bin/initdb && test -x /usr/sbin/pgbouncer && exit; \
         test "$(id -u)" = 0 && apt-get update -qq && apt-get install -qq --no-install-recommends postgresql-15 pgbouncer \
-        || echo "PostgreSQL 15 or PgBouncer is not at hand: apt-get install postgresql-15 pgbouncer" >&2
+        || echo "PostgreSQL 15 or PgBouncer is not installed: apt-get install postgresql-15 pgbouncer" >&2
     @which chromium >/dev/null && exit; \
         test "$(id -u)" = 0 && apt-get update -qq && apt-get install -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null \
-        || echo "Chromium is not at hand: apt-get install chromium" >&2
-    @test -e {{ bin }}/../rabbitmq || {{ bin }}/just rabbitmq || echo "RabbitMQ is not at hand: run just rabbitmq" >&2
+        || echo "Chromium is not installed: apt-get install chromium" >&2
+    @test -e {{ bin }}/../rabbitmq || {{ bin }}/just rabbitmq || echo "RabbitMQ is not installed: run just rabbitmq" >&2
 
 # No service is installed or started: tests start nodes of their own. It takes five seconds and 60 MB.
 
@@ -84,7 +84,7 @@ coverage *args:
 
 # The tests of the faults wait more than they work: for leases to end, for processes to leave.
 
-# the faults, in full: processes killed, networks cut, databases gone (--count 20: so many times; -k f06: one of them)
+# the faults, in full: processes killed, networks cut, databases gone (--count 20 repeats them; -k f06 runs one)
 faults *args:
     STORM_SECONDS=300 IDLE_CONNECTIONS=10000 MANY_JOBS=20000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal \
         -o faulthandler_timeout=900 {{ args }}
@@ -94,13 +94,13 @@ loads *args: _servers
     {{ bin }}/pytest tests/flows tests/store tests/cli/test_etl.py tests/web/api/test_etl.py tests/examples -k "etl or earth" \
         -n 2 --dist worksteal --pg {{ versions }} {{ args }}
 
-# bodies in child processes while services, guards and bodies are killed and stopped (600: so many seconds)
+# bodies in child processes while services, guards and bodies are killed and stopped, for some seconds (600)
 child-chaos seconds="600":
     CHILD_CHAOS_SECONDS={{ seconds }} {{ bin }}/pytest tests/faults/test_children.py -k chaos -o faulthandler_timeout=3600
 
 # It prints its seed: --seed 7 repeats the faults. --without GUARD takes a guard out.
 
-# everything at once under random faults, then a check of all guarantees (3600: so many seconds)
+# all kinds of jobs under random faults for some seconds (3600), then a check of most guarantees
 [positional-arguments]
 chaos *args:
     @PYTHONPATH=tests/shared:tests:. {{ bin }}/python -m chaos "$@"
@@ -136,7 +136,7 @@ format:
 types:
     {{ bin }}/mypy
 
-# the one-way imports between the rooms
+# the one-way imports between the layers
 imports:
     {{ bin }}/lint-imports --no-logo
 

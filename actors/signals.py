@@ -122,7 +122,7 @@ class Signals:
         notified: a notification was received and passed on; with the notification.
         heartbeat: the leases of all runs were renewed, or there was no run; with Trio's time when that began.
         resting: claims of a queue wait until a job becomes ready, or no longer do; with the queues that wait.
-        claimed: the database has answered a claim.
+        claimed: the database has answered a claim. A job that starts when it is enqueued has none.
         recorded: the end of a run is recorded.
         cancel_requested: a cancel request was read, and the run is stopped; with the job's id.
         keys_safe: the lock session has answered and is repaired; with the time, by the clock of leases, until which

@@ -76,7 +76,7 @@ def pytest_report_header(config):
 
 def _missing(config):
     versions = ", ".join(map(str, config.stash[MISSING]))
-    return f"no test runs on PostgreSQL {versions}: install Debian's package, or name the programs by POSTGRES_BIN_…"
+    return f"PostgreSQL {versions} is not installed: install Debian's package, or set POSTGRES_BIN_…"
 
 
 def pytest_generate_tests(metafunc):

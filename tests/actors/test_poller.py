@@ -1,4 +1,4 @@
-"""What notifications fail to tell is found by one statement of the process, which is all that an idle one sends."""
+"""The poll finds ready jobs without notifications, with one statement; an idle process sends no other."""
 
 from __future__ import annotations
 

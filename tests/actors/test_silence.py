@@ -1,4 +1,4 @@
-"""What is a silence of the lock session and what only a wait, and what a commit may wait for (Q7, Q12)."""
+"""A silent lock session stops runs, a waiting one does not; a commit is abandoned before its lease ends (Q7, Q12)."""
 
 from __future__ import annotations
 

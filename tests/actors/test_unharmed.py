@@ -1,4 +1,4 @@
-"""What one job, one row or one late message does must not harm the other jobs (Q7, Q8, Q9)."""
+"""One job, one row or one late message does not harm the other jobs (Q7, Q8, Q9)."""
 
 from __future__ import annotations
 

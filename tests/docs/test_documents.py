@@ -1,7 +1,8 @@
-"""What the documents say of the program, compared with the program."""
+"""The documentation agrees with the program."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -11,6 +12,7 @@ import attrs
 import etl_reference
 import pytest
 import yaml
+from tests_of import functions_of
 
 import dataloader
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
@@ -128,6 +130,27 @@ def test_the_tests_that_prove_the_guarantees_exist():
     named = set(re.findall(r"`(test_\w+)`", read("guarantees.md")))
     modules = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     assert named <= {name for text in modules for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
+
+
+def quick_tests_in(module: ast.Module) -> set[str]:
+    """Return the names of a module's tests that `./run test` runs: those without the mark `full`."""
+    marks = [ast.unparse(node) for node in module.body if isinstance(node, ast.Assign) and "mark" in ast.unparse(node)]
+    if "pytest.mark.full" in " ".join(marks):
+        return set()
+    tests = {test.name: " ".join(map(ast.unparse, test.decorator_list)) for test in functions_of(module)}
+    return {name for name, decorators in tests.items() if "pytest.mark.full" not in decorators}
+
+
+@pytest.mark.slow
+def test_each_promise_has_a_test_without_the_mark_full():
+    section = read("guarantees.md").split("## The promises, and what proves them")[1].split("\n## ")[0]
+    promises = re.split(r"^\d+\. ", section, flags=re.MULTILINE)[1:]
+    named = [set(re.findall(r"`(test_\w+)`", text)) for text in promises]
+    modules = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    modules = [text for text in modules if not set().union(*named).isdisjoint(re.findall(r"def (test_\w+)", text))]
+    quick = set().union(*(quick_tests_in(ast.parse(text)) for text in modules))
+    assert len(promises) > 10
+    assert [text[:60] for text, tests in zip(promises, named, strict=True) if quick.isdisjoint(tests)] == []
 
 
 def test_the_reference_of_loads_has_every_class_with_every_argument():

@@ -1,4 +1,4 @@
-"""Takes out each guard in turn: its test must notice (the guards and their tests are in tests/shared/broken.py)."""
+"""Each guard is taken out in turn, and its test must fail (tests/shared/broken.py has both)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Behind a pooler in transaction mode, set up as docs/operations.md says: sessions are shared, none is lost (F24).
 
-With a pooler of the tests' own, which gives its connections out in turn, and with PgBouncer itself where it is at hand.
+With the tests' own pooler, which assigns its connections in turn, and with PgBouncer 1.21 or later if it is installed.
 """
 
 from __future__ import annotations

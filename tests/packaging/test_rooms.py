@@ -1,4 +1,4 @@
-"""The rooms of the house: one link each in the package, imports in one direction, no import by a bare name."""
+"""The layers: one link each in the package, imports in one direction, no import by a bare name."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""`./run`, from a clone: what it installs, and how ^C ends it. Only pip and venv are stood in for."""
+"""`./run`, from a clone: what it installs, and how ^C ends it. Only pip and venv are replaced."""
 
 from __future__ import annotations
 

@@ -86,6 +86,13 @@ def test_a_source_file_has_the_tests_of_its_name_and_those_that_import_it(index)
     assert index.without_tests() == ["actors/children/channel.py"]
 
 
+def test_a_source_file_without_a_test_file_has_the_nearest_folder_of_tests(index):
+    assert tests_of.answer(index, "actors/children/channel.py")[-3] == (
+        "Search for its routes, commands or names in: tests/actors"
+    )
+    assert [index.folder(path) for path in ("store/x/y.py", "jobs/keys.py")] == ["tests", "tests/jobs"]
+
+
 def test_a_source_file_has_the_guards_that_edit_it(index):
     def edited(path):
         return [guard.name for guard in index.guards if path in guard.edits]

@@ -1,4 +1,4 @@
-"""PgBouncer itself before PostgreSQL, by `PGBOUNCER` or on the path. From 1.21 on it keeps prepared statements."""
+"""PgBouncer in front of PostgreSQL, from `PGBOUNCER` or the path. Version 1.21 and later keep prepared statements."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def find_bouncer(*, keeps_statements=True):
     """Return the program's path, or None and the reason. With `keeps_statements` it must be new enough for that."""
     program = os.environ.get("PGBOUNCER") or shutil.which(CONSOLE, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
-        return None, "no PgBouncer is at hand: install Debian's package, or name one by PGBOUNCER"
+        return None, "PgBouncer is not installed: install Debian's package, or set PGBOUNCER"
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
     version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
     if keeps_statements and version < NEEDED:
-        return None, f"{program} is {version}, older than {NEEDED}"
+        found, needed = (".".join(map(str, one)) for one in (version, NEEDED))
+        return None, f"{program}: version {found} is too old, {needed} is needed: set PGBOUNCER"
     return program, ""
 
 

@@ -32,7 +32,7 @@ VARIABLE = "WITHOUT_GUARD"
 
 @attrs.frozen
 class Guard:
-    """What it does, how it is taken out, and its test."""
+    """Guard of the protocol: its purpose, its test, and the function that takes it out."""
 
     does: str
     test: str
@@ -40,7 +40,7 @@ class Guard:
 
 
 def edit(place: str, old: str, new: str) -> Callable[[], None]:
-    """Replaces text in a constant, such as a statement; `place` is its name without `dataloader.`."""
+    """Return a function that edits a constant, such as a statement; `place` is its name without `dataloader.`."""
 
     def take_out() -> None:
         module, name = _place(place)
@@ -52,7 +52,7 @@ def edit(place: str, old: str, new: str) -> Callable[[], None]:
 
 
 def put(place: str, value: object) -> Callable[[], None]:
-    """Puts another value, or another function, in a module's or a class's place."""
+    """Return a function that replaces a value or a function of a module or a class."""
 
     def take_out() -> None:
         owner, name = _place(place)
@@ -63,7 +63,7 @@ def put(place: str, value: object) -> Callable[[], None]:
 
 
 def edit_schema(old: str, new: str) -> Callable[[], None]:
-    """Replaces text in the functions of the schema."""
+    """Return a function that edits the functions of the schema."""
 
     def take_out() -> None:
         whole = function_set.source()
@@ -79,7 +79,7 @@ def _place(place: str) -> tuple[object, str]:
 
 
 def edit_guard(old: str, new: str) -> Callable[[], None]:
-    """Replaces text in the program that guards the bodies in child processes: children that start later get a copy."""
+    """Return a function that edits the program that guards child processes; children that start later get the copy."""
 
     def take_out() -> None:
         child = importlib.import_module("dataloader.actors.children.child")
@@ -93,15 +93,15 @@ def edit_guard(old: str, new: str) -> Callable[[], None]:
 
 
 def _nothing(*_args: object, **_more: object) -> None:
-    """In the place of a function that guards."""
+    """Replace a guarding function: do nothing."""
 
 
 async def _nothing_async(*_args: object, **_more: object) -> None:
-    """In the place of an async one."""
+    """Replace an async guarding function: do nothing."""
 
 
 async def _none_of_them(*_args: object, **_more: object) -> dict[int, object]:
-    """In the place of one that tells what it did."""
+    """Replace a guarding function that reports what it did: do nothing."""
     return {}
 
 

@@ -159,7 +159,7 @@ def browser():
     if CHROMIUM is None:
         if "CI" in os.environ:
             pytest.fail("Chromium is missing: apt-get install chromium")
-        pytest.skip("needs Chromium: apt-get install chromium")
+        pytest.skip("Chromium is missing: apt-get install chromium")
     browser = Browser()
     yield browser
     browser.thread.submit(browser.stop).result(30)

@@ -1,4 +1,4 @@
-"""Waiting for what another process or the database will show: asked again and again, since nobody can tell us."""
+"""Polling for a condition of another process or of the database."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE '% ' || $1 AND state = 'idle'
   AND state_change < clock_timestamp() - make_interval(secs => $2)
 """
-"""Those of role $1 that have had nothing to do for $2 seconds."""
+"""The number of sessions of role $1 that have been idle for $2 seconds."""
 
 
 def patience_s() -> float:
-    """How long to wait for what will come: long, for a busy machine; briefly for what a broken build never brings."""
+    """Return the timeout for an expected event: long, for a busy machine; short in a build without a guard."""
     return 10 if broken.VARIABLE in os.environ else 120
 
 
 async def when_ended(supervisor: Supervisor, job_id: UUID, *, within_s: float | None = None) -> JobRecord:
-    """The job, as soon as it has ended; fails after `within_s`, by default `patience_s()`."""
+    """Return the job when it has ended. Fails after `within_s`, by default `patience_s()`."""
     with trio.fail_after(patience_s() if within_s is None else within_s):
         return await supervisor.jobs.wait(job_id)
 
@@ -37,7 +37,7 @@ async def when_ended(supervisor: Supervisor, job_id: UUID, *, within_s: float | 
 async def until(
     read: Callable[[], Awaitable[T]], holds: Callable[[T], object] = bool, *, within_s: float | None = None
 ) -> T:
-    """What `read` gives as soon as `holds` is true of it; fails with the last reading after `within_s`."""
+    """Return the first value of `read` for which `holds` is true. Fails with the last value after `within_s`."""
     within_s = patience_s() if within_s is None else within_s
     value = await read()
     with trio.move_on_after(within_s):

@@ -1,4 +1,4 @@
-"""What a service runs that was written from the queue document and knows nothing of us (Q1)."""
+"""The SQL of another service, written from the queue document without knowledge of dataloader (Q1)."""
 
 CLAIM = """
 WITH c AS (

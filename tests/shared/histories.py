@@ -374,7 +374,7 @@ def answers(history: History) -> Iterator[str]:
 
 
 def call_order(history: History) -> Iterator[str]:
-    """What was asked for after an answer is done after what was answered, and nothing is done that nobody asked for."""
+    """Calls made after an answer run after the answered call, and only calls that were made run."""
     asked = {call.by: call for call in history.calls}
     for counter, events in history.events.items():
         # Going backward, the earliest answer of all that were done later.

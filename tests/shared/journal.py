@@ -1,4 +1,4 @@
-"""What the lines of a job's journal say has happened to it, as steps of the table of transitions."""
+"""A job's journal as steps of the table of transitions."""
 
 from dataloader.jobs.states import Step
 

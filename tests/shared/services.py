@@ -306,7 +306,7 @@ def no_claim_is_due(metric):
 
 
 async def all_at_once(*starts):
-    """What each of the async functions gives, in their order; they run together."""
+    """Run the async functions concurrently, and return their results in order."""
     results = [None] * len(starts)
 
     async def start(place):

@@ -123,6 +123,12 @@ class Index:
         """Return the test files that import a source file, directly or by a public name of it."""
         return [path for path in self.tests if source in self._imports(path)]
 
+    def folder(self, source: str) -> str:
+        """Return the folder of a source file's tests: the one with its folder's path, or the nearest one above."""
+        folders = source.removeprefix(f"{FACE}/").split("/")[:-1]
+        places = ["/".join(["tests", *folders[:depth]]) for depth in range(len(folders), -1, -1)]
+        return next(place for place in places if any(path.startswith(f"{place}/") for path in self.tests))
+
     def number_of_tests(self, path: str) -> int:
         """Return the number of test functions in a test file."""
         return len(functions_of(self._tree(path)))
@@ -264,6 +270,8 @@ def about_source(index: Index, source: str) -> list[str]:
         for title, paths in (("Test files of its name", named), ("Other test files that import it", others)):
             lines += ["", f"{title}:" if paths else f"{title}: none"]
             lines += [f"{path} ({_count(index.number_of_tests(path), 'test')})" for path in paths]
+        if not named and not others:
+            lines += ["", f"Search for its routes, commands or names in: {index.folder(source)}"]
     guards = [guard for guard in index.guards if source in guard.edits]
     lines += ["", f"Guards that edit it: {len(guards)}"]
     for guard in guards:
