@@ -19,11 +19,11 @@ import outcome
 import trio
 
 from dataloader.actors.trio_port import TrioPort
-from dataloader.jobs.declared_task import DeclaredTask
-from dataloader.jobs.job import A, Transaction
+from dataloader.jobs.job import Transaction
 from dataloader.jobs.listings import Level
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.task import A, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,9 +97,7 @@ class AioRunPort:
         """Return the outcomes of the jobs that this one runs after."""
         return await self.run(self._port.after)
 
-    async def enqueue(
-        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions
-    ) -> Enqueued:
+    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
         return await self.run(self._port.enqueue, task, args, options)
 
@@ -206,7 +204,7 @@ class _Transaction:
         return await self._port.run(self._transaction.copy, table, columns, rows)
 
     async def enqueue(
-        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job."""
         return await self._port.run(partial(self._transaction.enqueue, task, args, **options))

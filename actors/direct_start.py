@@ -16,7 +16,7 @@ import attrs
 
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.jobs.model import ClaimedJob, NewJob
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.store.queue.lock_session import LockSession
 
 

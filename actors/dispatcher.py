@@ -28,7 +28,7 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import aio_count_ours, aio_known

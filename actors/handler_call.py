@@ -30,7 +30,7 @@ from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MAX_ARGS_BYTES
 from dataloader.jobs.outcomes import GiveUp
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import MAX_DEPTH, text_of
 
 log = get_logger(__name__)

@@ -17,7 +17,7 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import aio_retry_delays
 

@@ -19,7 +19,7 @@ from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, S
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.stages import MoveRefused
 from dataloader.jobs.states import Step
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)

@@ -28,7 +28,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.states import Step
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)

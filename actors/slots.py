@@ -25,7 +25,7 @@ from dataloader.actors.run_services import RunServices
 from dataloader.actors.shared_scope import SharedScope
 from dataloader.actors.wake import Wake
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.store.queue.claim import Claim
 from dataloader.store.queue.lease_clock import lease_time, slept_s
 

@@ -7,7 +7,7 @@ from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Finish, Next, Outcome
 from dataloader.jobs.stages import MoveRefused
 from dataloader.jobs.states import Step
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import MAX_JSON, exact_json, storable_json
 
 

@@ -16,11 +16,11 @@ import attrs
 import trio
 
 from dataloader.actors.trio_port import TrioPort
-from dataloader.jobs.declared_task import DeclaredTask
-from dataloader.jobs.job import A, ThreadTransaction, Transaction
+from dataloader.jobs.job import ThreadTransaction, Transaction
 from dataloader.jobs.listings import Level
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.task import A, Task
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +66,7 @@ class ThreadRunPort:
         """Return the outcomes of the jobs that this one runs after."""
         return trio.from_thread.run(self._port.after)
 
-    def enqueue(self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+    def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
         return trio.from_thread.run(self._port.enqueue, task, args, options)
 
@@ -119,7 +119,7 @@ class _Transaction:
         return trio.from_thread.run(self._transaction.copy, table, columns, rows)
 
     def enqueue(
-        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job."""
         return trio.from_thread.run(partial(self._transaction.enqueue, task, args, **options))

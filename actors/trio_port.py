@@ -20,16 +20,15 @@ from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
 from dataloader.jobs.calls import Calls, CallsOn
-from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
-from dataloader.jobs.job import A, Transaction
+from dataloader.jobs.job import Transaction
 from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import AfterResult, ClaimedJob, Enqueued, JobOptions
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.secrets.masking import mask, mask_text
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import A, Task
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.take import take
@@ -179,9 +178,7 @@ class TrioPort:
         """Wait for units of a supplier's budgets, and take them."""
         await take(self.resource(Database), supplier, units, max_wait_s)
 
-    async def enqueue(
-        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions
-    ) -> Enqueued:
+    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job. Allowed while the process drains, so that a running handler can finish."""
         new = new_job(task, args, **({"root": self._run.job.job_id} | options))
         [enqueued] = await self._services.enqueuer.enqueue([new])

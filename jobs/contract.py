@@ -20,13 +20,12 @@ import attrs
 from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
-from dataloader.jobs.job import A
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import A, Task
 from dataloader.jobs.wait_reasons import WaitReason
 
 MAX_BULK: Final = 10_000

@@ -12,25 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, Unpack, overload
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.limits import Supplier
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.task import A, Task
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    # A bare `Job` is that of a task without a type of args.
-    A = TypeVar("A", default=dict[str, Any])
-else:
-    from typing import TypeVar
-
-    A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -58,7 +49,7 @@ class Transaction(Protocol):
         """COPY rows into `table` in binary form; return their number."""
 
     async def enqueue(
-        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job as `Jobs.enqueue` does, in this transaction: its commit adds the job, a rollback does not."""
 
@@ -88,7 +79,7 @@ class ThreadTransaction(Protocol):
         """COPY rows into `table` in binary form; return their number."""
 
     def enqueue(
-        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job: see `Transaction`."""
 
@@ -155,9 +146,7 @@ class AsyncPort(Port, Protocol):
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
         """Wait for units of a supplier's budgets, and take them."""
 
-    async def enqueue(
-        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None, options: JobOptions
-    ) -> Enqueued:
+    async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
 
 
@@ -183,7 +172,7 @@ class BlockingPort(Port, Protocol):
     def take(self, supplier: str, units: int, max_wait_s: float) -> None:
         """Wait for units of a supplier's budgets, and take them."""
 
-    def enqueue(self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+    def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
 
 
@@ -345,7 +334,7 @@ class _AsyncHandle(_Handle[A]):
         await self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
 
     async def enqueue(
-        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job at once, even if this run fails later; to add it with the job's success use `job.transaction()`.
 
@@ -413,7 +402,7 @@ class _BlockingHandle(_Handle[A]):
         self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
 
     def enqueue(
-        self, task: str | DeclaredTask[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job at once, even if this run fails later: see `Job`."""
         return self._port.enqueue(task, args, options)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.job import A
 from dataloader.jobs.model import JobOptions, NewJob
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import A, Task
 
 
-def new_job(
-    task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
-) -> NewJob:
+def new_job(task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]) -> NewJob:
     """Return a request for a job of `task`.
 
     Args:

@@ -97,17 +97,3 @@ TRANSITIONS: Final[dict[tuple[Status, Step], Status]] = {
     (Status.LOST, Step.REVIVE): Status.QUEUED,
 }
 """(status before, step) → status after. What is not here does not happen by our hand."""
-
-BURNS_ATTEMPT: Final[dict[Step, bool]] = {
-    Step.FAIL: True,
-    Step.RETRY: True,
-    Step.EXPIRE: True,
-    Step.LOSE: True,
-    Step.SUCCEED: True,
-    Step.CANCEL: True,
-    Step.SNOOZE: False,
-    Step.RETURN: False,
-    Step.CLOSE: False,
-    Step.PARK: False,
-}
-"""Whether the run that ends with the step counts: a claim adds one attempt, a step that burns none takes it back."""

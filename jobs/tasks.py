@@ -7,170 +7,29 @@ tests and embedded supervisors can hold several.
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from fnmatch import fnmatchcase, translate
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar, Unpack, overload
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import attrs
 
-from dataloader.jobs.args import ArgsType
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.handler_check import check_handler
 from dataloader.jobs.hooks import Around, Resource, around_of, resource_of
-from dataloader.jobs.job import A, AioJob, AioProcessJob, Job, ProcessJob, ThreadJob
-from dataloader.jobs.keys import KeySpec, check_key_spec
-from dataloader.jobs.limits import LimitOptions, Supplier, TaskLimits
+from dataloader.jobs.job import AioJob, AioProcessJob, Job, ProcessJob, ThreadJob
+from dataloader.jobs.limits import Supplier, TaskLimits
 from dataloader.jobs.message_source import MessageSource
 from dataloader.jobs.model import (
-    MAX_ATTEMPTS,
-    MAX_INT,
-    MAX_LEASE_S,
     MAX_NAME,
-    MIN_LEASE_S,
-    Enqueued,
-    JobOptions,
-    check_between,
     check_name,
 )
-from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.stages import MIN_STAGES, Stages
-from dataloader.jobs.unique import Duplicates, Uniqueness, uniqueness_of
+from dataloader.jobs.task import BUILT_IN, A, Task, check_task
+from dataloader.jobs.task_options import TaskOptions, check_options, task_of
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Around)
-
-DEFAULT_RETRY: Final = RetryPolicy()
-MAX_JOBS_OF_A_CHILD: Final = 1_000
-"""After so many jobs a child process is replaced."""
-MIN_MEMORY_MB: Final = 64
-"""An interpreter with our own modules needs half of it."""
-BUILT_IN: Final = ("process.*", "notify.*", "migrate")
-"""Tasks that are our own: nobody else registers them, and `dl_enqueue` refuses them (it has the same list)."""
-
-
-_BUILT_IN_NAME: Final = re.compile("|".join(map(translate, BUILT_IN)))
-
-
-def check_task(name: str) -> None:
-    """Raise `BadRequest` for a built-in task: only we add their jobs."""
-    if _BUILT_IN_NAME.match(name):
-        raise BadRequest(
-            "task", f"must not be {name!r:.60}: the names {', '.join(BUILT_IN)} are those of built-in tasks"
-        )
-
-
-class Enqueues(Protocol):
-    """What a job can be added to: a `Jobs`, a job's handle, or a transaction."""
-
-    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Any) -> Enqueued:
-        """Add a job."""
-
-
-@attrs.frozen(kw_only=True)
-class Task(Generic[A]):
-    """One kind of job: what to call and how.
-
-    `timeout_s` bounds one run, in seconds (None: only the lease's renewal does). `is_async` tells an async function,
-    Trio's or with `asyncio` asyncio's, from a plain one, which runs in a thread. `args` reads a job's arguments (None:
-    they are a dictionary).
-
-    With `process` the function runs in a process of its own, with at most `memory_mb` megabytes of memory; such a
-    process is replaced after `max_jobs` jobs. With `dask`, a scheduler's address, it runs in such a process beside a
-    worker of that Dask cluster; with True the address is DL_DASK.
-
-    `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
-    however a job is enqueued: a process keeps them in the database, as the `limits`. `lock_key` is a template,
-    `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what
-    becomes of them. `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises
-    `BadRequest` for args that its jobs refuse, where `args` is no type.
-    """
-
-    name: str
-    handler: Callable[..., Any]
-    is_async: bool
-    asyncio: bool = False
-    process: bool = False
-    dask: str | Literal[True] | None = None
-    memory_mb: int | None = None
-    max_jobs: int = MAX_JOBS_OF_A_CHILD
-    retry: RetryPolicy = DEFAULT_RETRY
-    timeout_s: float | None = None
-    args: ArgsType[A] | None = attrs.field(default=None, eq=False)
-    queue: str | None = None
-    priority: int | None = None
-    lock_key: KeySpec | None = None
-    max_attempts: int | None = None
-    lease_ttl_sec: int | None = None
-    unique: Uniqueness | None = None
-    limits: TaskLimits = attrs.field(factory=TaskLimits)
-    description: str = ""
-    stages: Stages | None = None
-    check: Callable[[Mapping[str, Any]], object] | None = attrs.field(default=None, eq=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse settings that are out of range."""
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise BadRequest("timeout_s", f"must be a number of seconds greater than 0, not {self.timeout_s!r}")
-        if self.queue is not None:
-            check_name("queue", self.queue, MAX_NAME)
-        for name, value, low, high in (
-            ("priority", self.priority, 0, MAX_INT),
-            ("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS),
-            ("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S),
-            ("memory_mb", self.memory_mb, MIN_MEMORY_MB, MAX_INT),
-            ("max_jobs", self.max_jobs, 1, MAX_INT),
-        ):
-            if value is not None:
-                check_between(name, value, low, high)
-        self._check_place()
-        if self.lock_key is not None:
-            check_key_spec("lock_key", self.lock_key, None if self.args is None else self.args.fields)
-        if self.unique is not None:
-            self.unique.check_fields(None if self.args is None else self.args.fields)
-
-    def _check_place(self) -> None:
-        """Refuse a place where the function can't run."""
-        if not self.in_child and (self.memory_mb is not None or self.max_jobs != MAX_JOBS_OF_A_CHILD):
-            raise BadRequest("memory_mb, max_jobs", "are for tasks with process=True or dask=")
-        if self.process and self.dask is not None:
-            raise BadRequest("process, dask", "are two places to run: give one of them")
-        if self.dask is not None and self.dask is not True and not (isinstance(self.dask, str) and self.dask):
-            raise BadRequest("dask", f"must be a scheduler's address, or True for DL_DASK's, not {self.dask!r:.60}")
-        if self.in_child and self.is_async and not self.asyncio:
-            raise BadRequest(self.kind, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
-
-    @property
-    def in_child(self) -> bool:
-        """Whether the function runs in a process of its own, here or beside a Dask worker."""
-        return self.process or self.dask is not None
-
-    @property
-    def kind(self) -> Literal["dask", "process", "async", "thread"]:
-        """Where the function runs."""
-        if self.in_child:
-            return "process" if self.process else "dask"
-        return "async" if self.is_async else "thread"
-
-    @property
-    def declared_limits(self) -> TaskLimits:
-        """What operators may override, as the program declares it."""
-        return attrs.evolve(self.limits, max_attempts=self.max_attempts)
-
-    def __call__(self, job: Any) -> Any:
-        """Call the function as if it were not decorated."""
-        return self.handler(job)
-
-    async def enqueue(self, jobs: Enqueues, args: A | None = None, **options: Unpack[JobOptions]) -> Enqueued:
-        """Add a job of this task by a `Jobs`, or by a job's handle or transaction; `options` are those of `new_job`.
-
-        Raises `BadRequest` for args that are not of the task's type, and what `jobs.enqueue` raises.
-        """
-        return await jobs.enqueue(self, args, **options)
 
 
 class _Typed(Protocol[A]):
@@ -200,90 +59,28 @@ class Tasks(Mapping[str, Task[Any]]):
         self._suppliers: dict[str, Supplier] = {}
 
     @overload
-    def task(
-        self,
-        name: str,
-        *,
-        args: type[A],
-        retry: RetryPolicy = ...,
-        timeout_s: float | None = ...,
-        queue: str | None = ...,
-        priority: int | None = ...,
-        lock_key: str | Sequence[str] | None = ...,
-        max_attempts: int | None = ...,
-        lease_ttl_sec: int | None = ...,
-        unique: bool | str | Sequence[str] = ...,
-        duplicates: Duplicates | None = ...,
-        keep_time: bool = ...,
-        when_running: Literal["cancel"] | None = ...,
-        after_error: Literal["delay"] | None = ...,
-        asyncio: bool = ...,
-        process: bool = ...,
-        dask: str | Literal[True] | None = ...,
-        memory_mb: int | None = ...,
-        max_jobs: int = ...,
-        **limits: Unpack[LimitOptions],
-    ) -> _Typed[A]: ...
+    def task(self, name: str, *, args: type[A], **options: Unpack[TaskOptions]) -> _Typed[A]: ...
 
     @overload
-    def task(
-        self,
-        name: str,
-        *,
-        args: None = ...,
-        retry: RetryPolicy = ...,
-        timeout_s: float | None = ...,
-        queue: str | None = ...,
-        priority: int | None = ...,
-        lock_key: str | Sequence[str] | None = ...,
-        max_attempts: int | None = ...,
-        lease_ttl_sec: int | None = ...,
-        unique: bool | str | Sequence[str] = ...,
-        duplicates: Duplicates | None = ...,
-        keep_time: bool = ...,
-        when_running: Literal["cancel"] | None = ...,
-        after_error: Literal["delay"] | None = ...,
-        asyncio: bool = ...,
-        process: bool = ...,
-        dask: str | Literal[True] | None = ...,
-        memory_mb: int | None = ...,
-        max_jobs: int = ...,
-        **limits: Unpack[LimitOptions],
-    ) -> _Typed[dict[str, Any]]: ...
+    def task(self, name: str, *, args: None = ..., **options: Unpack[TaskOptions]) -> _Typed[dict[str, Any]]: ...
 
     def task(
-        self,
-        name: str,
-        *,
-        args: type[Any] | None = None,
-        retry: RetryPolicy = DEFAULT_RETRY,
-        timeout_s: float | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        lock_key: str | Sequence[str] | None = None,
-        max_attempts: int | None = None,
-        lease_ttl_sec: int | None = None,
-        unique: bool | str | Sequence[str] = False,
-        duplicates: Duplicates | None = None,
-        keep_time: bool = False,
-        when_running: Literal["cancel"] | None = None,
-        after_error: Literal["delay"] | None = None,
-        asyncio: bool = False,
-        process: bool = False,
-        dask: str | Literal[True] | None = None,
-        memory_mb: int | None = None,
-        max_jobs: int = MAX_JOBS_OF_A_CHILD,
-        **limits: Unpack[LimitOptions],
+        self, name: str, *, args: type[Any] | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
         """Register the decorated function as `name`; return a `Task`, which can be called like the function.
 
-        An async function is called with a `Job`, in Trio, or with `asyncio=True` with an `AioJob`, in asyncio; a plain
-        one with a `ThreadJob`, in a thread of its own. With `process=True` a function runs in a child process, with
-        `dask=` in one beside a worker of a Dask cluster: a plain one is called with a `ProcessJob`, an asyncio one with
-        an `AioProcessJob`; both must stand at the top of a module. What the arguments mean is said at `Task`; `args` is
-        a class: an attrs class, a dataclass, a msgspec struct or a TypedDict. `unique` is True (jobs with equal args
-        are the same), names of fields or a template; `duplicates` and the three behind it are those of `Uniqueness`.
-        `limits` are those of `TaskLimits`; a `supplier` is a `Supplier`, or the name of one that is declared elsewhere.
+        An async function is called with a `Job` on Trio, or with `asyncio=True` with an `AioJob` on asyncio. A plain
+        function is called with a `ThreadJob` in a thread. With `process=True` the function runs in a child process,
+        with `dask=` in one beside a worker of a Dask cluster: a plain one gets a `ProcessJob`, an asyncio one an
+        `AioProcessJob`. Both must be defined at the top level of a module.
+
+        Args:
+            name: the task's name.
+            args: the type of `job.args`: an attrs class, a dataclass, a msgspec struct or a TypedDict; None: a
+                dictionary.
+            options: fields of `Task`, `TaskLimits` and `Uniqueness`. `unique` is True (jobs with equal args are the
+                same), names of fields, or a template. A `supplier` is a `Supplier`, or the name of one that is declared
+                elsewhere.
 
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, for settings out of
         range, and for a function that a worker can't call with the job alone, or that is a generator; `TypeError` for
@@ -297,45 +94,18 @@ class Tasks(Mapping[str, Task[Any]]):
             raise ValueError(message)
         if any(fnmatchcase(name, own) for own in BUILT_IN):
             raise ValueError(f"task {name!r}: the names {', '.join(BUILT_IN)} are those of built-in tasks")
-        if unknown := limits.keys() - LimitOptions.__annotations__.keys():
-            raise TypeError(f"task {name!r}: {_no_option(min(unknown))}")
-        supplier = limits.get("supplier")
+        try:
+            check_options(options)
+        except TypeError as error:
+            raise TypeError(f"task {name!r}: {error}") from None
+        supplier = options.get("supplier")
         if isinstance(supplier, Supplier):
             self.supplier(supplier)
-            limits["supplier"] = supplier.name
+            options["supplier"] = supplier.name
 
         def register(handler: Callable[..., Any]) -> Task[Any]:
-            if asyncio and not inspect.iscoroutinefunction(handler):
-                raise ValueError(f"task {name!r}: asyncio=True is for async functions; a plain one runs in a thread")
             try:
-                check_handler(handler)
-                task = self._tasks[name] = Task(
-                    name=name,
-                    handler=handler,
-                    is_async=inspect.iscoroutinefunction(handler),
-                    asyncio=asyncio,
-                    process=process,
-                    dask=dask,
-                    memory_mb=memory_mb,
-                    max_jobs=max_jobs,
-                    retry=retry,
-                    timeout_s=timeout_s,
-                    args=None if args is None else ArgsType(args),
-                    queue=queue,
-                    priority=priority,
-                    lock_key=lock_key if lock_key is None or isinstance(lock_key, str) else tuple(lock_key),
-                    max_attempts=max_attempts,
-                    lease_ttl_sec=lease_ttl_sec,
-                    unique=uniqueness_of(
-                        unique,
-                        duplicates=duplicates,
-                        keep_time=keep_time,
-                        when_running=when_running,
-                        after_error=after_error,
-                    ),
-                    limits=TaskLimits(**limits),  # type: ignore[arg-type] # a Supplier is its name by now
-                    description=(inspect.getdoc(handler) or "").partition("\n")[0],
-                )
+                task = self._tasks[name] = task_of(name, handler, args, options)
             except ValueError as error:
                 raise ValueError(f"task {name!r}: {error}") from error
             return task
@@ -549,11 +319,3 @@ class Tasks(Mapping[str, Task[Any]]):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._tasks)
-
-
-def _no_option(name: str) -> str:
-    """Return that `task` has no option of this name, with the names that are most like it."""
-    keywords = {one.name for one in inspect.signature(Tasks.task).parameters.values() if one.kind is one.KEYWORD_ONLY}
-    options = sorted(keywords | LimitOptions.__annotations__.keys())
-    close = difflib.get_close_matches(name, options)
-    return f"there is no option {name!r}; " + (f"did you mean {' or '.join(close)}?" if close else ", ".join(options))

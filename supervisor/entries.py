@@ -16,7 +16,7 @@ from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.slots import Slots
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import ConfigError
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.supervisor.setting_lists import Worker
 from dataloader.web.services import QueueLoad

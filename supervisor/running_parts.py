@@ -27,7 +27,8 @@ from dataloader.jobs.notices import Targets
 from dataloader.jobs.process_outbox import QUEUE as DELIVERIES
 from dataloader.jobs.process_outbox import SLOTS as DELIVERY_SLOTS
 from dataloader.jobs.program_version import program_version
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.answers import Answers

@@ -19,7 +19,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.web import problems
 from dataloader.web.paging import LINK
 from dataloader.web.problems import Problem

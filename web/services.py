@@ -17,7 +17,7 @@ import trio
 from dataloader.jobs.measures import Measure
 from dataloader.jobs.message_source import MessageSourceState
 from dataloader.jobs.model import about
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.database_processes import DatabaseProcesses

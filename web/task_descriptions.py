@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.web.api.tasks import TRIGGER, TaskJobFields, own_fields
 from dataloader.web.routes import JSON
 

@@ -36,7 +36,7 @@ from dataloader.jobs.module_names import Place
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.jobs.tasks import DEFAULT_RETRY, Task
+from dataloader.jobs.task import DEFAULT_RETRY, Task
 from dataloader.jobs.text import MAX_JSON, exact_json, storable_json, storable_text
 
 

@@ -19,13 +19,12 @@ import msgspec
 
 from dataloader.actors.children import wire
 from dataloader.actors.children.channel import Channel, Hear
-from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.errors import BadRequest, JobStopped
-from dataloader.jobs.job import A
 from dataloader.jobs.listings import Level
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.task import A, Task
 from dataloader.jobs.text import MAX_JSON, MAX_MASKED, cut_texts, storable_json, storable_text
 
 MAX_LINE: Final = 65_536
@@ -100,7 +99,7 @@ class BodyPort:
         """Wait for units of a supplier's budgets, and take them."""
         self.ask("take", wire.Take(supplier, units, max_wait_s))
 
-    def enqueue(self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+    def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
         answer = self.ask("enqueue", _new_job(task, args, options))
         return msgspec.json.decode(answer, type=Enqueued)
@@ -166,7 +165,7 @@ class AioBodyPort(BodyPort):
         await self._aio_ask("take", wire.Take(supplier, units, max_wait_s))
 
     async def enqueue(  # type: ignore[override]
-        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions
     ) -> Enqueued:
         """Add a job."""
         answer = await self._aio_ask("enqueue", _new_job(task, args, options))
@@ -192,7 +191,7 @@ class AioBodyPort(BodyPort):
             self._forget(number)
 
 
-def _new_job(task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> wire.Enqueue:
+def _new_job(task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> wire.Enqueue:
     new = new_job(task, args, **options)
     given: Any = {**options}
     if given.get("after") is not None:

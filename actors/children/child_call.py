@@ -25,7 +25,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze, StopReason
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.stages import MoveRefused
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)

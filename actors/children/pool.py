@@ -21,7 +21,8 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.module_names import Place, place_of
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 
 log = get_logger(__name__)

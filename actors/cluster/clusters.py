@@ -30,7 +30,8 @@ from dataloader.jobs.errors import BodyFailed, ConfigError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.module_names import Place
 from dataloader.jobs.program_version import program_version
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.loop import open_loop
 

@@ -11,7 +11,7 @@ from dataloader.jobs.job import Job
 from dataloader.jobs.notices import COMMAND, QUEUE, WEBHOOK, CommandTarget, Targets, Telling, WebhookTarget
 from dataloader.jobs.outcomes import GiveUp
 from dataloader.jobs.retry import RetryPolicy
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 
 RETRY: Final = RetryPolicy(base_s=10, factor=2, cap_s=3_600)
 TIMEOUT_S: Final = 600.0

@@ -42,7 +42,7 @@ from dataloader.jobs.process_outbox import (
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import said_by, storable_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.outbox_rows import (

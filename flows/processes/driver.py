@@ -37,7 +37,7 @@ from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.jobs.process_outbox import ProcessOutbox
 from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.jobs.retry import RetryPolicy
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.own_events import read_own_events

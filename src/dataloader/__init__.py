@@ -60,7 +60,8 @@ from dataloader.jobs.processes import CallTimeout, ProcessConflict, ProcessFaile
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.run_stats import RunStats, StatsFilter
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 
 if TYPE_CHECKING:
     from dataloader.actors.job_log_handler import JobLogHandler

@@ -18,7 +18,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits, stored_limits
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.retry import MAX_RETRY_DELAY_S
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.work_periods import WEEK, WorkPeriods
 from dataloader.jobs.zones import offset, zone_named
 from dataloader.store.limits.zone_check import aio_check_zone

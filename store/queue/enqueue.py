@@ -26,7 +26,7 @@ import trio
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_PRIORITY, MAX_ARGS_BYTES, Enqueued, NewJob
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import check_task
+from dataloader.jobs.task import check_task
 from dataloader.jobs.text import exact_json, shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order

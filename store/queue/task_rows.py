@@ -12,8 +12,8 @@ import msgspec
 
 from dataloader.jobs.args import ArgsType
 from dataloader.jobs.model import MAX_NAME, check_text
+from dataloader.jobs.task import Task
 from dataloader.jobs.task_listings import TaskNotFound, TaskRecord
-from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count

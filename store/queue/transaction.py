@@ -22,13 +22,12 @@ import asyncpg
 import attrs
 import trio
 
-from dataloader.jobs.declared_task import DeclaredTask
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
-from dataloader.jobs.job import A
 from dataloader.jobs.model import Enqueued, JobOptions, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
+from dataloader.jobs.task import A, Task
 from dataloader.store.connection.bridge import Database, aio_close, set_local
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import PLANNER_OF_USERS, connect
@@ -73,7 +72,7 @@ class JobTransaction:
         return tuple(self._enqueued)
 
     async def enqueue(
-        self, task: str | DeclaredTask[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job, which is there when the job's success is."""
         [enqueued] = await self.enqueue_many([new_job(task, args, **options)])

@@ -34,7 +34,7 @@ from dataloader.jobs.schedule_contract import (
 )
 from dataloader.jobs.schedules import Every, Schedule
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import check_task
+from dataloader.jobs.task import check_task
 from dataloader.jobs.text import as_object, stored_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit

@@ -14,7 +14,7 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Step
-from dataloader.jobs.tasks import Task
+from dataloader.jobs.task import Task
 
 pytestmark = pytest.mark.requirement("Q9")
 

@@ -12,11 +12,12 @@ import attrs
 import etl_reference
 import pytest
 import yaml
+from attempts import USES_ATTEMPT
 from tests_of import functions_of
 
 import dataloader
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
-from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
+from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.connection import connect
 from dataloader.supervisor import tree
 from dataloader.supervisor.settings import Settings
@@ -35,7 +36,7 @@ def test_the_table_of_transitions_is_that_of_the_code():
     assert {(Status(row[0]), Step(row[1])): Status(row[2]) for row in rows} == TRANSITIONS
     assert len(rows) == len(TRANSITIONS)
     burns = {True: "yes", False: "no", None: ""}
-    assert [(row[1], row[3]) for row in rows] == [(row[1], burns[BURNS_ATTEMPT.get(Step(row[1]))]) for row in rows]
+    assert [(row[1], row[3]) for row in rows] == [(row[1], burns[USES_ATTEMPT.get(Step(row[1]))]) for row in rows]
 
 
 def test_the_tree_is_drawn_as_in_the_code():

@@ -30,7 +30,8 @@ from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.outcomes import Canceled, GiveUp
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 from dataloader.store.etl.load_holders import LoadIsHeld
 from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 
 
 class Declared(Protocol):

@@ -13,7 +13,8 @@ from dataloader.flows.etl.run.load_run import run_one
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
 from dataloader.jobs.outcomes import Canceled, GiveUp
-from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.task import Task
+from dataloader.jobs.tasks import Tasks
 from dataloader.store.etl.load_holders import LoadIsHeld
 
 __all__ = ["LoadArgs", "add_loads", "load_of", "read_args", "refuse_span", "run_load"]

@@ -15,7 +15,7 @@ from roles import a_role
 from dataloader import Tasks
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.model import NewJob
-from dataloader.jobs.tasks import BUILT_IN
+from dataloader.jobs.task import BUILT_IN
 from dataloader.store.queue.enqueue import enqueue, row_of
 from dataloader.store.queue.make_ready import ready_after
 from dataloader.store.queue.reads import get_job

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 import trio
+from attempts import USES_ATTEMPT
 from conditions import patience_s
 from databases import raw_connection
 
@@ -16,7 +17,7 @@ from dataloader.actors.run_sums import RunSums
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.outcomes import Outcome
-from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
+from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
 from dataloader.store.queue.finish import MAX_REFUNDS, aio_finish, aio_keep_lines, aio_show_progress
@@ -65,7 +66,7 @@ async def test_every_outcome_follows_the_table_of_transitions(claim_one, row_of,
     status = TRANSITIONS[Status.RUNNING, step]
     assert row["status"] == status
     assert (finished.written, finished.void) == ({job.token: status}, [])
-    assert row["attempt"] == (1 if BURNS_ATTEMPT[step] else 0)
+    assert row["attempt"] == (1 if USES_ATTEMPT[step] else 0)
     assert row["refunds"] == 1 - row["attempt"]
     assert row["error"] == (None if step is Step.SUCCEED else "why")
     assert (row["claimed_by"], row["lease_expires_at"], row["waits_for"]) == (None, None, None)

@@ -11,7 +11,7 @@ import pytest
 from databases import raw_connection
 from roles import a_role, service_role
 
-from dataloader.jobs.tasks import BUILT_IN
+from dataloader.jobs.task import BUILT_IN
 from dataloader.store.migrations import function_set
 
 pytestmark = pytest.mark.requirement("Q16")
