@@ -17,6 +17,7 @@ import attrs
 import pytest
 import trio
 from conditions import until
+from lacking import skip_without
 from pooler import AUTHENTICATED, PROTOCOL, Messages, packed, texts
 from proxy import open_proxy
 
@@ -52,8 +53,8 @@ def new_bouncer():
 def _found(*, keeps_statements):
     program, why_not = find_bouncer(keeps_statements=keeps_statements)
     if program is None:
-        missing = find_bouncer(keeps_statements=False)[0] is None
-        (pytest.fail if missing and "CI" in os.environ else pytest.skip)(why_not)
+        # Debian's stable version may be too old, which is no fault of the machine.
+        (pytest.skip if find_bouncer(keeps_statements=False)[0] else skip_without)(why_not)
     return program
 
 

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import attrs
-import pytest
 import trio
 from databases import is_at_hand, programs_of, raw_connection
+from lacking import skip_without
 
 from dataloader.store.embedded.server_account import open_path, system_user
 from dataloader.store.embedded.server_programs import ServerPrograms
@@ -39,8 +39,7 @@ SETTINGS: Final = {
 def need_programs() -> Path:
     """The folder of the programs. Without them the test is skipped, in CI it fails."""
     if not is_at_hand(VERSION):
-        missing = f"no PostgreSQL {VERSION} for a standby: install Debian's package, or set POSTGRES_BIN_{VERSION}"
-        pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
+        skip_without(f"no PostgreSQL {VERSION} for a standby: install Debian's package, or set POSTGRES_BIN_{VERSION}")
     programs = programs_of(VERSION)
     assert programs is not None
     return programs
