@@ -24,7 +24,7 @@ from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import AskedQueue, asks_queue, provide_server
 from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.cli.waiting import is_known, knows_task, served_instead, wait_for_end
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status

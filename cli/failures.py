@@ -14,7 +14,7 @@ from dataloader.cli.cells import Column
 from dataloader.cli.entry import Group
 from dataloader.cli.output import first_line, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import NotFound
 from dataloader.jobs.failures import FailureState
 from dataloader.jobs.listings import JobFilter

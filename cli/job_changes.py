@@ -16,7 +16,7 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import report
 from dataloader.cli.output import print_json, print_table, state_of, why_waits
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
 from dataloader.jobs.listings import AuditRecord, JobFilter
 from dataloader.jobs.model import MAX_INT, JobRecord

@@ -29,7 +29,7 @@ from dataloader.cli.output import (
 )
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.waiting import Patience, wait_for_end
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine, LogPage
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, WhenFailed

@@ -20,7 +20,8 @@ import trio
 
 from dataloader.cli.target import command_options
 from dataloader.cli.waiting import wait_for_end
-from dataloader.jobs.contract import Jobs, Operator
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import JobRecord, NewJob

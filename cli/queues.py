@@ -11,7 +11,7 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.output import print_json, print_table, unserved
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.waiting import served_instead
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 
 _QUEUES: Final = (
     Column("QUEUE", least=12),

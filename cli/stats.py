@@ -11,7 +11,7 @@ from dataloader.cli.arguments import instant_before_now
 from dataloader.cli.cells import Column
 from dataloader.cli.output import print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.run_stats import RunStats, Span, StatsFilter
 

@@ -18,7 +18,8 @@ import click
 import trio
 
 from dataloader.jobs.bulk_contract import BulkActs
-from dataloader.jobs.contract import Jobs, Operator
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.jobs.limit_contract import Limits
@@ -102,7 +103,7 @@ async def _over_http(client: Callable[[ServiceConnection], Q], url: str, token: 
 
 
 def _open_http_jobs(url: str, token: str | None) -> AbstractAsyncContextManager[Jobs]:
-    from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
+    from dataloader.web.http_performer import open_http_jobs  # noqa: PLC0415 - no driver is needed here
 
     return open_http_jobs(url, token)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.jobs.contract import Jobs, told_of_changes
+from dataloader.jobs.client.jobs import Jobs, told_of_changes
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.secrets.masking import mask_text

@@ -6,9 +6,9 @@ import attrs
 
 from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
@@ -20,7 +20,7 @@ from dataloader.supervisor.running_parts import RunningParts
 class ClientParts:
     """The clients over the database, with this process as the operator."""
 
-    jobs: DatabaseJobs
+    performer: DatabasePerformer
     schedules: DatabaseSchedules
     limits: DatabaseLimits
     processes: DatabaseProcesses
@@ -33,7 +33,7 @@ def client_parts(base: BaseParts, running: RunningParts) -> ClientParts:
     settings, database, draining = base.settings, base.database, base.drain.requested.is_set
     waits = Waits(database)
     return ClientParts(
-        jobs=DatabaseJobs(
+        performer=DatabasePerformer(
             database=database,
             operator=base.operator,
             enqueuer=base.enqueuer,

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.contract import Operator
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
-from dataloader.store.queue.database_jobs import DatabaseJobs
+from dataloader.store.performer import DatabasePerformer
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.notifications import OF_WAITING, JobChanged, Notification
 from dataloader.store.queue.queue_states import ServedQueues
@@ -21,7 +22,7 @@ from dataloader.supervisor.listening import listen_from
 @asynccontextmanager
 async def open_database_jobs(
     options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60, reread_s: float = REREAD_S
-) -> AsyncIterator[DatabaseJobs]:
+) -> AsyncIterator[Jobs]:
     """The queue of a database for the length of a block, on Trio. It connects at the first call, not before.
 
     A job that is waited for is read at least every `reread_s` seconds.
@@ -37,13 +38,14 @@ async def open_database_jobs(
 
             nursery.start_soon(listen_from, waits.begun, database, hear, OF_WAITING, waits.all_changed)
             try:
-                yield DatabaseJobs(
+                performer = DatabasePerformer(
                     database=database,
                     operator=operator,
                     enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
                     served=ServedQueues(database),
                     waits=waits,
                 )
+                yield Jobs(performer)
             except trio.Cancelled:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised again below, without this nursery's group around it

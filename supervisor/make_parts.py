@@ -52,7 +52,7 @@ def make_parts(
         tasks=tasks,
         worker=running.worker,
         database=database,
-        jobs=clients.jobs,
+        performer=clients.performer,
         schedules=clients.schedules,
         limits=clients.limits,
         processes=clients.processes,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, overload
 
 import trio
 
-from dataloader.jobs.contract import Jobs, Operator
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.settings import Settings
 
@@ -48,7 +49,7 @@ def open_jobs(
     if url is not None:
         if operator is not None:
             raise ConfigError("operator: can be given only with dsn; through a service the token says who acts")
-        from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
+        from dataloader.web.http_performer import open_http_jobs  # noqa: PLC0415 - no driver is needed here
 
         return open_http_jobs(url, token)
     if token is not None:

@@ -97,7 +97,7 @@ def _app(parts: Parts) -> App:
     settings = parts.settings
     return create_app(
         Services(
-            jobs=parts.jobs,
+            performer=parts.performer,
             schedules=parts.schedules,
             limits=parts.limits,
             processes=parts.processes,

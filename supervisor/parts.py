@@ -29,9 +29,9 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.worker_rows import WorkerRow
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
@@ -53,7 +53,7 @@ class Parts:
     tasks: Tasks
     worker: WorkerRow
     database: Database
-    jobs: DatabaseJobs
+    performer: DatabasePerformer
     schedules: DatabaseSchedules
     limits: DatabaseLimits
     processes: DatabaseProcesses

@@ -16,6 +16,7 @@ import trio
 
 from dataloader.actors.job_runs import Run
 from dataloader.actors.signals import Signals
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
@@ -25,7 +26,6 @@ from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.changes import Changes
 from dataloader.supervisor.drain import DrainReport
@@ -69,12 +69,12 @@ class Supervisor:
         return self._parts.state()
 
     @property
-    def jobs(self) -> DatabaseJobs:
+    def jobs(self) -> Jobs:
         """The queue, over the supervisor's own database. Once a drain has begun, `enqueue` raises `Draining`.
 
         The audit names the worker for what is done with it; with `jobs.signed(Operator(name))` it has another name.
         """
-        return self._parts.jobs
+        return Jobs(self._parts.performer)
 
     @property
     def schedules(self) -> DatabaseSchedules:

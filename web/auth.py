@@ -9,7 +9,6 @@ a request that changes something must come from no foreign `Origin`.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import hmac
 import ipaddress
@@ -22,19 +21,12 @@ from urllib.parse import urlsplit
 import attrs
 from werkzeug.datastructures import Headers
 
+from dataloader.jobs.roles import Role
 from dataloader.web.problems import ProblemError
 
 LOCAL_ACTOR: Final = "local"
 """Who acts when no tokens are configured, in the audit."""
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-class Role(enum.IntEnum):
-    """What a token allows; each role includes those before it."""
-
-    READ = 1
-    OPERATE = 2
-    ADMIN = 3
 
 
 @attrs.frozen

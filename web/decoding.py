@@ -20,8 +20,8 @@ from msgspec import NODEFAULT, Struct
 
 from dataloader.jobs.fault_texts import in_our_words
 from dataloader.jobs.former_names import former_value
+from dataloader.jobs.operations.fields import JobFields
 from dataloader.jobs.text import JSON_TEXT
-from dataloader.web.api.job_fields import JobFields
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
 from dataloader.web.server.bodies import NOT_COUNTED
 from dataloader.web.server.refusals import Refusal, Refusals

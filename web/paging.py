@@ -7,24 +7,13 @@ is relative to the address that was asked for, so that it holds behind a proxy.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import urlencode
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.page_cursor import MAX_CURSOR
+from dataloader.jobs.operations.fields import AfterPage, Limit
 from dataloader.web.routes import Answer, Call
-
-Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="The most rows of the page.")]
-AfterPage = Annotated[
-    str,
-    # Not as bounds of its own: whatever is wrong with a cursor is said in one way, by `PageCursor`.
-    Meta(
-        description="`next` of the page before.",
-        extra_json_schema={"pattern": "^[A-Za-z0-9_-]+$", "maxLength": MAX_CURSOR},
-    ),
-]
 
 
 class Page(Protocol):

@@ -25,13 +25,16 @@ from quart import Response
 from werkzeug.datastructures import Headers
 
 from dataloader.jobs.bulk_contract import BulkActs
-from dataloader.jobs.contract import Jobs, Operator
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.process_contract import ProcessClient
+from dataloader.jobs.roles import Role
 from dataloader.jobs.schedule_contract import Schedules
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.web.auth import Role, authorize
+from dataloader.web.auth import authorize
 from dataloader.web.client_address import FORWARDED
 from dataloader.web.decoding import decode_body, decode_query
 from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of, too_busy
@@ -77,7 +80,11 @@ class Call:
     @property
     def jobs(self) -> Jobs:
         """The queue; the audit names the caller for what is done with it."""
-        return self.services.jobs.signed(self.operator)
+        return Jobs(self.services.performer.signed(self.operator))
+
+    async def perform(self, operation: Operation[R]) -> R:
+        """Perform an operation; the audit names the caller for it."""
+        return await self.services.performer.signed(self.operator).perform(operation)
 
     @property
     def schedules(self) -> Schedules:

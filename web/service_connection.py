@@ -110,10 +110,10 @@ class ServiceConnection:
         match answer.status_code, problem.kind:
             case HTTPStatus.NOT_FOUND, "history-changed":
                 return HistoryChanged(said)
+            case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs" and missing in {None, JobNotFound}:
+                return JobNotFound(f"no job has the id {path[1]}")  # as the database says it
             case HTTPStatus.NOT_FOUND, str() if missing is not None:
                 return missing(said)
-            case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs":
-                return JobNotFound(f"no job has the id {path[1]}")  # as the database says it
             case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN, _:
                 return AccessDenied(f"token: {self.shown_url} refuses it: {detail}")
             case HTTPStatus.UNPROCESSABLE_ENTITY, _ if problem.errors:

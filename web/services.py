@@ -20,9 +20,9 @@ from dataloader.jobs.model import about
 from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
@@ -119,7 +119,7 @@ class Services:
     `state` is asked at each request; `/metrics` shows `measures` beside its own; `tasks` are those this process knows.
     """
 
-    jobs: DatabaseJobs
+    performer: DatabasePerformer
     schedules: DatabaseSchedules
     limits: DatabaseLimits
     processes: DatabaseProcesses
@@ -144,8 +144,8 @@ class Services:
 
     @property
     def database(self) -> Database:
-        """Where the queue lies, for what is no part of `Jobs`: pages by name, runs of loads, pings."""
-        return self.jobs.database
+        """Where the queue lies, for what is no operation: runs of loads, pings."""
+        return self.performer.database
 
     @token_check.default
     def _check_of_the_tokens(self) -> TokenCheck:
@@ -153,15 +153,15 @@ class Services:
 
     @sessions.default
     def _sessions_of_the_tokens(self) -> Sessions:
-        return Sessions(self.settings.tokens, self.jobs.database)
+        return Sessions(self.settings.tokens, self.performer.database)
 
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
-        return QueueDepths(self.jobs.database, self.http_limits.database_s)
+        return QueueDepths(self.performer.database, self.http_limits.database_s)
 
     @process_gauges.default
     def _process_gauges_of_the_database(self) -> LatestProcessGauges:
-        return LatestProcessGauges(self.jobs.database, self.http_limits.database_s)
+        return LatestProcessGauges(self.performer.database, self.http_limits.database_s)
 
     @receiving.default
     def _receiving_two_batches_at_least(self) -> LongBodies:
@@ -182,5 +182,5 @@ class Services:
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:
-        waits, answers = self.jobs.waits, self.processes.answers
+        waits, answers = self.performer.waits, self.processes.answers
         return Waiting(waits, answers, self.refusals, self.settings.max_waits, self.http_limits)

@@ -5,18 +5,29 @@ In the database they stay as they were sent: keys lock, filters find and request
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from dataloader.jobs.bulk_contract import BulkRecord
-from dataloader.jobs.duplicates import DuplicateGroup
+from dataloader.jobs.duplicates import DuplicateGroup, DuplicateGroups
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.failures import ErrorGroup, ErrorRecord
+from dataloader.jobs.failures import ErrorGroup, ErrorGroupPage, ErrorPage, ErrorRecord, GroupRetried
 from dataloader.jobs.limit_contract import SupplierRecord
-from dataloader.jobs.listings import AuditRecord, LogLine
+from dataloader.jobs.listings import (
+    AuditPage,
+    AuditRecord,
+    EventPage,
+    JobPage,
+    LogLine,
+    LogPage,
+    QueuePage,
+    WorkerPage,
+)
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
+from dataloader.jobs.operations.jobs import Changed
+from dataloader.jobs.operations.queues import QueuePaused
 from dataloader.jobs.process_listings import (
     ProcessAnswer,
     ProcessErrorGroup,
@@ -25,12 +36,14 @@ from dataloader.jobs.process_listings import (
     ProcessTask,
 )
 from dataloader.jobs.process_outbox import HeldDelivery
-from dataloader.jobs.run_stats import RunStats
+from dataloader.jobs.run_stats import RunStats, RunStatsPage
 from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
 from dataloader.jobs.task_listings import TaskState
 from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.store.queue.serving import ProcessRow
+
+R = TypeVar("R")
 
 
 def job(record: JobRecord) -> JobRecord:
@@ -254,3 +267,33 @@ def fields(given: dict[str, Any]) -> dict[str, Any]:
     """A JSON object."""
     masked: Any = mask(given)
     return masked  # type: ignore[no-any-return]
+
+
+def _rows(name: str, mask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what masks each row of a page, which has them under that name."""
+    return lambda page: attrs.evolve(page, **{name: list(map(mask, getattr(page, name)))})
+
+
+def _as_it_is(answer: R) -> R:
+    """Return an answer that has no text of a client or a handler."""
+    return answer
+
+
+MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
+    JobRecord: job,
+    JobPage: _rows("jobs", job),
+    WaitReason: wait_reason,
+    EventPage: _rows("events", event),
+    LogPage: _rows("lines", log_line),
+    Changed: _as_it_is,
+    ErrorGroupPage: _rows("groups", error_group),
+    ErrorPage: _rows("errors", error),
+    GroupRetried: _as_it_is,
+    DuplicateGroups: _rows("groups", duplicates),
+    QueuePage: _rows("queues", queue),
+    QueuePaused: lambda answer: QueuePaused(mask_text(answer.queue), answer.paused),
+    WorkerPage: _rows("workers", worker),
+    RunStatsPage: _rows("stats", stats),
+    AuditPage: _rows("audit", audit),
+}
+"""What takes the secrets out of the answer of an operation, by its type; a type that is missing has no route."""

@@ -38,7 +38,7 @@ async def test_a_wait_survives_a_short_outage_and_ends_with_a_long_one(database)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait, jobs)
             proxy.cut()
-            await until(lambda: _refused(jobs.database))
+            await until(lambda: _refused(jobs.performer.database))
             await trio.sleep(1)
             await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = $1", job_id)
             proxy.mend()

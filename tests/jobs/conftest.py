@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from inspect import iscoroutinefunction
 
 import anyio.from_thread
 import attrs
@@ -13,7 +14,7 @@ from databases import raw_connection
 from web_server import TOKENS, all_tokens, open_server
 
 from dataloader import open_jobs
-from dataloader.jobs.contract import Jobs
+from dataloader.jobs.client.jobs import Jobs
 
 
 def _forwarded(name):
@@ -24,7 +25,7 @@ def _forwarded(name):
 
 
 @attrs.frozen
-class OnAsyncio(Jobs):
+class OnAsyncio:
     """Jobs that live on an asyncio loop in another thread, for a test that lives on Trio."""
 
     jobs: Jobs
@@ -38,7 +39,7 @@ class OnAsyncio(Jobs):
             future.cancel()
             raise
 
-    vars().update({name: _forwarded(name) for name in Jobs.__abstractmethods__})
+    vars().update({name: _forwarded(name) for name, method in vars(Jobs).items() if iscoroutinefunction(method)})
 
 
 @asynccontextmanager

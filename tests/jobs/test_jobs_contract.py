@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock
 
 import attrs
 import pytest
@@ -21,9 +22,11 @@ from dataloader import (
     StoreUnavailable,
 )
 from dataloader.jobs import contract
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.failures import ErrorGroupNotFound, GroupRetry
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import AuditPage, EventPage
+from dataloader.jobs.operations.jobs import Changed
 from dataloader.jobs.run_stats import StatsFilter
 from dataloader.jobs.states import QueueState, WaitsFor
 
@@ -245,13 +248,11 @@ async def test_one_job_is_changed_and_comes_back_as_it_stands_then(way):
     assert rest == AuditPage(page.audit[2:], None)
 
 
-async def test_a_change_of_all_jobs_continues_after_a_batch_that_was_not_full():
-    changes = iter([1_000, 999, 3, 0, 7])
-
-    async def change():
-        return next(changes)
-
-    assert await contract._repeated(change, 1) == 2_002
+@pytest.mark.parametrize(("change", "least"), [("cancel", 1), ("retry", contract.BATCH // 2)])
+async def test_a_change_of_all_jobs_continues_while_enough_of_a_batch_changes(change, least):
+    performer = AsyncMock()
+    performer.perform.side_effect = map(Changed, [1_000, least, least - 1, 7])
+    assert await getattr(Jobs(performer), change)(JobFilter(queue="q")) == 1_000 + 2 * least - 1
 
 
 @pytest.mark.slow

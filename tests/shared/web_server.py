@@ -12,15 +12,16 @@ import attrs
 import httpx2
 import trio
 
+from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
@@ -50,6 +51,10 @@ class Web:
 
     def change(self, **fields: Any) -> None:
         self._state[0] = attrs.evolve(self._state[0], **fields)
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.services.performer)
 
     async def trigger(self, **fields: Any) -> str:
         body = {"queue": "q", "task": "t", "lock_key": "k"} | fields
@@ -94,7 +99,7 @@ async def open_server(
     options = DatabaseOptions(dsn=dsn, connect_timeout_s=3, statement_timeout_s=5)
     async with open_database(options) as database, trio.open_nursery() as nursery:
         services = Services(
-            jobs=DatabaseJobs(
+            performer=DatabasePerformer(
                 database=database,
                 operator=Operator("the process"),
                 enqueuer=Enqueuer(database, default_lease_s=default_lease_s),

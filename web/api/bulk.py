@@ -11,9 +11,9 @@ from msgspec import Meta
 from dataloader.jobs.bulk_contract import MAX_CHOSEN, Action, BulkCount, BulkPage, BulkRecord, Chosen
 from dataloader.jobs.contract import Change
 from dataloader.jobs.model import MAX_INT
+from dataloader.jobs.operations.fields import Criteria, Priority
+from dataloader.jobs.roles import Role
 from dataloader.web import shown
-from dataloader.web.api.job_fields import Criteria, Priority
-from dataloader.web.auth import Role
 from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Struct
 
 from dataloader.jobs.model import about
+from dataloader.jobs.operations.fields import described
 from dataloader.jobs.process_outbox import HeldDeliveryPage, HeldFilter, Released, SinkRecord
+from dataloader.jobs.roles import Role
 from dataloader.web import shown
-from dataloader.web.api.job_fields import described
 from dataloader.web.api.processes import ProcessId, ProcessType
-from dataloader.web.auth import Role
 from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 

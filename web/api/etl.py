@@ -16,7 +16,9 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import Instant, about
+from dataloader.jobs.operations.fields import AfterPage, Limit, LoadName
 from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl import run_records
 from dataloader.store.etl.run_records import (
@@ -30,9 +32,7 @@ from dataloader.store.etl.run_records import (
     TaskRecord,
 )
 from dataloader.web import shown
-from dataloader.web.api.job_fields import LoadName
-from dataloader.web.auth import Role
-from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
+from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()

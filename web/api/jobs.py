@@ -1,6 +1,7 @@
-"""Jobs are looked at (Q3): one, a page of them, their journals and logs; and waited for.
+"""Jobs, queues and failures over HTTP: the routes of their operations, and those that HTTP alone has.
 
-What happens to jobs is the actors' work.
+Written by hand are the views whose answers differ: a job's status, which a request may wait for; the changes of one
+job, which are answered with its status; and statistics, whose query has other names.
 """
 
 from __future__ import annotations
@@ -8,31 +9,26 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Final, Self
 from uuid import UUID
 
-import trio
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from dataloader.jobs.listings import EventPage, JobPage, Level, LogPage
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import JobRecord, about
+from dataloader.jobs.operations.failures import failures
+from dataloader.jobs.operations.fields import EXAMPLE_ID, Instant, QueueStateNow
+from dataloader.jobs.operations.jobs import CancelJob, RetryJob, RunJobNow, jobs
+from dataloader.jobs.operations.queues import STATS_NAMES, ListStats, queues
+from dataloader.jobs.roles import Role
+from dataloader.jobs.run_stats import RunStatsPage
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.web import shown
-from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
-from dataloader.web.auth import Role
-from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
-from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
+from dataloader.web.operation_routes import OperationRoutes
+from dataloader.web.paging import page_answer
+from dataloader.web.routes import DEADLINE_S, Answer, Call
 
-routes: Final = Routes()
+routes: Final = OperationRoutes()
 
-AfterEvent = Annotated[AfterPage, Meta(description="`next` of the page before, or an `event_id`.")]
 MAX_WAIT_S: Final = 60.0
 """The longest that a status request may wait."""
-
-
-class JobsQuery(Criteria, kw_only=True):
-    """A page of jobs, newest first. `status` may be repeated or separated by commas."""
-
-    limit: Limit = 50
-    after: AfterPage | None = None
 
 
 class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -89,43 +85,6 @@ class JobStatus(Struct, frozen=True, kw_only=True):
         )
 
 
-class EventsQuery(PageQuery, kw_only=True):
-    """A page of a job's journal, oldest line first."""
-
-    limit: Limit = 200
-    after: AfterEvent | None = None
-
-
-class LogQuery(EventsQuery, kw_only=True):
-    """A page of a job's log, oldest line first."""
-
-    level: Annotated[Level, Meta(description="Only lines of this level or above.")] | None = None
-    load: Annotated[LoadName, Meta(description="Only lines about this load of a flow.")] | None = None
-
-
-@routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobPage}, pages=True)
-async def list_jobs(call: Call, query: JobsQuery) -> Answer:
-    """List jobs, newest first.
-
-    A page of jobs with megabytes of args or results has fewer than `limit`.
-    """
-    page = await call.jobs.find(query.job_filter(), limit=query.limit, after=query.after)
-    return page_answer(call, JobPage(await call.masked(shown.job, page.jobs), page.next))
-
-
-@routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
-async def show_job(call: Call, job_id: UUID) -> Answer:
-    """Show all of a job."""
-    [job] = await call.masked(shown.job, [await call.jobs.get(job_id)])
-    return Answer(value=job)
-
-
-@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/why", role=Role.READ, answers={200: WaitReason})
-async def show_why(call: Call, job_id: UUID) -> Answer:
-    """Say why a job does not run now, in one sentence."""
-    return Answer(value=shown.wait_reason(await call.jobs.why(job_id)))
-
-
 async def status_of(call: Call, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
     """Return the status of a job, without secrets, and with a note."""
     [shown_job] = await call.masked(shown.job, [job])
@@ -148,33 +107,37 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
         return Answer(value=await status_of(call, await call.jobs.get(job_id)))
 
 
-@routes.add(
-    "GET", "/api/v1/jobs/<uuid:job_id>/events", role=Role.READ, query=EventsQuery, answers={200: EventPage}, pages=True
-)
-async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
-    """Read a job's journal, oldest line first. To follow it, send the last `event_id` as `after`."""
-    events = []
-    page = await call.jobs.events(job_id, limit=query.limit, after=query.after)
-    for event in page.events:
-        events.append(shown.event(event))
-        # Log lines have up to 8 kB each: the loop must turn in between.
-        await trio.lowlevel.checkpoint()
-    return page_answer(call, EventPage(events, page.next))
+@routes.operation(CancelJob, answers={200: JobStatus})
+async def cancel_job(call: Call, operation: CancelJob) -> Answer:
+    """Answer with the job's status, and with a note if it had ended before."""
+    job = await call.perform(operation)
+    if job.status.is_final and job.status is not Status.CANCELED:
+        return Answer(value=await status_of(call, job, f"the job had ended before: it stays {job.status}"))
+    return Answer(value=await status_of(call, job))
 
 
-@routes.add(
-    "GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, pages=True
-)
-async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
-    """Read a job's log lines, oldest first. To follow it, send the last `event_id` as `after`.
+@routes.operation(RetryJob, answers={200: JobStatus})
+async def retry_job(call: Call, operation: RetryJob) -> Answer:
+    """Answer with the job's status."""
+    return Answer(value=await status_of(call, await call.perform(operation)))
 
-    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's. A page that a filter
-    leaves empty can have a `next`.
-    """
-    page = await call.jobs.logs(job_id, limit=query.limit, after=query.after, level=query.level, load=query.load)
-    lines = []
-    for line in page.lines:
-        lines.append(shown.log_line(line))
-        # Lines have up to 8 kB each: the loop must turn in between.
-        await trio.lowlevel.checkpoint()
-    return page_answer(call, LogPage(lines, page.next))
+
+@routes.operation(RunJobNow, answers={200: JobStatus})
+async def run_job_now(call: Call, operation: RunJobNow) -> Answer:
+    """Answer with the job's status."""
+    return Answer(value=await status_of(call, await call.perform(operation)))
+
+
+@routes.operation(ListStats)
+async def list_stats(call: Call, operation: ListStats) -> Answer:
+    """Answer with a page of statistics; an error has the names of the query."""
+    try:
+        page = await call.perform(operation)
+    except BadRequest as error:
+        if error.field not in STATS_NAMES:
+            raise
+        raise BadRequest(STATS_NAMES[error.field], error.message.replace("begin", "from")) from None
+    return page_answer(call, shown.MASKS[RunStatsPage](page))
+
+
+routes.operations([*jobs, *failures, *queues])

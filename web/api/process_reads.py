@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import about
+from dataloader.jobs.operations.fields import AfterPage, Limit
 from dataloader.jobs.process_listings import (
     ProcessErrorPage,
     ProcessEventPage,
@@ -21,12 +22,12 @@ from dataloader.jobs.process_listings import (
     ProcessTaskPage,
     ProcessVersion,
 )
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web import shown
 from dataloader.web.api.jobs import MAX_WAIT_S
 from dataloader.web.api.processes import ADDRESS, ProcessId, ProcessType, TaskQuery, WaitQuery
-from dataloader.web.auth import Role
-from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
+from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
 
 routes: Final = Routes()

@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.model import MAX_KEY, MAX_NAME, Instant, about
+from dataloader.jobs.operations.fields import AfterPage, described
 from dataloader.jobs.process_contract import BATCH, ProcessChange
 from dataloader.jobs.process_listings import (
     ProcessAnswer,
@@ -26,12 +27,10 @@ from dataloader.jobs.process_requests import (
     ProcessStarted,
 )
 from dataloader.jobs.processes import MAX_PROCESS_ID, MAX_TIMER_S, MAX_TYPE, Remove, Timer
+from dataloader.jobs.roles import Role
 from dataloader.web import shown
-from dataloader.web.api.job_fields import described
 from dataloader.web.api.jobs import MAX_WAIT_S
 from dataloader.web.api.trigger import IDEMPOTENCY_KEY, key_of
-from dataloader.web.auth import Role
-from dataloader.web.paging import AfterPage
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
 
 routes: Final = Routes()

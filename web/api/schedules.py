@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from dataloader.jobs.cron import MAX_TEXT
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import Instant, about
+from dataloader.jobs.operations.fields import EXAMPLE_ID, NAME, Limit, QueueName, TaskName, described
+from dataloader.jobs.roles import Role
 from dataloader.jobs.schedule_contract import (
     MAX_NEXT,
     Backfilled,
@@ -23,10 +25,8 @@ from dataloader.jobs.schedule_contract import (
 from dataloader.jobs.schedules import FORMER_OVERLAPS, Schedule
 from dataloader.jobs.states import Status
 from dataloader.web import shown
-from dataloader.web.api.job_fields import EXAMPLE_ID, NAME, QueueName, TaskName, described
 from dataloader.web.api.trigger import check_args
-from dataloader.web.auth import Role
-from dataloader.web.paging import Limit, PageQuery, page_answer
+from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()

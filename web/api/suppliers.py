@@ -10,10 +10,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from dataloader.jobs.limit_contract import SupplierPage, SupplierRecord
 from dataloader.jobs.limits import MAX_BUDGETS
 from dataloader.jobs.model import about
+from dataloader.jobs.operations.fields import Limit
+from dataloader.jobs.roles import Role
 from dataloader.web import shown
 from dataloader.web.api.task_limits import PeriodTexts, ZoneName
-from dataloader.web.auth import Role
-from dataloader.web.paging import Limit, PageQuery, page_answer
+from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()

@@ -15,13 +15,13 @@ from msgspec import Meta, Struct
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.message_source import MessageSourceState
 from dataloader.jobs.model import QueueRecord, WorkerRecord, about
+from dataloader.jobs.operations.fields import Instant
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_names
 from dataloader.store.queue import reads
 from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
 from dataloader.web import shown
 from dataloader.web.api import metrics
-from dataloader.web.api.job_fields import Instant
-from dataloader.web.auth import Role
 from dataloader.web.problems import unavailable
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.services import QueueLoad

@@ -11,11 +11,11 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.limits import MAX_DELAY_S, AtPeriodEnd
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_ATTEMPTS, MAX_INT, MAX_NAME, about
+from dataloader.jobs.operations.fields import TaskName
 from dataloader.jobs.retry import MAX_RETRY_DELAY_S
+from dataloader.jobs.roles import Role
 from dataloader.jobs.task_listings import TaskState
 from dataloader.web import shown
-from dataloader.web.api.job_fields import TaskName
-from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()

@@ -10,14 +10,14 @@ from msgspec import Meta
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.new_job import new_job
+from dataloader.jobs.operations.fields import KEY, JobFields, Limit, Priority, described
+from dataloader.jobs.roles import Role
 from dataloader.jobs.task_listings import TaskPage
 from dataloader.store.queue.task_rows import get_task
 from dataloader.web import shown
-from dataloader.web.api.job_fields import KEY, JobFields, Priority, described
 from dataloader.web.api.trigger import IDEMPOTENCY_KEY, LOCATION, Triggered, key_of, triggered
-from dataloader.web.auth import Role
 from dataloader.web.decoding import convert
-from dataloader.web.paging import Limit, PageQuery, page_answer
+from dataloader.web.paging import PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()

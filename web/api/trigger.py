@@ -17,8 +17,7 @@ from werkzeug.datastructures import Headers
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, Did, Enqueued, NewJob, WhenFailed, about
-from dataloader.jobs.states import Status
-from dataloader.web.api.job_fields import (
+from dataloader.jobs.operations.fields import (
     EXAMPLE_ID,
     KEY,
     NAME,
@@ -30,7 +29,8 @@ from dataloader.web.api.job_fields import (
     TaskName,
     described,
 )
-from dataloader.web.auth import Role
+from dataloader.jobs.roles import Role
+from dataloader.jobs.states import Status
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()

@@ -8,9 +8,9 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import AuditRecord
+from dataloader.jobs.roles import Role
 from dataloader.store.queue.look_back import search_audit
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages.page_answers import Page, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit

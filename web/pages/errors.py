@@ -10,10 +10,10 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import MAX_SPREAD_S, FailureState, GroupRetry
+from dataloader.jobs.roles import Role
 from dataloader.store.queue.failing_jobs import MAX_COUNTED, bars_of_groups, get_error_group, list_failing_jobs
 from dataloader.store.queue.look_back import search_errors
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
 from dataloader.web.pages.formats import at_least

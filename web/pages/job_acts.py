@@ -11,10 +11,10 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import Conflict
 from dataloader.jobs.model import MAX_INT, Instant, JobRecord, NewJob
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.queue.control import postpone
-from dataloader.web.auth import Role
 from dataloader.web.pages.asking import Field, Question, once
 from dataloader.web.pages.page_answers import PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes

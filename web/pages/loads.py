@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.load_history import (
     LoadDay,
@@ -22,7 +23,6 @@ from dataloader.store.etl.load_history import (
 )
 from dataloader.store.etl.run_records import MAX_COUNTED, LoadRecord, get_load, list_failures_of_load, list_loads
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Field, Question, once
 from dataloader.web.pages.formats import at_least

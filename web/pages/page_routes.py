@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from msgspec import Struct
 
-from dataloader.web.auth import Role
+from dataloader.jobs.roles import Role
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.page_answers import PageAnswer
 from dataloader.web.routes import DEADLINE_S

@@ -17,7 +17,7 @@ from quart import Response
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreError
-from dataloader.web.auth import Role
+from dataloader.jobs.roles import Role
 from dataloader.web.decoding import decode_query
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.page_routes import PageRoute

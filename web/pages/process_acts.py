@@ -16,10 +16,10 @@ from msgspec import Struct
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.processes import ProcessConflict
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.processes.process_rows import known_types
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Field, Question, once
 from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect

@@ -13,10 +13,10 @@ from msgspec import Struct
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.process_contract import BATCH, ProcessChange
 from dataloader.jobs.process_listings import ProcessFilter
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_rows import MOST_COUNTED, get_process_error
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
 from dataloader.web.pages.formats import at_least

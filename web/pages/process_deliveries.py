@@ -8,9 +8,9 @@ import attrs
 from msgspec import Struct
 
 from dataloader.jobs.process_outbox import HeldDelivery, HeldFilter
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Question
 from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect

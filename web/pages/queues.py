@@ -7,11 +7,11 @@ from typing import Annotated, Final
 import attrs
 from msgspec import Meta, Struct
 
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.depths import read_depths
 from dataloader.store.queue.serving import PROCESSES, JobInQueue, read_processes, read_queue
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import own_path
 from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.etl.run_views import get_run_view
-from dataloader.web.auth import Role
 from dataloader.web.pages.asking import Question
 from dataloader.web.pages.job_acts import CancelForm, RetryForm
 from dataloader.web.pages.page_answers import PageAnswer, Redirect, Undo

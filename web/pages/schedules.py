@@ -9,12 +9,12 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.roles import Role
 from dataloader.jobs.schedule_contract import ScheduleRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.schedules.planned_jobs import PlannedJob, last_planned_jobs
 from dataloader.store.schedules.schedule_view import ScheduleView, read_schedule_view
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages import schedule_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question, once

@@ -21,9 +21,10 @@ import trio
 from itsdangerous import BadSignature, TimestampSigner
 from werkzeug.datastructures import Headers
 
+from dataloader.jobs.roles import Role
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.ended_sessions import end_session, has_ended
-from dataloader.web.auth import LOCAL_ACTOR, Role, Token, refuse_foreign_hosts
+from dataloader.web.auth import LOCAL_ACTOR, Token, refuse_foreign_hosts
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.problems import ProblemError
 

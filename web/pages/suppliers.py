@@ -7,9 +7,9 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from dataloader.jobs.limit_contract import SupplierRecord
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Question

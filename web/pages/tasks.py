@@ -6,10 +6,10 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.task_listings import TaskState
 from dataloader.web import shown
-from dataloader.web.auth import Role
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Field, Question

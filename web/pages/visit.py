@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import attrs
 
 from dataloader.jobs.contract import Operator
+from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.web.auth import Role
 from dataloader.web.pages.addresses import CONCEALED, PublicAddress
 from dataloader.web.pages.preferences import Preferences
 from dataloader.web.pages.sessions import Visitor, cookie_name

@@ -498,7 +498,7 @@ async def test_a_waiting_reader_is_notified_of_a_change_immediately(open_web, da
                 # Again and again: what the reader finds when it begins is no change to it.
                 while not answers:
                     await trio.to_thread.run_sync(database.psql, MORE_PROGRESS)
-                    web.services.jobs.waits.changed(uuid.UUID(job_id))
+                    web.services.performer.waits.changed(uuid.UUID(job_id))
                     await trio.sleep(0.05)
         assert answers[0].json()["progress"]["rows"] > 0
 

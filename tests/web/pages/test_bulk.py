@@ -111,8 +111,7 @@ async def test_u16_chosen_jobs_get_another_priority(open_web):
         begun = await confirm(web, asked, priority="7")
         await do_batch(web.services.database)
         jobs = [
-            await web.services.jobs.get(job_id)
-            for job_id in map(type((await web.services.bulk.find()).bulk[0].bulk_id), ids)
+            await web.jobs.get(job_id) for job_id in map(type((await web.services.bulk.find()).bulk[0].bulk_id), ids)
         ]
         assert [job.priority for job in jobs] == [7, 7, 100]
         assert "Priority 7: 2 jobs" in (await web.client.get(begun.headers["Location"])).text
@@ -151,7 +150,7 @@ async def test_u16_rows_are_chosen_asked_about_in_a_dialog_and_stopped(open_web,
         await tab.do(lambda page: page.click(boxes.format(4), modifiers=["Shift"]))
         assert await tab.text("#chosen") == "4 chosen"
         # What is chosen stays so when the rows follow.
-        await web.services.jobs.enqueue("t", queue="q")
+        await web.jobs.enqueue("t", queue="q")
         await until(lambda: tab.do(lambda page: page.locator("#newer").count()))
         assert await tab.text("#chosen") == "4 chosen"
         await tab.do(lambda page: page.click("button[value=retry]"))

@@ -104,7 +104,7 @@ async def test_u16_more_than_a_thousand_jobs_are_retried_only_by_their_number_ty
             assert (await act(web, f"{ERRORS}/{group}/retry", **fields)).status_code == 422
         await act(web, f"{ERRORS}/{group}/retry", shown=1_001, typed="1001")
         assert database.psql("SELECT count(*) FROM dl_jobs WHERE status = 'queued'").strip() == "1001"
-        assert (await web.services.jobs.audit()).audit[0].action == "retry_group"
+        assert (await web.jobs.audit()).audit[0].action == "retry_group"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import trio
 from conditions import until
 from web_server import TOKENS, all_tokens
 
-from dataloader.web.auth import Role
+from dataloader.jobs.roles import Role
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.pace import Pace
 from dataloader.web.pages.rendering import POLICY
@@ -153,12 +153,12 @@ async def test_u18_a_request_from_another_site_changes_nothing(open_web, headers
         answer = await web.client.post(f"{QUEUES}/pause", data={"queue": "q"}, headers=sent)
         assert answer.status_code == 403
         assert "another site" in answer.text
-        assert not [queue for queue in await web.services.jobs.queues() if queue.paused]
+        assert not [queue for queue in await web.jobs.queues() if queue.paused]
 
 
 async def test_u14_a_forged_act_beyond_the_role_is_refused_and_its_button_is_grey(open_web):
     async with open_web(tokens=all_tokens()) as web:
-        await web.services.jobs.enqueue("t", queue="q")
+        await web.jobs.enqueue("t", queue="q")
         await sign_in(web, "reader")
         assert 'disabled title="Needs the role operate."' in (await web.client.get(QUEUES)).text
         forged = await web.client.post(f"{QUEUES}/pause", data={"queue": "q"}, headers={"Origin": web.url})
@@ -168,7 +168,7 @@ async def test_u14_a_forged_act_beyond_the_role_is_refused_and_its_button_is_gre
         assert "disabled" not in (await web.client.get(QUEUES)).text
         done = await web.client.post(f"{QUEUES}/pause", data={"queue": "q"}, headers={"Origin": web.url})
         assert done.status_code == 303
-        [action] = (await web.services.jobs.audit()).audit
+        [action] = (await web.jobs.audit()).audit
         assert (action.actor, action.action) == ("operator", "pause")
 
 
@@ -382,7 +382,7 @@ async def test_u7_without_a_script_a_queue_is_paused_and_resumed(open_web, open_
         assert "Paused q" in await tab.text()
         await tab.do(lambda page: page.click("button:text('Undo')"))
         assert "Resumed q" in await tab.text()
-        assert not any(queue.paused for queue in await web.services.jobs.queues())
+        assert not any(queue.paused for queue in await web.jobs.queues())
 
 
 @pytest.mark.full

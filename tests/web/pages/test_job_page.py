@@ -127,7 +127,7 @@ async def test_u15_cancel_asks_and_is_done_once(open_web):
         assert f'href="/ui/audit?job_id={job_id}"' in shown
         assert f'action="/ui/jobs/{job_id}/retry"' in shown
         await act(web, job_id, "cancel")
-        kinds = [event.kind for event in (await web.services.jobs.events(job_id=UUID(job_id))).events]
+        kinds = [event.kind for event in (await web.jobs.events(job_id=UUID(job_id))).events]
         assert kinds == ["queued", "canceled"]
 
 
@@ -144,10 +144,10 @@ async def test_u15_a_retry_sent_twice_is_done_once_and_can_be_undone(open_web, d
         assert "Nothing was done: the job is queued by now." in await act(web, job_id, "retry", seen=seen)
         database.psql(f"UPDATE dl_jobs SET status = 'running', claimed_by = 'w' WHERE job_id = '{job_id}'")
         assert "Nothing was done: the job is running by now." in await act(web, job_id, "cancel", waiting="true")
-        assert not (await web.services.jobs.get(UUID(job_id))).cancel_requested
+        assert not (await web.jobs.get(UUID(job_id))).cancel_requested
         end(database, job_id)
         assert "Nothing was done: the job is failed by now." in await act(web, job_id, "retry", seen=seen)
-        assert (await web.services.jobs.get(UUID(job_id))).status is Status.FAILED
+        assert (await web.jobs.get(UUID(job_id))).status is Status.FAILED
 
 
 @pytest.mark.slow
@@ -162,12 +162,12 @@ async def test_u15_priority_is_set_and_taken_back_and_run_now_is_said(open_web):
         undone = await act(web, job_id, "priority", priority="100", seen="5")
         assert "Nothing was done: its priority is 7 by now." in undone
         assert "it was 7" in await act(web, job_id, "priority", priority="100", seen="7")
-        due = (await web.services.jobs.get(UUID(job_id))).available_at
+        due = (await web.jobs.get(UUID(job_id))).available_at
         shown = await act(web, job_id, "run-now")
         assert "It is due now." in shown
         until = re.search(r'name="until" value="([^"]+)"', shown)[1].replace("&#43;", "+")
         assert "It waits for its time again." in await act(web, job_id, "postpone", until=until)
-        job = await web.services.jobs.get(UUID(job_id))
+        job = await web.jobs.get(UUID(job_id))
         assert (job.available_at, job.waits_for) == (due, "time")
         await act(web, job_id, "run-now")
         await act(web, job_id, "cancel")
@@ -185,7 +185,7 @@ async def test_u15_run_again_shows_the_args_and_adds_one_job_however_often_it_is
         once = re.search(r'name="once" value="([^"]+)"', asked)[1]
         for _ in range(2):
             assert "Added as a new job." in await act(web, job_id, "again", once=once)
-        jobs = (await web.services.jobs.find()).jobs
+        jobs = (await web.jobs.find()).jobs
         assert [str(job.job_id) for job in jobs] == [once, job_id]
         assert (jobs[0].args, jobs[0].priority, jobs[0].lock_key) == (jobs[1].args, 7, "k")
 
@@ -244,7 +244,7 @@ async def test_u10_text_of_clients_and_handlers_is_shown_and_never_runs(open_web
             f" (gen_random_uuid(), '{hostile}', '{hostile}', '{hostile}', '{hostile}', '{hostile}',"
             """ '{"a": "<script>alert(1)</script>"}', '{"<script>alert(1)</script>": 1}')"""
         )
-        [job] = (await web.services.jobs.find()).jobs
+        [job] = (await web.jobs.find()).jobs
         database.psql(
             f"INSERT INTO dl_job_events (job_id, queue, kind, payload) VALUES ('{job.job_id}', 'q', '{hostile}', null),"
             f" ('{job.job_id}', 'q', 'log', jsonb_build_object('level', 'info', 'message', '{hostile}',"

@@ -99,7 +99,7 @@ async def test_u15_failures_are_retried_alone_or_all_and_a_form_sent_twice_once(
         asked = (await web.client.get(f"{LOADS}/retry?name=ecb.rates&part=dialog")).text
         assert "2 failures" in asked
         await act(web, f"{LOADS}/retry", **fields_of(asked), queue="etl")
-        jobs = (await web.services.jobs.find()).jobs[:2]
+        jobs = (await web.jobs.find()).jobs[:2]
         assert [(job.queue, job.lock_key, job.args["failures"]) for job in jobs] == [
             ("etl", "load:ecb.rates", "all"),
             ("etl", "load:ecb.rates", [int(ids[0][0])]),
@@ -118,7 +118,7 @@ async def test_a_load_is_run_with_a_span_and_settings_that_are_checked(open_web,
             assert refused.status_code == (404 if "name" in wrong else 422), wrong
         given = {"begin": "2026-11-01", "end": "2026-11-02T06:00:00Z", "pipeline": '{"rate_min": 1}'}
         assert (await act(web, f"{LOADS}/run", **fields | given)).status_code == 303
-        [job] = (await web.services.jobs.find(limit=1)).jobs
+        [job] = (await web.jobs.find(limit=1)).jobs
         assert job.args == {"from": "2026-11-01", "to": "2026-11-02T06:00:00Z", "pipeline": {"rate_min": 1}}
         assert str(job.job_id) == fields["once"]
         await act(web, "/ui/sign-in", token=TOKENS["reader"], to=LOADS)

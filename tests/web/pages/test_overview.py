@@ -73,7 +73,7 @@ async def test_u5_each_trouble_is_a_sentence_with_a_link_to_its_fix(open_web, da
             WORKER + JOBS.format(queue="served", task="t", number=1) + JOBS.format(queue="lonely", task="t", number=2)
         )
         for queue in ("served", "empty"):
-            await web.services.jobs.signed(Operator("ann")).pause(queue)
+            await web.jobs.signed(Operator("ann")).pause(queue)
         database.psql(
             JOBS.format(queue="served", task="unknown", number=2)
             + "UPDATE dl_jobs SET created_at = now() - interval '5 min' WHERE task = 'unknown';"
@@ -156,6 +156,6 @@ async def test_u10_u22_u23_the_overview_looks_well_with_any_data(open_web, open_
         " FROM generate_series(0, 20) AS i"
     )
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
-        await web.services.jobs.pause("load.cbr")
+        await web.jobs.pause("load.cbr")
         await tab.go("/ui")
         await tab.check_looks()

@@ -383,7 +383,7 @@ async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does
         text, link = await words()
         assert text.startswith("It is ready: 1 request waits. A worker takes its wake-up job as soon as it has a slot.")
         assert link[1] == f"/ui/jobs/{job_id}"
-        await web.services.jobs.pause("process.pay")
+        await web.jobs.pause("process.pay")
         assert "its queue process.pay is paused" in (await words())[0]
         database.psql("DELETE FROM dl_jobs")
         assert "1 request waits, but it has no wake-up job." in (await words())[0]

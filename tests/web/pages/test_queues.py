@@ -63,7 +63,7 @@ async def test_workers_show_slots_and_who_is_gone(open_web, database):
 async def test_u9_a_secret_in_a_name_is_not_shown(open_web, database):
     async with open_web(tokens=all_tokens()) as web:
         await web.client.post("/ui/sign-in", data={"token": TOKENS["reader"]}, headers={"Origin": web.url})
-        await web.services.jobs.enqueue("token=hunter2", queue="password=hunter2")
+        await web.jobs.enqueue("token=hunter2", queue="password=hunter2")
         for path in ("/ui", "/ui/queues", "/ui/jobs"):
             text = (await web.client.get(path)).text
             assert ("***" in text, "hunter2" in text) == (True, False), path
@@ -104,7 +104,7 @@ async def test_u10_u22_u23_queues_look_well_with_any_data(open_web, open_tab, da
         f" ('{quoted}', 'h', 1, '1', jsonb_build_object('{quoted}', 3))"
     )
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
-        await web.services.jobs.pause("load")
+        await web.jobs.pause("load")
         for path in ("/ui/queues", "/ui/queue?name=load", "/ui/workers"):
             await tab.go(path)
             await tab.check_looks()

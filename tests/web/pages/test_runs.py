@@ -283,7 +283,7 @@ async def test_u5_a_cancel_asks_first_and_the_run_ends_with_its_counts(open_web,
         # To take a retry back stops nothing that has begun.
         await web.client.post(path, data={"waiting": "true"}, headers={"Origin": web.url})
         assert "Nothing was done: the run&#39;s job is running by now." in await get(web, f"/ui/runs/{run_id}")
-        assert not (await web.services.jobs.get(run_id)).cancel_requested
+        assert not (await web.jobs.get(run_id)).cancel_requested
         for _ in range(2):
             done = await web.client.post(path, headers={"Origin": web.url})
             assert (done.status_code, done.headers["Location"]) == (303, f"/ui/runs/{run_id}")

@@ -97,8 +97,8 @@ async def test_u14_the_audit_is_for_admins_and_says_who_did_what_to_what(open_we
     async with open_web(tokens=all_tokens()) as web:
         await act(web, "/ui/sign-in", token=TOKENS["operator"], to="/ui/queues")
         await act(web, "/ui/queues/pause", queue="load.cbr")
-        job_id = (await web.services.jobs.enqueue("t", queue="q")).job_id
-        await web.services.jobs.cancel(job_id)
+        job_id = (await web.jobs.enqueue("t", queue="q")).job_id
+        await web.jobs.cancel(job_id)
         assert (await web.client.get(AUDIT)).status_code == 403
         assert (
             '<span class="faint" title="Needs the role admin.">Audit</span>'
@@ -151,9 +151,9 @@ async def test_u22_pages_of_statistics_and_audit_have_no_fault_and_fit(open_web,
                 ended(database, "load.rates", "failed", 10 + hour, 100, 40, hours_ago=hour)
         ended(database, HOSTILE, "canceled", 1, 1, 1)
         ended(database, "report", "expired", 3, 1, 1, hours_ago=4)
-        await web.services.jobs.pause("load.cbr")
-        await web.services.jobs.pause(HOSTILE[:60])
-        await web.services.jobs.cancel((await web.services.jobs.enqueue("t", queue="q")).job_id)
+        await web.jobs.pause("load.cbr")
+        await web.jobs.pause(HOSTILE[:60])
+        await web.jobs.cancel((await web.jobs.enqueue("t", queue="q")).job_id)
         await tab.go(STATS)
         await tab.check_looks()
         await tab.do(lambda page: page.click("text=The bars as a table"))

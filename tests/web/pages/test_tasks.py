@@ -96,7 +96,7 @@ async def test_a_task_is_removed_only_as_somebody_has_chosen(open_web, database)
         assert (await act(web, f"{TASKS}/remove", name="t")).status_code == 403
         assert (await act(web, f"{TASKS}/limits", name="t", was="{}")).status_code == 403
         await act(web, "/ui/sign-in", token=TOKENS["chief"], to=TASKS)
-        await web.services.jobs.enqueue("t", queue="q")
+        await web.jobs.enqueue("t", queue="q")
         assert "Jobs that have not ended" in (await web.client.get(f"{TASKS}/remove?name=t&part=dialog")).text
         assert (await act(web, f"{TASKS}/remove", name="t")).status_code == 409
         assert (await act(web, f"{TASKS}/remove", name="t", jobs="cancel")).status_code == 303
@@ -110,7 +110,7 @@ async def test_a_supplier_shows_what_of_its_budgets_is_used_and_whose_turn_it_is
         await declare(web, database, "employee")
         await web.services.limits.set_tasks({"employee": {"supplier": "hr"}})
         await take(web.services.database, "hr", 4, 10)
-        job_id = (await web.services.jobs.enqueue("employee", queue="q", lock_key="k")).job_id
+        job_id = (await web.jobs.enqueue("employee", queue="q", lock_key="k")).job_id
         database.psql(
             f"UPDATE dl_jobs SET status = 'running', token = 7, lane = NULL WHERE job_id = '{job_id}';"
             "UPDATE dl_sources SET holder = 7, held_until = now() + interval '1 h';"

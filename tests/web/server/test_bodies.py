@@ -316,7 +316,7 @@ async def test_a_bounded_number_of_readers_waits(open_web):
                 assert refused.headers["Retry-After"] == "5"
                 assert (await web.client.get(f"/api/v1/jobs/{job_id}/status")).status_code == 200
                 await web.client.post(f"/api/v1/jobs/{job_id}/cancel")
-                web.services.jobs.waits.all_changed()
+                web.services.performer.waits.all_changed()
         assert [answer.json()["status"] for answer in answers] == ["canceled"] * 2
         assert web.services.refusals.counts[Refusal.WAITS] == 1
         assert await waiting() == 0

@@ -66,10 +66,10 @@ async def test_a_disconnected_reader_stops_waiting(open_web, database):
         with trio.move_on_after(10) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(web.client.get, f"/api/v1/jobs/{job_id}/status?wait=60")
-                while not web.services.jobs.waits._watches:
+                while not web.services.performer.waits._watches:
                     await trio.lowlevel.checkpoint()
                 nursery.cancel_scope.cancel()
-            while web.services.jobs.waits._watches:
+            while web.services.performer.waits._watches:
                 await trio.lowlevel.checkpoint()
         assert not scope.cancelled_caught
 

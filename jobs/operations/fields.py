@@ -1,4 +1,4 @@
-"""Fields of a job that several requests have, and the criteria by which jobs are chosen.
+"""Fields that several requests have: those of a job, the criteria by which jobs are chosen, and those of a page.
 
 Requests are msgspec structs that refuse unknown fields; null means "not given". Bounds are not repeated here: a
 request's fields are tried on the domain's `NewJob`, so HTTP and the Python API refuse the same things with the same
@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.listings import JobFilter
+from dataloader.jobs.listings import MAX_PAGE, JobFilter
 from dataloader.jobs.model import MAX_INT, MAX_KEY, MAX_NAME, NewJob
+from dataloader.jobs.page_cursor import MAX_CURSOR
 from dataloader.jobs.states import QueueState, Status
 
 EXAMPLE_ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
@@ -47,6 +48,15 @@ QueueStateNow = Annotated[
             "serves it (another service may). full: all slots of its workers are taken. unknown_task: none of its "
             "workers knows the task. null: none of these is known, or the job does not wait."
         )
+    ),
+]
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="The most rows of the page.")]
+AfterPage = Annotated[
+    str,
+    # Without bounds of its own: `PageCursor` reports everything that is wrong with a cursor in one way.
+    Meta(
+        description="`next` of the page before.",
+        extra_json_schema={"pattern": "^[A-Za-z0-9_-]+$", "maxLength": MAX_CURSOR},
     ),
 ]
 

@@ -1,0 +1,398 @@
+"""`Jobs`: the queue, as programs, commands, handlers and HTTP views use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, TypeVar, Unpack, overload
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.contract import BATCH, Operator
+from dataloader.jobs.duplicates import DuplicateGroup
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
+from dataloader.jobs.listings import EVERY_JOB, MAX_PAGE, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
+from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.new_job import new_job
+from dataloader.jobs.operations import failures, queues
+from dataloader.jobs.operations import jobs as operations
+from dataloader.jobs.operations.operation import Operation
+from dataloader.jobs.operations.performer import Performer
+from dataloader.jobs.page_cursor import After
+from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
+from dataloader.jobs.states import Status
+from dataloader.jobs.task import A, Task
+from dataloader.jobs.wait_reasons import WaitReason
+
+R = TypeVar("R")
+
+MOST_RETRIED_AGAIN: Final = BATCH // 2
+"""Changed jobs of a batch of retries from which on another batch follows.
+
+A retried job may fail immediately and match the filter again, so retries continue only while half of a batch changes.
+"""
+
+
+@attrs.frozen
+class Jobs:
+    """The queue. `open_client` gives it as `client.jobs`; a supervisor has one as `supervisor.jobs`."""
+
+    performer: Performer = attrs.field(repr=False)
+
+    def signed(self, operator: Operator) -> Jobs:
+        """Return the same queue for another operator in the audit. Only by the database: a service knows the token."""
+        return Jobs(self.performer.signed(operator))
+
+    async def perform(self, operation: Operation[R]) -> R:
+        """Perform an operation, and return its answer. The methods below do this with operations on jobs."""
+        return await self.performer.perform(operation)
+
+    async def enqueue(
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add one job.
+
+        Args:
+            task: the task, or its name.
+            args: an instance of the task's own type, or a JSON object.
+            options: those of `NewJob`, such as `queue`, `lock_key`, `idempotency_key`.
+
+        Raises:
+            BadRequest: a value is not allowed.
+            IdempotencyConflict: the idempotency key, or the job's id, belongs to another request.
+            Draining: this process, or the service, is shutting down.
+            StoreUnavailable: whether the job was added is unknown; the same request again, with the same
+                `idempotency_key` or `job_id`, adds it once.
+        """
+        [enqueued] = await self.enqueue_many([new_job(task, args, **options)])
+        return enqueued
+
+    async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none; the answers come in their order. Raises as `enqueue`."""
+        return await self.performer.enqueue(jobs)
+
+    async def get(self, job_id: UUID) -> JobRecord:
+        """Return the job. Raises `JobNotFound`, `BadRequest`."""
+        return await self.perform(operations.GetJob(job_id))
+
+    async def why(self, job_id: UUID) -> WaitReason:
+        """Say why the job does not run now, in one sentence. Raises `JobNotFound`, `BadRequest`."""
+        return await self.perform(operations.ShowWhy(job_id))
+
+    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
+        """A page of at most `limit` (1 to 1,000) jobs, newest first, from `after`, the `next` of the page before.
+
+        A page of jobs with megabytes of args or results has fewer. Raises `BadRequest`.
+        """
+        return await self.perform(operations.ListJobs(**wanted.criteria(), limit=limit, after=_text(after)))
+
+    async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
+        """Return the job's journal, oldest line first: at most `limit` (1 to 1,000) lines.
+
+        They begin behind `after`, the `next` of the page before, or the `event_id` of any line of the job.
+
+        Raises `JobNotFound`, `BadRequest`.
+        """
+        return await self.perform(operations.ListEvents(job_id, limit, _text(after)))
+
+    async def logs(
+        self,
+        job_id: UUID,
+        *,
+        limit: int = 200,
+        after: After = None,
+        level: Level | None = None,
+        load: str | None = None,
+    ) -> LogPage:
+        """Return the job's log, oldest line first: at most `limit` (1 to 1,000) lines.
+
+        Args:
+            job_id: which job.
+            limit: lines at most.
+            after: the `next` of the page before, or the `event_id` of the last line that was seen.
+            level: the lowest level; leaves out lines below it.
+            load: leaves out lines about other loads of a flow.
+
+        Raises `JobNotFound`, `BadRequest`.
+        """
+        return await self.perform(operations.ListLog(job_id, limit, _text(after), level, load))
+
+    async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:
+        """Return the job as soon as it has ended. Limit the wait by a cancel scope of your own.
+
+        Args:
+            job_id: which job.
+            on_change: called with the job when the wait begins, and with each change that is seen of
+                its status, attempt, progress or `waits_for`, its end included.
+
+        Raises:
+            JobNotFound: there is no such job, or no longer.
+            StoreUnavailable: no answer came; the job goes on, and can be waited for again.
+        """
+        tell = told_of_changes(on_change)
+        job = await self.get(job_id)
+        tell(job)
+        while not job.status.is_final:
+            with_queue = on_change is not None and job.status is Status.QUEUED
+            job = await self.performer.changed_job(job, with_queue=with_queue)
+            tell(job)
+        return job
+
+    @overload
+    async def cancel(self, which: UUID) -> JobRecord: ...
+
+    @overload
+    async def cancel(self, which: JobFilter, *, limit: int | None = None) -> int: ...
+
+    async def cancel(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
+        """Cancel a job, or all that match a filter: a queued job at once; a running job is asked to stop.
+
+        An ended job stays as it is. A filter without a criterion is refused. With a filter, `limit` (1 to
+        10,000) jobs at most are canceled, in one transaction; without a limit all of them, in several. Returns how many
+        there were, without jobs that were asked to stop before. Raises `JobNotFound`, `BadRequest`, and `Conflict`
+        for one job that wakes a durable process.
+        """
+        if isinstance(which, UUID):
+            return await self.perform(operations.CancelJob(which))
+        return await self._change_all(operations.CancelMany, which, limit)
+
+    @overload
+    async def retry(self, which: UUID, *, force: bool = False) -> JobRecord: ...
+
+    @overload
+    async def retry(self, which: JobFilter, *, limit: int | None = None) -> int: ...
+
+    async def retry(self, which: UUID | JobFilter, *, force: bool = False, limit: int | None = None) -> JobRecord | int:
+        """Queue a failed, canceled or lost job again, from attempt 0, or all such jobs that match a filter.
+
+        With `force` also one running job whose lease never ends and is not renewed. `limit` as for `cancel`.
+        Raises `Conflict` for one job with another status, `JobNotFound`, `BadRequest`.
+        """
+        if isinstance(which, UUID):
+            return await self.perform(operations.RetryJob(which, force))
+        return await self._change_all(operations.RetryMany, which, limit, least=MOST_RETRIED_AGAIN)
+
+    @overload
+    async def run_now(self, which: UUID) -> JobRecord: ...
+
+    @overload
+    async def run_now(self, which: JobFilter, *, limit: int | None = None) -> int: ...
+
+    async def run_now(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
+        """Make a delayed job due at once, or all delayed jobs that match a filter.
+
+        If its lock_key is held, it still waits for the key. `limit` as for `cancel`. Raises `Conflict` for one job that
+        is not queued, `JobNotFound`, `BadRequest`.
+        """
+        if isinstance(which, UUID):
+            return await self.perform(operations.RunJobNow(which))
+        return await self._change_all(operations.RunManyNow, which, limit)
+
+    @overload
+    async def set_priority(self, which: UUID, priority: int) -> JobRecord: ...
+
+    @overload
+    async def set_priority(self, which: JobFilter, priority: int, *, limit: int | None = None) -> int: ...
+
+    async def set_priority(
+        self, which: UUID | JobFilter, priority: int, *, limit: int | None = None
+    ) -> JobRecord | int:
+        """Give a queued job, or all queued jobs that match a filter, another priority; the smallest runs first.
+
+        `limit` as for `cancel`; jobs that already have it are not counted. Raises `Conflict` for one job that is not
+        queued, `JobNotFound`, `BadRequest`.
+        """
+        if isinstance(which, UUID):
+            return await self.perform(operations.ChangePriority(job_id=which, priority=priority))
+        return await self._change_all(partial(operations.ChangeManyPriorities, priority=priority), which, limit)
+
+    async def error_groups(
+        self,
+        *,
+        task: str | None = None,
+        state: FailureState | None = None,
+        exact: bool = False,
+        limit: int = 50,
+        after: After = None,
+    ) -> ErrorGroupPage:
+        """Return the jobs that failed for good or wait for a retry, counted by task and error: the most jobs first.
+
+        A page is counted anew: a group whose number of jobs changes may stand on two pages, or on none. The jobs of a
+        group are those of `JobFilter(error_group=…)`.
+
+        Args:
+            task: leaves out the groups of other tasks.
+            state: counts only jobs that wait for a retry (`waiting`), or only those that failed for good (`failed`).
+            exact: groups by the first line as it is; reads every job.
+            limit: groups at most, 1 to 1,000.
+            after: the `next` of the page before.
+
+        Raises `BadRequest`.
+        """
+        wanted = failures.ListErrorGroups(task=task, state=state, exact=exact, limit=limit, after=_text(after))
+        return await self.perform(wanted)
+
+    async def retry_group(
+        self,
+        group: str,
+        *,
+        at: datetime | None = None,
+        spread_s: float = 0.0,
+        state: FailureState | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Retry the jobs of a group of errors, each of them once; return how many there were.
+
+        Those that failed for good are queued as if they were new; of those that wait for a retry the next attempt is
+        moved. A job that has begun meanwhile is left.
+
+        Args:
+            group: the group's id.
+            at: when; None, and what has passed, mean now.
+            spread_s: seconds from then on over which the jobs are spread by chance, 0 to 2,592,000 (30 days).
+            state: only those that wait for a retry (`waiting`), or only those that failed for good (`failed`).
+            limit: the oldest jobs that are looked at, 1 to 10,000, in one transaction; None: all, in several.
+
+        Raises `ErrorGroupNotFound` if the group has no job, and `BadRequest`.
+        """
+        wanted = GroupRetry(group=group, at=at, spread_s=spread_s, state=state)
+        retried = await self.retry_some_of_group(wanted, limit=BATCH if limit is None else limit)
+        count = retried.changed
+        while limit is None and retried.next is not None:
+            retried = await self.retry_some_of_group(wanted, limit=BATCH, after=retried.next)
+            count += retried.changed
+        return count
+
+    async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
+        """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, from behind `after`.
+
+        Raises `ErrorGroupNotFound` if it has no job at all.
+        """
+        fields = attrs.asdict(wanted, recurse=False)
+        return await self.perform(failures.RetryErrorGroup(**fields, limit=limit, after=_text(after)))
+
+    async def duplicates(
+        self, *, task: str | None = None, queue: str | None = None, limit: int = 50
+    ) -> list[DuplicateGroup]:
+        """Return at most `limit` (1 to 1,000) groups of waiting jobs with the same queue, task, args and partition key.
+
+        The largest come first. All waiting jobs are read for it. Raises `BadRequest`.
+        """
+        return (await self.perform(failures.ListDuplicates(task=task, queue=queue, limit=limit))).groups
+
+    async def cancel_duplicates(self, task: str, *, queue: str | None = None, limit: int = 1_000) -> int:
+        """Cancel at most `limit` (1 to 10,000) of a task's duplicates, but for the best of each group; say how many.
+
+        The best is the most urgent one, of these the oldest, or one that other jobs wait for. Raises `BadRequest`.
+        """
+        return (await self.perform(failures.CancelDuplicates(task=task, queue=queue, limit=limit))).changed
+
+    async def errors(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        job_id: UUID | None = None,
+        limit: int = 100,
+        after: After = None,
+    ) -> ErrorPage:
+        """Return the log of errors, a row for each run that failed, latest first; also of jobs that were deleted.
+
+        Args:
+            task: leaves out other tasks.
+            queue: leaves out other queues.
+            group: leaves out errors of other groups.
+            job_id: leaves out other jobs.
+            limit: rows at most, 1 to 1,000.
+            after: the `next` of the page before, or the `error_id` of any row.
+
+        Raises `BadRequest`.
+        """
+        wanted = failures.ListErrors(
+            task=task, queue=queue, group=group, job_id=job_id, limit=limit, after=_text(after)
+        )
+        return await self.perform(wanted)
+
+    async def queues(self) -> list[QueueRecord]:
+        """Return every queue that has jobs that have not ended, is served, or is paused, by name."""
+        page = await self.perform(queues.ListQueues(limit=MAX_PAGE))
+        found = page.queues
+        while page.next is not None:
+            page = await self.perform(queues.ListQueues(limit=MAX_PAGE, after=page.next))
+            found = found + page.queues
+        return found
+
+    async def pause(self, queue: str) -> None:
+        """Pause a queue: no process starts its jobs; running jobs go on. Raises `BadRequest`."""
+        await self.perform(queues.PauseQueue(queue))
+
+    async def resume(self, queue: str) -> None:
+        """End a queue's pause. Raises `BadRequest`."""
+        await self.perform(queues.ResumeQueue(queue))
+
+    async def workers(self) -> list[WorkerRecord]:
+        """Return the processes that sent a heartbeat in the last minute, by name."""
+        page = await self.perform(queues.ListWorkers(limit=MAX_PAGE))
+        found = page.workers
+        while page.next is not None:
+            page = await self.perform(queues.ListWorkers(limit=MAX_PAGE, after=page.next))
+            found = found + page.workers
+        return found
+
+    async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
+        """Return operators' actions, latest first: at most `limit` (1 to 1,000), from `after`.
+
+        Raises `BadRequest`.
+        """
+        return await self.perform(queues.ListAudit(limit=limit, after=_text(after)))
+
+    async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
+        """Return statistics of runs, by time, queue, task and outcome: at most `limit` (1 to 1,000) rows, from `after`.
+
+        They are of runs that our processes have ended, whether their jobs are there still or not. Raises `BadRequest`.
+        """
+        fields = attrs.asdict(wanted, recurse=False)
+        return await self.perform(queues.ListStats(**fields, limit=limit, after=_text(after)))
+
+    async def _change_all(
+        self,
+        change: Callable[..., Operation[operations.Changed]],
+        wanted: JobFilter,
+        limit: int | None,
+        *,
+        least: int = 1,
+    ) -> int:
+        """Change at most `limit` jobs that match a filter, or all, in batches while one changes `least` or more."""
+        if not isinstance(wanted, JobFilter):
+            raise BadRequest("which", f"must be a UUID or a JobFilter, not {wanted!r:.200}")
+        if wanted == EVERY_JOB:
+            raise BadRequest(
+                "which", "must have a criterion, such as queue or status: an empty JobFilter means every job"
+            )
+        batch = change(**wanted.criteria(), limit=BATCH if limit is None else limit)
+        count = changed = (await self.perform(batch)).changed
+        while limit is None and changed >= least:
+            changed = (await self.perform(batch)).changed
+            count += changed
+        return count
+
+
+def told_of_changes(on_change: Callable[[JobRecord], object] | None) -> Callable[[JobRecord], None]:
+    """Return what to call with each state of the job that was read; it calls `on_change` with those that differ."""
+    told: list[object] = [None]
+
+    def tell(job: JobRecord) -> None:
+        now = job.status, job.attempt, job.progress, job.waits_for, job.queue_state
+        if on_change is not None and now != told[0]:
+            told[0] = now
+            on_change(job)
+
+    return tell
+
+
+def _text(after: After) -> str | None:
+    return None if after is None else str(after)

@@ -1,0 +1,1 @@
+"""Operations as values: what clients can ask of the system, one file for each feature."""

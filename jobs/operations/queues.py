@@ -1,0 +1,90 @@
+"""The operations on queues and workers, on statistics of runs, and on the operators' log.
+
+A pause is kept in the database and holds for all processes; running jobs continue.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.listings import MAX_PAGE, AuditPage, QueuePage, WorkerPage
+from dataloader.jobs.model import Instant, about
+from dataloader.jobs.operations.fields import AfterPage, Limit, QueueName, TaskName
+from dataloader.jobs.operations.operation import Operation, Operations
+from dataloader.jobs.roles import Role
+from dataloader.jobs.run_stats import RunStatsPage, Span
+
+queues: Final = Operations()
+
+STATS_NAMES: Final = {"begin": "from", "end": "to"}
+"""Names in HTTP that Python reserves, or that say more there."""
+
+
+class QueuePaused(Struct, frozen=True):
+    """A queue after it was paused or resumed, for all processes."""
+
+    EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "paused": True}
+
+    queue: Annotated[str, about("The queue's name.")]
+    paused: Annotated[bool, about("Whether it is paused now.")]
+
+
+@queues.declare("GET", "/queues", role=Role.READ)
+class ListQueues(Operation[QueuePage], kw_only=True):
+    """List the queues that have work, are served or are paused, by name."""
+
+    limit: Limit = 200
+    after: AfterPage | None = None
+
+
+@queues.declare("POST", "/queues/{queue}/pause", role=Role.OPERATE)
+class PauseQueue(Operation[QueuePaused]):
+    """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
+
+    queue: str
+
+
+@queues.declare("POST", "/queues/{queue}/resume", role=Role.OPERATE)
+class ResumeQueue(Operation[QueuePaused]):
+    """Let the jobs of a queue start again, at once."""
+
+    queue: str
+
+
+@queues.declare("GET", "/workers", role=Role.READ)
+class ListWorkers(Operation[WorkerPage], kw_only=True):
+    """List the processes that have beaten in the last minute, by name."""
+
+    limit: Limit = MAX_PAGE
+    after: AfterPage | None = None
+
+
+@queues.declare("GET", "/stats", role=Role.READ)
+class ListStats(Operation[RunStatsPage], kw_only=True, rename=STATS_NAMES):
+    """List how many runs ended, by time, queue, task and outcome, and how long they took; no job is read."""
+
+    limit: Limit = 1_000
+    after: AfterPage | None = None
+    begin: (
+        Annotated[Instant, about("The hour or day in which it lies is the first; a day ago if not given.")] | None
+    ) = None
+    end: Annotated[Instant, about("Hours that begin before it; all if not given.")] | None = None
+    queue: QueueName | None = None
+    task: TaskName | None = None
+    by: Annotated[Span, about("What a row sums up: an hour, a day in UTC, or the whole time.")] = "hour"
+
+
+@queues.declare("GET", "/audit", role=Role.ADMIN)
+class ListAudit(Operation[AuditPage], kw_only=True):
+    """List what operators did, newest first."""
+
+    limit: Limit = 50
+    after: AfterPage | None = None
+    before: Annotated[AfterPage, Meta(description="The older name of `after`; an `audit_id`.")] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse both names together."""
+        if self.before is not None and self.after is not None:
+            raise ValueError("before: is the older name of after; send one of them")

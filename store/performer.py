@@ -1,0 +1,61 @@
+"""`Performer` over the database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import attrs
+
+from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import Draining
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob
+from dataloader.jobs.operations.operation import Operation
+from dataloader.jobs.operations.performer import Performer
+from dataloader.store.implementations import IMPLEMENTATIONS, Store
+from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - it registers implementations
+from dataloader.store.queue.enqueuer import Enqueuer
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.waits import Waits
+
+R = TypeVar("R")
+
+STATE_S: Final = 5.0
+"""Seconds between two reads of a queued job for its `queue_state`, whose changes notify nobody."""
+
+
+@attrs.frozen(kw_only=True)
+class DatabasePerformer(Store, Performer):
+    """The operations by the tables, on Trio. While `draining` is true, no new jobs are accepted."""
+
+    enqueuer: Enqueuer
+    served: ServedQueues
+    waits: Waits
+    draining: Callable[[], bool] = lambda: False
+
+    def signed(self, operator: Operator) -> DatabasePerformer:
+        """Return the same for another operator."""
+        return attrs.evolve(self, operator=operator)
+
+    async def perform(self, operation: Operation[R]) -> R:
+        """As in `Performer`."""
+        declaration = operation.declaration
+        declaration.check(operation)
+        if Draining in declaration.errors:
+            self._check_open()
+        answer: R = await IMPLEMENTATIONS[type(operation)](self, operation)
+        return answer
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """As in `Performer`. A cancellation comes before anything is added; the adding itself takes at most 12 s."""
+        self._check_open()
+        return await self.served.enqueue(self.enqueuer, jobs)
+
+    async def changed_job(self, job: JobRecord, *, with_queue: bool) -> JobRecord:
+        """As in `Performer`."""
+        return await self.waits.wait(job.job_id, timeout_s=STATE_S if with_queue else math.inf, seen=job)
+
+    def _check_open(self) -> None:
+        if self.draining():
+            raise Draining("this process is shutting down and takes no new jobs")

@@ -1,0 +1,110 @@
+"""`Performer` through a running service, by its HTTP API: on asyncio and on Trio, without a database driver.
+
+A service masks secrets in names, args, results and errors. It adds at most 1,000 jobs in one request, and refuses a
+body that is longer than its settings allow (`BadRequest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+import attrs
+import msgspec
+
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.model import MAX_ARGS_BYTES, Enqueued, JobRecord, NewJob
+from dataloader.jobs.operations.jobs import CancelJob, GetJob, RetryJob, RunJobNow
+from dataloader.jobs.operations.operation import Operation
+from dataloader.jobs.operations.performer import Performer
+from dataloader.jobs.text import exact_json
+from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
+
+R = TypeVar("R")
+
+LONG_POLL_S: Final = 25.0
+"""Seconds that the service may hold a request for a change: below what proxies cut off."""
+QUEUED_POLL_S: Final = 5.0
+"""The same for a queued job, since a change of its `queue_state` ends no request."""
+_STATUS_ANSWERS: Final = (CancelJob, RetryJob, RunJobNow)
+"""Operations of the document that are answered with the job's status only."""
+
+
+@attrs.frozen
+class HttpPerformer(Performer):
+    """The operations, by a service that serves them."""
+
+    service: ServiceConnection
+
+    def signed(self, operator: Operator) -> HttpPerformer:
+        """Raise `ConfigError`: the API token names the operator."""
+        raise ConfigError(f"operator: {operator.name!r} can't be given through a service: the token names the operator")
+
+    async def perform(self, operation: Operation[R]) -> R:
+        """As in `Performer`."""
+        operation.declaration.check(operation)
+        if isinstance(operation, _STATUS_ANSWERS):
+            await self._send(operation, dict)
+            answer: Any = await self.perform(GetJob(operation.job_id))
+        else:
+            answer = await self._send(operation, operation.declaration.result)
+        return answer  # type: ignore[no-any-return]
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """As in `Performer`; at most 1,000 jobs."""
+        if not jobs:
+            return []
+        requests = [
+            _request(job, f"jobs[{number}].args" if len(jobs) > 1 else "args") for number, job in enumerate(jobs)
+        ]
+        if len(requests) == 1:
+            return [await self.service.ask(Enqueued, "POST", "/jobs/trigger", body=requests[0])]
+        body = {"jobs": requests}
+        return (await self.service.ask(_Triggered, "POST", "/jobs/trigger/batch", body=body)).jobs
+
+    async def changed_job(self, job: JobRecord, *, with_queue: bool) -> JobRecord:
+        """As in `Performer`. If too many requests wait at the service, return after a few seconds."""
+        hold_s = QUEUED_POLL_S if with_queue else LONG_POLL_S
+        try:
+            await self.service.ask(
+                dict, "GET", f"/jobs/{job.job_id}/status", params={"wait": hold_s}, timeout_s=hold_s + ANSWER_S
+            )
+        except ServiceBusy as busy:
+            await anyio.sleep(busy.again_s)
+        return await self.perform(GetJob(job.job_id))
+
+    async def _send(self, operation: Operation[Any], kind: Any) -> Any:
+        declaration = operation.declaration
+        fields = declaration.fields(operation) if declaration.request is not None else None
+        return await self.service.ask(
+            kind,
+            declaration.method,
+            declaration.address(operation),
+            params=fields if declaration.in_query else None,
+            body=None if declaration.in_query else fields,
+            missing=declaration.not_found,
+        )
+
+
+class _Triggered(msgspec.Struct):
+    jobs: list[Enqueued]
+
+
+def _request(job: NewJob, field: str) -> dict[str, Any]:
+    """The job as the API takes it; `field` is the path of its arguments."""
+    given = {name: value for name, value in attrs.asdict(job, recurse=False).items() if value not in (None, "", {})}
+    args = msgspec.Raw(exact_json(field, job.args, MAX_ARGS_BYTES).encode())
+    if job.after is None:
+        del given["when_failed"]
+    return {"lock_key": None} | given | {"args": args}
+
+
+@asynccontextmanager
+async def open_http_jobs(url: str, token: str | None = None) -> AsyncIterator[Jobs]:
+    """The queue of the service at `url` for the length of a block. Raises `ConfigError` for another kind of address."""
+    async with open_service(url, token) as service:
+        yield Jobs(HttpPerformer(service))
