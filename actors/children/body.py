@@ -1,7 +1,8 @@
-"""The wrapper in a body's process: imports the user's function once, then calls it for one job after the other.
+"""Wrapper in a body's process: imports the user's function once, then calls it for one job after another.
 
-Talks to the service through the socket `data` alone; what the function prints goes to pipes of its own. It uses neither
-Trio nor the database, and imports nothing that does. All that must happen whatever the function does is the guard's.
+It communicates with the service only through the socket `data`. Output that the function prints goes to two separate
+pipes. The wrapper uses neither Trio nor the database, and imports nothing that does. The guard enforces everything that
+must hold whatever the function does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from dataloader.jobs.text import MAX_JSON, exact_json, storable_json, storable_t
 
 @attrs.define(eq=False)
 class _Body:
-    """What is imported, and the job that runs, if one does."""
+    """Imported function and the state of the running job, if there is one."""
 
     channel: Channel
     stop_notes: int
@@ -57,12 +58,12 @@ class _Body:
     told_to_stop: bool = False
 
     def on_term(self, *_args: object) -> None:
-        """Stop the job, if it is the guard that says so: others end a service, not its bodies."""
+        """Stop the job if the SIGTERM comes from the guard, which writes a note first; ignore other SIGTERMs."""
         try:
             os.read(self.stop_notes, 1)
         except BlockingIOError:
             return
-        # For good: after a stop this process runs no other job.
+        # This is never reset: a stopped process runs no other job.
         self.told_to_stop = True
         if self.port is not None:
             self._stop(self.port)
@@ -75,7 +76,7 @@ class _Body:
             self.channel.interrupt()
 
     def run(self, job: wire.RunJob) -> wire.Ended:
-        """Run a job; what it came to."""
+        """Run a job and return its outcome."""
         port = (AioBodyPort if self.is_asyncio else BodyPort)(self.channel, job.max_lines)
         try:
             args = args_of(bytes(job.args), self.args)
@@ -86,7 +87,7 @@ class _Body:
         try:
             self.port = port
             try:
-                if self.told_to_stop:  # before the job was read
+                if self.told_to_stop:  # the stop came before the job was read
                     self._stop(port)
                 with ExitStack() as stack:
                     if self.around:
@@ -96,7 +97,7 @@ class _Body:
                 self.port = None
                 port.end()
             return self._ended_with(result_of(value), is_stage=job.is_stage)
-        except BaseException as error:  # noqa: ASYNC103, BLE001 - whatever it raises is the job's error
+        except BaseException as error:  # noqa: ASYNC103, BLE001 - every exception is the job's error
             return self._failed(error, was_stopped=port.stopped)  # noqa: ASYNC104
 
     def _aio_run(self, handle: object) -> object:
@@ -116,7 +117,7 @@ class _Body:
         coroutine: Coroutine[Any, Any, object] = main()
         return asyncio.run(coroutine)
 
-    def _ended_with(self, value: object, *, is_stage: bool) -> wire.Ended:  # noqa: PLR0911 - one for each kind
+    def _ended_with(self, value: object, *, is_stage: bool) -> wire.Ended:  # noqa: PLR0911 - one branch for each kind
         match value:
             case Retry():
                 return wire.Ended("retry", text=value.reason, seconds=value.after_s)
@@ -155,7 +156,7 @@ def _with_value(kind: Any, value: object, to: str = "", *, is_exact: bool) -> wi
 
 
 def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
-    """Import what `declared` names, then run jobs until the service closes the socket."""
+    """Import the function that `declared` names, then run jobs until the service closes the socket."""
     channel = Channel(data)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,7 @@
-"""The ports of jobs in a body's process: what the handles need is sent to the service, which answers what is asked.
+"""Ports of jobs in a body's process: send the requests of a handle to the service and wait for its answers.
 
-Several threads and tasks of the function may use the job at once: each waits for its own answer alone. Who waits no
-more tells the service, which gives up too.
+Threads and tasks of the function may use the job concurrently; each waits only for its own answer. A caller that stops
+waiting notifies the service, which then cancels the request.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dataloader.jobs.task import A, Task
 from dataloader.jobs.text import MAX_JSON, MAX_MASKED, cut_texts, storable_json, storable_text
 
 MAX_LINE: Final = 65_536
-"""Bytes of a line of `job.log` on its way; the service keeps less of it."""
+"""Maximum size of the fields of one line of `job.log` in transit, in bytes; the service keeps less of them."""
 
 
 @attrs.define(eq=False)
 class BodyPort:
-    """The port of a plain function's `ProcessJob`."""
+    """Port of a plain function's `ProcessJob`."""
 
     channel: Channel
     max_lines: int
@@ -43,7 +43,7 @@ class BodyPort:
     _lines: dict[str | None, int] = attrs.field(factory=dict)
 
     def end(self) -> None:
-        """The run is over: what a thread still says through its handle must not pass for the next job's."""
+        """End the run: later calls fail, so that a leftover thread cannot write to the next job."""
         with self.channel.turn():
             self.over = True
         for number in list(self._open):
@@ -54,7 +54,7 @@ class BodyPort:
         self._send(wire.Progress(msgspec.Raw(storable_json(progress).encode())))
 
     def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Send a line, unless no more are kept."""
+        """Send a log line; of the job's own at most `max_lines` + 1, the last of which reports that lines are lost."""
         count = self._lines[load] = self._lines.get(load, 0) + 1
         if load is None and count > self.max_lines + 1:
             return
@@ -63,49 +63,49 @@ class BodyPort:
         self._send(wire.Line(level, text, msgspec.json.decode(encoded), load))
 
     def end_log(self, load: str) -> None:
-        """A load has ended."""
+        """Notify the service that a load has ended."""
         self._send(wire.EndLog(load))
 
     def checkpoint(self) -> None:
-        """Raise `JobStopped` if the run was stopped, though that was raised before."""
+        """Raise `JobStopped` if the run was stopped, even if it was raised before."""
         if self.stopped:
             raise JobStopped
 
     def deadline(self) -> float:
-        """When the run is stopped, by `time.monotonic()`."""
+        """Return the time at which the run is stopped, by `time.monotonic()`."""
         return time.monotonic() + float(msgspec.json.decode(self.ask("deadline")))
 
     def stopped_by(self) -> StopReason | None:
-        """Why the run was stopped, None while it goes on."""
+        """Return the reason why the run was stopped; None while it continues."""
         reason = msgspec.json.decode(self.ask("stopped_by"))
         return None if reason is None else StopReason(reason)
 
     def keep(self, result: object) -> None:
-        """Keep a result for whatever outcome comes."""
+        """Keep a result, whatever the outcome of the run is."""
         self._send(wire.Keep(msgspec.Raw(b"null" if result is None else storable_json(result).encode())))
 
     def resource(self, kind: Callable[..., Any]) -> Any:
-        """There is none."""
+        """Raise `LookupError`: a child process has no resources of the service."""
         name = getattr(kind, "__qualname__", None) or getattr(kind, "name", kind)
         raise LookupError(
             f"a task with process=True has no resources of the service's, and so no {name}: open it in its module"
         )
 
     def after(self) -> dict[UUID, AfterResult]:
-        """Ask for the outcomes of the jobs that this one runs after."""
+        """Return the outcomes of the jobs that this one runs after."""
         return msgspec.json.decode(self.ask("after"), type=dict[UUID, AfterResult])
 
     def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits and take them."""
         self.ask("take", wire.Take(supplier, units, max_wait_s))
 
     def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job."""
+        """Enqueue a job."""
         answer = self.ask("enqueue", _new_job(task, args, options))
         return msgspec.json.decode(answer, type=Enqueued)
 
     def ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
-        """Ask the service, and wait for the value that it answers. Raises the error that it answers."""
+        """Send a request to the service and return its answer. Raises the error in the answer, if there is one."""
         answers: queue.SimpleQueue[wire.Answer | None] = queue.SimpleQueue()
         number = self.channel.number()
         try:
@@ -124,7 +124,7 @@ class BodyPort:
             self.channel.ask(number, what, encoded, hear)
 
     def _forget(self, number: int) -> None:
-        """Tell the service, if no answer has come."""
+        """Drop a request; if it has no answer yet, notify the service."""
         self._open.discard(number)
         self.channel.forget(number)
 
@@ -148,26 +148,26 @@ class BodyPort:
 
 @attrs.define(eq=False)
 class AioBodyPort(BodyPort):
-    """The port of an asyncio function's `AioProcessJob`: its tasks wait for the answers."""
+    """Port of an asyncio function's `AioProcessJob`; its tasks await the answers."""
 
     async def checkpoint(self) -> None:  # type: ignore[override]
-        """Let others run. Raises `CancelledError` each time once the run was stopped; asyncio itself raises it once."""
+        """Let other tasks run. After a stop, every call raises `CancelledError`; asyncio itself raises it only once."""
         await asyncio.sleep(0)
         if self.stopped:
             raise asyncio.CancelledError
 
     async def after(self) -> dict[UUID, AfterResult]:  # type: ignore[override]
-        """Ask for the outcomes of the jobs that this one runs after."""
+        """Return the outcomes of the jobs that this one runs after."""
         return msgspec.json.decode(await self._aio_ask("after"), type=dict[UUID, AfterResult])
 
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:  # type: ignore[override]
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits and take them."""
         await self._aio_ask("take", wire.Take(supplier, units, max_wait_s))
 
     async def enqueue(  # type: ignore[override]
         self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions
     ) -> Enqueued:
-        """Add a job."""
+        """Enqueue a job."""
         answer = await self._aio_ask("enqueue", _new_job(task, args, options))
         return msgspec.json.decode(answer, type=Enqueued)
 

@@ -1,6 +1,6 @@
-"""The wrapper in a process that answers calls: imports the class, then calls an object of it, as frames.py has it.
+"""Wrapper in a process that answers calls: imports a class, then calls its objects by frames (see frames.py).
 
-All that must happen whatever the class does is the guard's, as for the body of a job.
+As for the body of a job, the guard enforces everything that must hold whatever the class does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dataloader.jobs.module_names import Place
 
 @attrs.frozen
 class _Socket:
-    """The socket to the service, by its file descriptor."""
+    """Socket to the service, by its file descriptor."""
 
     fd: int
 
     def read(self) -> tuple[Kind, bytes, bytes]:
-        """The next frame. Raises `EOFError` when the service has closed the socket."""
+        """Return the next frame. Raises `EOFError` when the service has closed the socket."""
         kind, head, body = read_header(self._exactly(HEADER.size))
         return kind, self._exactly(head), self._exactly(body)
 
@@ -58,10 +58,10 @@ class _Socket:
 
 
 def answer_calls(data: int, declared: Mapping[str, Any]) -> None:
-    """Import what `declared` names, then answer calls until the service closes the socket."""
+    """Import the class that `declared` names, then answer calls until the service closes the socket."""
     service = _Socket(data)
     faulthandler.enable()
-    # Others end a service, not its processes; who stops us kills us.
+    # Ignore SIGTERM: it is meant for the service, and the guard stops this process with SIGKILL.
     signal.signal(signal.SIGTERM, lambda *_: None)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # they are text files
@@ -78,7 +78,7 @@ def answer_calls(data: int, declared: Mapping[str, Any]) -> None:
 
 
 def _serve(service: _Socket, answers: Answers) -> None:
-    """Answer one user's calls."""
+    """Answer the calls of one user until it sends `OVER`."""
     threads = set(threading.enumerate())
     while True:
         kind, head, body = service.read()
@@ -92,5 +92,5 @@ def _serve(service: _Socket, answers: Answers) -> None:
         try:
             for answer in answers(head, body):
                 service.write(Kind.ANSWER, *answer)
-        except BaseException as error:  # noqa: ASYNC103, BLE001 - whatever it raises is the job's error
+        except BaseException as error:  # noqa: ASYNC103, BLE001 - every exception is the job's error
             service.write(Kind.FAILED, error_text(error).encode(errors="replace"))

@@ -1,8 +1,8 @@
-"""The socket between a body and the service: what is said, and answers that find who has asked, by number.
+"""Socket between a body and the service; matches answers to requests by number.
 
-A thread of its own reads: nobody who waits for an answer keeps others from speaking, or from hearing theirs. It runs no
-code of the user's and takes no signals. It reads only while somebody waits: were it always reading, the service would
-not notice that the function has closed the socket.
+A dedicated thread reads, so that a caller that waits for an answer does not keep others from sending or receiving. The
+thread runs no user code and takes no signals. It reads only while a caller waits: with a read in progress at all times,
+the service would not notice that the function has closed the socket.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dataloader.actors.children import wire
 from dataloader.jobs.errors import JobStopped
 
 STACK: Final = 2**21
-"""Bytes of the reader's stack, which counts as memory of the body's: enough for JSON as deep as it can be read."""
+"""Stack size of the reader thread in bytes: enough for the deepest JSON that can be read. It counts as body memory."""
 
 Hear = Callable[[wire.Answer | None], object]
-"""What is called with an answer, in the reader's thread; with None when none will come."""
+"""Callback that receives an answer in the reader thread, or None when no answer will come."""
 
 
 @attrs.define(eq=False)
 class Channel:
-    """The socket, by its file descriptor. A stop of the job interrupts no message in its middle."""
+    """Socket to the service, by its file descriptor. A stop of the job never interrupts a message midway."""
 
     fd: int
     _reader: threading.Thread = attrs.field(init=False)
@@ -48,7 +48,7 @@ class Channel:
     _stop: bool = attrs.field(default=False, init=False)
 
     def start(self) -> None:
-        """Start the reader."""
+        """Start the reader thread."""
         self._reader = threading.Thread(target=self._read_for_ever, name="dataloader", daemon=True)
         former = threading.stack_size(STACK)
         try:
@@ -57,14 +57,14 @@ class Channel:
             threading.stack_size(former)
 
     def next_job(self) -> wire.RunJob | None:
-        """Wait for the next job; None when the service has closed the socket, or nothing more can be read."""
+        """Wait for the next job and return it; None when the service has closed the socket or reading has failed."""
         self._wants_job = True
         self._wanted.set()
         return self._jobs.get()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else sends meanwhile; a stop that comes in here, in the main thread, is raised at its end."""
+        """Hold the right to send. In the main thread a stop that arrives meanwhile is raised at the block's end."""
         if threading.current_thread() is not threading.main_thread():
             with self._writing:
                 yield
@@ -87,11 +87,14 @@ class Channel:
                 left = left[os.write(self.fd, left) :]
 
     def number(self) -> int:
-        """The number of a new question."""
+        """Return the number for a new request."""
         return next(self._numbers)
 
     def ask(self, number: int, what: wire.AskFor, given: bytes, hear: Hear) -> None:
-        """Send a question; `hear` gets the answer, unless it is forgotten before."""
+        """Send a request; `hear` receives the answer, unless the request is dropped with `forget` before.
+
+        Raises `RuntimeError` in a process that the function has forked, and while `MAX_OPEN` requests are open.
+        """
         if os.getpid() != self._pid:
             raise RuntimeError("a process that the job's function has forked can't ask the service: only itself can")
         if len(self._waiting) >= wire.MAX_OPEN:
@@ -104,17 +107,17 @@ class Channel:
             self.give_up(number)
 
     def forget(self, number: int) -> None:
-        """Nobody waits for an answer any more: the service need not go on. Of an answer that has come, nothing."""
+        """Drop a request. If it has no answer yet, notify the service, which then cancels it."""
         if self._waiting.pop(number, None) is not None:
             self.send(wire.Forget(number))
 
     def give_up(self, number: int) -> None:
-        """No answer will come."""
+        """Report to the waiting caller that no answer will come."""
         if (hear := self._waiting.pop(number, None)) is not None:
             hear(None)
 
     def interrupt(self) -> None:
-        """Raise `JobStopped`, for a signal handler: at once, or when the message that is being sent is whole."""
+        """Raise `JobStopped` from a signal handler: immediately, or after the message that is being sent."""
         if not self._held:
             raise JobStopped
         self._stop = True
@@ -128,7 +131,7 @@ class Channel:
                 self._wanted.clear()
                 while (self._waiting or self._wants_job) and not self._closed:
                     self._take(next(lines, None))
-        except Exception:  # noqa: BLE001 - such as for lack of memory; the job's log shows it
+        except Exception:  # noqa: BLE001 - for example, out of memory; the job's log shows the traceback
             traceback.print_exc()
         finally:
             self._closed = True
@@ -143,7 +146,7 @@ class Channel:
             case wire.RunJob() as job:
                 self._wants_job = False
                 self._jobs.put(job)
-            case wire.Answer() as answer:  # of none that was forgotten meanwhile
+            case wire.Answer() as answer:  # a dropped request has no entry
                 if (hear := self._waiting.pop(answer.number, None)) is not None:
                     hear(answer)
 
@@ -158,7 +161,7 @@ class Channel:
             searched = len(buffer)
             try:
                 part = os.read(self.fd, 65_536)
-            except OSError:  # the function has closed it, or the service has gone and left something unread
+            except OSError:  # the function has closed it, or the service has ended and left data unread
                 return
             if not part:
                 return

@@ -1,7 +1,8 @@
-"""One child from the service's side: its guard, its body, and what both say.
+"""A child process from the service's side: its guard, its body, and the messages of both.
 
-All waits here are the caller's to bound, but for the end of a child: that is awaited until no process of it is left, as
-a thread's end is. The guard is asked first; one that does not answer is killed, and the body with it by the kernel.
+Callers bound all waits here, except the wait for the end of a child. That one lasts until no process of the child is
+left, like the wait for the end of a thread. The guard is asked first. A guard that does not answer is killed, and the
+kernel then kills the body.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ log = get_logger(__name__)
 
 GUARD: Final = str(Path(__file__).with_name("guard.py"))
 START_S: Final = 60.0
-"""The time in which a child must have imported the task's module, in seconds."""
+"""Seconds in which a child must import the task's module."""
 GUARD_S: Final = 1.0
-"""The time in which a guard has killed its body, in seconds; then it is killed itself."""
+"""Seconds in which a guard must kill its body; after them the guard itself is killed."""
 LOOK_S: Final = 5.0
 PAUSE_S: Final = 0.01
 CHUNK: Final = 65_536
 FRAME_CHUNK: Final = 2**20
 UNWANTED_S: Final = 0.01
-"""The pause after each chunk of which nothing is kept, in seconds: a body that prints without end waits for us."""
+"""Pause in seconds after each chunk that is not kept, which slows down a body that prints without end."""
 MAX_OUTPUT_LINE: Final = 8_192
-"""Bytes of what a body prints without a line's end that become one line of the log."""
+"""Bytes of output without a newline that become one line of the log."""
 
 
 class ChildDied(Exception):  # noqa: N818 - a state of the child
-    """The child has ended, or says what nobody understands; the text is for the job's error."""
+    """End of a child, or an invalid message from it; the text becomes part of the job's error."""
 
 
 @attrs.define(eq=False)
 class Output:
-    """One of the two pipes of what the body prints, cut into lines."""
+    """One of the body's two output pipes, cut into lines."""
 
     fd: int
     name: str
     _rest: bytes = b""
 
     async def pump(self, put: Callable[[str, str], bool]) -> None:
-        """Give each line to `put`, until cancelled or the pipe is closed; after its False, read on and keep nothing."""
+        """Pass each line to `put` until cancelled or the pipe is closed; after `put` returns False, discard them."""
         is_wanted = True
         while True:
             try:
@@ -77,9 +78,9 @@ class Output:
             await trio.sleep(0 if is_wanted else UNWANTED_S)
 
     def drain(self, put: Callable[[str, str], bool]) -> None:
-        """Give what is there by now to `put`, a last line without its end, too."""
+        """Pass the output that is in the pipe by now to `put`, including a last line without a newline."""
         with suppress(BlockingIOError):
-            for _ in range(16):  # a pipe has 64 KiB as a rule; what goes on to write is not waited for
+            for _ in range(16):  # a pipe usually holds 64 KiB; do not wait for a process that keeps writing
                 if not (chunk := os.read(self.fd, CHUNK)):
                     break
                 if not self.take(chunk, put):
@@ -89,17 +90,17 @@ class Output:
             put(self.name, rest.decode(errors="replace"))
 
     def take(self, chunk: bytes, put: Callable[[str, str], bool]) -> bool:
-        """Give each line that ends in a chunk to `put`; False if it wants no more."""
+        """Pass each line that ends in a chunk to `put`; return False if it wants no more."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_OUTPUT_LINE:
             lines, self._rest = [*lines, self._rest], b""
-        # The rest of a chunk is not looked at once no more is wanted.
+        # `all` stops at the first False: the rest of the chunk is dropped.
         return all(put(self.name, line.removesuffix(b"\r").decode(errors="replace")) for line in lines)
 
 
 @attrs.define(eq=False, kw_only=True)
 class Child:
-    """A running child. `jobs` counts those that it has begun; `idle_since` is Trio's clock."""
+    """Running child. `jobs` counts the jobs it has begun; `idle_since` is by Trio's clock, infinite during a job."""
 
     _process: trio.Process
     _mark: str
@@ -116,17 +117,17 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The body's process id."""
+        """Process ID of the body."""
         return self._body
 
     @property
     def guard_pid(self) -> int:
-        """The guard's process id."""
+        """Process ID of the guard."""
         return self._process.pid
 
     @classmethod
     async def start(cls, declared: wire.Declared) -> Child:
-        """A child that has imported its function. Raises `BodyFailed`, with what it printed, if it can't."""
+        """Start a child that imports its function. Raises `BodyFailed`, with the child's output, if it cannot."""
         mark = secrets.token_hex(16)
         with ExitStack() as lent, ExitStack() as own:
             pairs = []
@@ -140,8 +141,8 @@ class Child:
                 pipes.append(pipe := os.pipe())
                 own.callback(os.close, pipe[0])
                 lent.callback(os.close, pipe[1])
-            # An OSError is the job's error. In the one file sys.executable is the program itself: its entry.py, in
-            # deploy/binary, takes this command, and no other, as Python would.
+            # An OSError becomes the job's error. In the standalone binary sys.executable is the program itself: its
+            # entry.py, in deploy/binary, accepts this command line, and no other, as Python does.
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-P", GUARD, str(guards.fileno()), str(bodys.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -151,7 +152,7 @@ class Child:
                 start_new_session=True,
                 env=os.environ | {MARK: mark},
             )
-            own.pop_all()  # they are the child's from here on
+            own.pop_all()  # the `Child` closes them from here on
         for pipe in pipes:
             os.set_blocking(pipe[0], False)
         child = cls(
@@ -164,7 +165,7 @@ class Child:
         try:
             await child._import(declared)
         except BaseException:
-            await child.end()  # noqa: ASYNC102 - it has shields and deadlines of its own
+            await child.end()  # noqa: ASYNC102 - it has its own shields and deadlines
             raise
         return child
 
@@ -206,9 +207,9 @@ class Child:
                 raise ChildDied("its guard ended")
 
     async def arm(self, until: tuple[float, float]) -> bool:
-        """Let a job run until these times, the guard's and the kernel's, by the clock of leases.
+        """Let a job run until the guard's and the kernel's deadline in `until`, by the lease clock.
 
-        False if the child has ended.
+        Return False if the child has ended.
         """
         if not self._command("arm", until):
             return False
@@ -219,14 +220,14 @@ class Child:
         return False
 
     def renew(self, until: tuple[float, float]) -> None:
-        """Let the job that runs go on until these times, as `arm`.
+        """Move the deadlines of the running job, which are as in `arm`.
 
-        A guard that is stopped does not hear it: then the body ends at the former time.
+        A suspended guard does not receive them; the body then ends at the former deadline.
         """
         self._command("until", until)
 
     def disarm(self) -> None:
-        """The job is over."""
+        """Notify the guard that no job runs, which removes the deadlines."""
         self._command("idle")
 
     def tell_to_stop(self) -> None:
@@ -234,16 +235,16 @@ class Child:
         self._command("term")
 
     async def send(self, message: msgspec.Struct) -> None:
-        """Send a message to the body. One that has ended is noticed by `why_ended`."""
+        """Send a message to the body. Does not raise if the body has ended: see `why_ended`."""
         await self.send_line(wire.line_of(message))
 
     async def send_line(self, line: bytes) -> None:
-        """The same for a message that is a line already."""
+        """Send a message that is already encoded as a line."""
         with suppress(trio.BrokenResourceError):
             await self._data.send_all(line)
 
     async def read(self) -> bytes | None:
-        """The next line of the body's; None when it has closed its socket. Raises `ChildDied` for one too long."""
+        """Return the body's next line; None when it has closed its socket. Raises `ChildDied` if a line is too long."""
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
@@ -261,14 +262,14 @@ class Child:
         return line
 
     async def send_frame(self, kind: Kind, head: bytes = b"", body: bytes = b"") -> None:
-        """Send a frame to a body that answers calls. One that has ended is noticed by `why_ended`."""
+        """Send a frame to a body that answers calls. Does not raise if the body has ended: see `why_ended`."""
         with suppress(trio.BrokenResourceError):
             await self._data.send_all(header_of(kind, len(head), len(body)) + head)
             if body:
                 await self._data.send_all(body)
 
     async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
-        """The next frame; None when the body has closed its socket. Raises `ChildDied` for what is none."""
+        """Return the next frame; None when the body has closed its socket. Raises `ChildDied` for an invalid frame."""
         try:
             return await read_frame(self._exactly)
         except (EOFError, trio.BrokenResourceError):
@@ -277,7 +278,7 @@ class Child:
             raise ChildDied(str(error)) from None
 
     async def read_bytes(self) -> bytes:
-        """What the body has sent next; nothing when it has closed its socket."""
+        """Return the next bytes from the body; none when it has closed its socket."""
         try:
             return await self._data.receive_some(FRAME_CHUNK)
         except trio.BrokenResourceError:
@@ -293,18 +294,18 @@ class Child:
         return b"".join(parts)
 
     async def why_ended(self) -> str:
-        """Wait until the guard says that the body has ended, or has ended itself; the reason in words."""
+        """Wait until the guard reports the body's end, or has ended itself; return the reason in words."""
         while self._ended is None:
             await self._reply()
         return _words(self._ended)
 
     @property
     def was_killed_at_deadline(self) -> bool:
-        """Whether the end of the lease, or of the key, has ended it: by its guard, or by the kernel's timer."""
+        """Return whether the end of the lease or key has killed it, by its guard or by the kernel's timer."""
         return self._ended is not None and self._ended.endswith("deadline")
 
     async def _reply(self) -> str:
-        """The guard's next word. An end is remembered."""
+        """Return the guard's next message, and remember an end."""
         try:
             reply = (await self._control.recv(1_000)).decode()
         except OSError:
@@ -317,11 +318,14 @@ class Child:
         return reply
 
     def _command(self, name: str, until: tuple[float, float] | None = None) -> bool:
-        """Send a command without waiting. Times are given by CLOCK_BOOTTIME."""
+        """Send a command to the guard without waiting; return False if the guard has ended.
+
+        The times in `until` are by the lease clock, and are sent by CLOCK_BOOTTIME.
+        """
         if name == "idle":
             self._killed_at = math.inf
         if until is not None:
-            # In this order: should this process stand still in between, the body has less time, not more.
+            # In this order: if this process is suspended in between, the body has less time, not more.
             boot = time.clock_gettime(time.CLOCK_BOOTTIME)
             ahead = boot - lease_time()
             self._killed_at = until[1] + ahead
@@ -333,7 +337,7 @@ class Child:
         return True
 
     async def end(self) -> None:
-        """Kill the body and all that it has started, and wait until they are gone."""
+        """Kill the body and all that it has started; wait until no process is left."""
         self._command("kill")
         waits: list[Callable[[], Awaitable[object]]] = [self.why_ended, self._process.wait]
         for wait in waits:
@@ -343,7 +347,7 @@ class Child:
                 break
         if self._ended is None or not self._ended.startswith("ended "):
             await self._end_without_guard()
-        with trio.CancelScope(shield=True):  # it is dead, or about to be
+        with trio.CancelScope(shield=True):  # the guard is dead or about to die
             await self._process.wait()
         self._control.close()
         with trio.move_on_after(0, shield=True):
@@ -354,7 +358,7 @@ class Child:
             os.close(self._body_fd)
 
     async def _end_without_guard(self) -> None:
-        """The guard was killed, or does not answer: the kernel kills the body with it, and we what is left."""
+        """End a child whose guard was killed or does not answer: kill the guard and the body, then all leftovers."""
         with suppress(ProcessLookupError):
             self._process.kill()
         if self._body_fd >= 0:
@@ -365,7 +369,7 @@ class Child:
             with trio.move_on_after(LOOK_S, shield=True) as looking:
                 if self._body_fd >= 0:
                     await trio.lowlevel.wait_readable(self._body_fd)
-                # Others' processes tell nobody of their end.
+                # Poll: nothing reports the end of processes that are not our children.
                 while await trio.to_thread.run_sync(partial(kill_left_behind, self._mark, self._body)):  # noqa: ASYNC110
                     await trio.sleep(PAUSE_S)
             if not looking.cancelled_caught:
@@ -376,9 +380,9 @@ class Child:
 
 
 def _words(ended: str) -> str:
-    """How the body has ended, by what its guard said: `ended STATUS CAUSE`.
+    """Return the reason of an end in words. `ended` is the guard's message `ended STATUS CAUSE`.
 
-    If it said nothing, `deadline` when its time was over, else `guard`.
+    Without such a message it is `deadline` if the deadline had passed, else `guard`.
     """
     if ended.endswith("deadline"):
         return "the child process was killed: its lease or key was not renewed in time"

@@ -1,7 +1,7 @@
-"""Runs a job's function in a child, and does what its handle asks for, by the Trio port.
+"""Calls of jobs' functions in children; the requests of their handles go to the Trio port.
 
-A stop sends SIGTERM, and after the grace SIGKILL; the run is over when no process of the child is left. The body has a
-deadline of its own, which its guard keeps: it moves with each confirmed renewal of the lease.
+A stop sends SIGTERM and, after the grace period, SIGKILL. The run is over when no process of the child is left. The
+body has a separate deadline, which the guard enforces. It moves with each confirmed renewal of the lease.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from dataloader.jobs.text import storable_text
 log = get_logger(__name__)
 
 MAX_ENQUEUES: Final = 32
-"""Jobs of one body that are added at a time: their arguments may be large."""
+"""Maximum number of jobs that one body enqueues concurrently, because their arguments may be large."""
 MESSAGES_A_TURN: Final = 100
 PAUSE_S: Final = 0.01
-"""After so many messages the body waits so long, in seconds: one that floods us does not get all of our time."""
+"""Pause in seconds after every `MESSAGES_A_TURN` messages, so that a body cannot take all of the service's time."""
 DEAF_S: Final = 1.0
-"""How long a body may go on after it has closed its socket, in seconds."""
+"""Seconds for which a body may continue after it has closed its socket."""
 
 
 async def call_in_child(
     task: Task[Any], run: Run, children: Children | Clusters, port: TrioPort, max_lines: int
 ) -> object:
-    """What the function returns.
+    """Call the function in a child and return its result.
 
-    Raises `BodyFailed` for what it raises, and for a child that has ended; `BeginsTooLate` for one that took too long
-    to start.
+    Raises `BodyFailed` if the function raises or the child ends, and `BeginsTooLate` if the child took too long to
+    start.
     """
     async with children.lend(task, run) as child:
         if trio.current_time() > run.begin_by:
@@ -55,11 +55,11 @@ async def call_in_child(
             )
         if isinstance(child, RemoteChild):
             port.log("info", "the function runs beside a Dask worker", {"worker": child.worker})
-            if task.timeout_s is not None:  # from here on: the job has waited for a place, which is not its doing
+            if task.timeout_s is not None:  # counted from here: waiting for a slot of the cluster does not count
                 run.limit_to(trio.current_time() + task.timeout_s)
         talk = _Talk(child, run, port, max_lines)
         run.movers.add(talk.renew)
-        talk.renew()  # it may have moved while the child was started
+        talk.renew()  # the lease may have moved while the child was started
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(talk.serve)
@@ -68,7 +68,8 @@ async def call_in_child(
                     await talk.read()
                 except trio.Cancelled:  # noqa: ASYNC103 - see below
                     await talk.stop(children.grace_s)  # noqa: ASYNC102 - it has a shield with a deadline
-                    # What has ended in another way than by the stop has ended so, as a function in a thread.
+                    # If the function has ended for another reason than the stop, that end counts, as for a function in
+                    # a thread.
                     if talk.ended is None or talk.ended.stopped:
                         raise
                 finally:
@@ -90,9 +91,9 @@ async def call_in_child(
 
 @attrs.define(eq=False)
 class _Talk:
-    """One job's talk with its body: `ended` is what the function came to; without it, `died` says why not.
+    """Exchange of messages with a body about one job. `ended` is the function's end; without it, `died` says why.
 
-    `is_torn`: an answer was cut off in its middle, so that nothing else can be said to this body.
+    `is_torn`: sending an answer was interrupted midway, so that nothing else can be sent to this body.
     """
 
     child: Child | RemoteChild
@@ -112,11 +113,11 @@ class _Talk:
     _printed: int = 0
 
     def renew(self) -> None:
-        """The run's lease or key is safe for longer."""
+        """Send the body its new deadlines after the run's lease or key was renewed."""
         self.child.renew(self.run.lease.body_is_killed())
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Do what the body asks for and read what it prints, until `serving` is cancelled: by who called it, alone."""
+        """Serve requests and read output of the body until the caller cancels `serving`; nothing else cancels it."""
         with self.serving:
             async with trio.open_nursery() as self._asks:
                 for output in self.child.outputs:
@@ -125,15 +126,15 @@ class _Talk:
                 task_status.started()
 
     async def begin(self, task: Task[Any]) -> None:
-        """Send the job."""
+        """Send the job to the body."""
         job = self.run.job
-        assert job.args is not None  # noqa: S101 - `call_handler` has refused it
+        assert job.args is not None  # noqa: S101 - `call_handler` refuses such jobs
         fields = fields_of(job)
         await self.child.send(wire.RunJob(fields, msgspec.Raw(job.args.encode()), self.max_lines, bool(task.stages)))
         self._has_begun = True
 
     async def read(self) -> None:
-        """Read what the body says until the function has ended, or the child."""
+        """Read the body's messages until the function or the child has ended."""
         with self._reading:
             number = 0
             try:
@@ -147,17 +148,17 @@ class _Talk:
             except (ChildDied, ValueError, TypeError) as error:
                 self.died = f"the child process sent what is no message: {error}"
                 return
-            await trio.sleep(DEAF_S)  # `_watch` hears how it ended
+            await trio.sleep(DEAF_S)  # `_watch` learns how the body ended
 
     async def _next_line(self) -> bytes | None:
-        """The body's next line, when there is a place for the enqueue that it may ask for."""
+        """Return the body's next line, once there is room for the enqueue that it may request."""
         if self._places.value == 0:
             async with self._places:
                 pass
         return await self.child.read()
 
     async def stop(self, grace_s: float) -> None:
-        """Tell the function to stop, and give it the grace. Whose job is another's has none."""
+        """Stop the function and wait up to `grace_s` seconds for its end; not at all after a lost lease."""
         reason = self.run.stopped_by()
         if not self._has_begun or self.ended is not None or reason is StopReason.LEASE_LOST:
             return
@@ -168,7 +169,7 @@ class _Talk:
             await self.read()
 
     def drain(self) -> None:
-        """Read what it has printed by now."""
+        """Read the output that the body has printed by now."""
         for output in self.child.outputs:
             output.drain(self._print)
 
@@ -176,7 +177,7 @@ class _Talk:
         self.died = await self.child.why_ended()
         self._reading.cancel()
 
-    def _take(self, message: wire.FromBody) -> None:  # noqa: C901 - one for each
+    def _take(self, message: wire.FromBody) -> None:  # noqa: C901 - one branch for each message
         match message:
             case wire.Progress():
                 self.port.progress(cast("Any", message.progress))
@@ -202,7 +203,7 @@ class _Talk:
                 raise ChildDied("a second beginning")
 
     def _print(self, stream: str, line: str) -> bool:
-        """Keep a line that was printed; False when no more are kept."""
+        """Keep a printed line; return False when no more are kept."""
         self._printed += 1
         self.port.log("info", line, {"stream": stream})
         return self._printed <= self.max_lines
@@ -226,7 +227,7 @@ class _Talk:
     async def _answer_to(self, ask: wire.Ask) -> wire.Answer:
         try:
             return wire.Answer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
-        except Exception as error:  # noqa: BLE001 - it is the body's
+        except Exception as error:  # noqa: BLE001 - the body raises it
             return wire.Answer(ask.number, error=wire.Failure.of(error))
 
     async def _do(self, ask: wire.Ask) -> object:
@@ -247,12 +248,12 @@ class _Talk:
 
 
 def _value(encoded: msgspec.Raw) -> object:
-    """JSON of the body's as a value: it stays encoded."""
+    """Return JSON from the body as a value, which stays encoded; None for null."""
     return None if bytes(encoded) == b"null" else encoded
 
 
-def _value_of(ended: wire.Ended) -> object:  # noqa: C901, PLR0911 - one for each kind
-    """What the function has returned. Raises `BodyFailed` for an error."""
+def _value_of(ended: wire.Ended) -> object:  # noqa: C901, PLR0911 - one branch for each kind
+    """Return the function's result. Raises `BodyFailed` for an error and `MoveRefused` for a refused value."""
     value = _value(ended.value)
     match ended.kind:
         case "value":

@@ -1,7 +1,7 @@
-"""Calls of a library's functions in children, of this process's or beside Dask workers: `Calls` for one run.
+"""Calls of library functions in children of this process or beside Dask workers: the `Calls` of a run.
 
-A child is lent for the length of a block, and its guard has the run's deadline, as for the body of a job. It is kept
-for another run if the block ends well, and killed otherwise, with all that it has started.
+A child is lent for the length of a block, and its guard has the run's deadlines, as for the body of a job. If the block
+ends well, the child is kept for another run. Otherwise it is killed, with all that it has started.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from dataloader.jobs.text import storable_text
 log = get_logger(__name__)
 
 OVER_S: Final = 2.0
-"""The time in which a child must say that it has nothing left of a user, in seconds."""
+"""Seconds in which a child must report whether a user has left something behind."""
 DEAF_S: Final = 1.0
-"""How long a child may go on after it has closed its socket, in seconds."""
+"""Seconds for which a child may continue after it has closed its socket."""
 
 
 @attrs.frozen(eq=False)
 class ChildCalls:
-    """The `Calls` of a run. `lend` gives a child that has imported a class."""
+    """`Calls` of a run. `lend` gives a child that has imported a class."""
 
     run: Run
     lend: Callable[[Place, Run], AbstractAsyncContextManager[Child | RemoteChild]]
 
     @asynccontextmanager
     async def open(self, place: Place, put: Print) -> AsyncIterator[Process]:
-        """A child that has imported the class at `place`, for the length of a block."""
+        """Lend a child that has imported the class at `place`, for the length of a block."""
         async with self.lend(place, self.run) as child:
             called = _Called(child, self.run)
             self.run.movers.add(called.renew)
             try:
-                called.renew()  # it may have moved while the child was started
+                called.renew()  # the lease may have moved while the child was started
                 async with trio.open_nursery() as nursery:
                     for output in child.outputs:
                         nursery.start_soon(output.pump, put)
@@ -62,7 +62,7 @@ class ChildCalls:
 
 @attrs.define(eq=False)
 class _Called:
-    """A child as a `Process`."""
+    """`Process` that runs in a child."""
 
     child: Child | RemoteChild
     run: Run
@@ -70,27 +70,27 @@ class _Called:
     _died: str = ""
 
     def renew(self) -> None:
-        """The run's lease or key is safe for longer."""
+        """Send the child its new deadlines after the run's lease or key was renewed."""
         self.child.renew(self.run.lease.body_is_killed())
 
     async def watch(self) -> None:
-        """Hear of the child's end, which its socket may not tell: another process may have it."""
+        """Wait for the child's end. Its socket may not show it, because another process may hold it open."""
         self._died = await self.child.why_ended()
         self._reading.cancel()
 
     async def call(self, head: bytes, body: bytes = b"") -> None:
-        """Begin a call. That of a child that has ended has no answer."""
+        """Begin a call. If the child has ended, there is no answer."""
         await self.child.send_frame(Kind.CALL, head, body)
 
     async def answer(self) -> tuple[bytes, bytes]:
-        """The next answer. Raises `BodyFailed`."""
+        """Return the next answer. Raises `BodyFailed` if the call has failed or the child has ended."""
         kind, head, body = await self._read()
         if kind is not Kind.ANSWER:
             raise BodyFailed(storable_text(mask_text(head.decode(errors="replace"))))
         return head, body
 
     async def over(self) -> None:
-        """The block has ended well: keep the child if it has left nothing behind."""
+        """End a block that ended well; keep the child if nothing was left behind."""
         with trio.move_on_after(OVER_S), suppress(BodyFailed):
             await self.child.send_frame(Kind.OVER)
             kind, left, _ = await self._read()
@@ -108,7 +108,7 @@ class _Called:
                         return frame
                 except ChildDied as error:
                     why = f"the child process sent what is no message: {error}"
-                await trio.sleep(DEAF_S)  # `watch` hears how it ended
+                await trio.sleep(DEAF_S)  # `watch` learns how the child ended
         if self.child.was_killed_at_deadline:
             self.run.stop(self.run.lease.body_is_killed_for())
         raise BodyFailed(storable_text(mask_text(self._died or why)))

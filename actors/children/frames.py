@@ -1,4 +1,4 @@
-"""Frames of calls: a kind, the lengths of head and body, then both. The service and the process read and write them."""
+"""Frames of calls: a kind, the lengths of head and body, then both. Used by the service and the child process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Final
 
 HEADER: Final = struct.Struct("!BQQ")
 MAX_FRAME: Final = 2**30
-"""The longest head or body, in bytes. A page's rows are far less; what a process writes at random soon says more."""
+"""Maximum length of a head or body in bytes: far more than a page's rows, and less than most random bytes declare."""
 
 
 class Kind(IntEnum):
-    """What a frame is: from the service a call, or the end of its user; from the process one of the others.
+    """Kind of a frame. The service sends `CALL` and `OVER`; the process sends `ANSWER`, `FAILED` and `OVER`.
 
-    `FAILED` has the error's text as its head. `OVER` is answered by `OVER`, whose head says what was left behind.
+    `CALL` is a call, `OVER` the end of its user. The head of `FAILED` is the error's text. `OVER` is answered by
+    `OVER`, whose head names what was left behind.
     """
 
     CALL = 0
@@ -25,12 +26,12 @@ class Kind(IntEnum):
 
 
 def header_of(kind: Kind, head: int, body: int) -> bytes:
-    """The beginning of a frame with these lengths."""
+    """Return the header of a frame with these lengths."""
     return HEADER.pack(kind, head, body)
 
 
 def read_header(header: bytes) -> tuple[Kind, int, int]:
-    """The kind and the lengths. Raises `ValueError`."""
+    """Return the kind and both lengths. Raises `ValueError` for an unknown kind or a length over `MAX_FRAME`."""
     kind, head, body = HEADER.unpack(header)
     if max(head, body) > MAX_FRAME:
         raise ValueError(f"a frame of {max(head, body)} bytes; {MAX_FRAME} are the most")
@@ -38,6 +39,9 @@ def read_header(header: bytes) -> tuple[Kind, int, int]:
 
 
 async def read_frame(exactly: Callable[[int], Awaitable[bytes]]) -> tuple[Kind, bytes, bytes]:
-    """The next frame of what `exactly` so many bytes are read from. Raises `ValueError`, and what that raises."""
+    """Read the next frame with `exactly`, which reads a number of bytes.
+
+    Raises `ValueError` for an invalid header, and the errors of `exactly`.
+    """
     kind, head, body = read_header(await exactly(HEADER.size))
     return kind, await exactly(head), await exactly(body)

@@ -1,25 +1,26 @@
-"""The parent of one body: kills it, with every process that it has started, when its time is over or nobody wants it.
+"""Guard of one body: kills it, with every process it has started, when its time is over or the service is gone.
 
-A script of its own (`python -P guard.py CONTROL DATA PARENT`) with nothing of ours and no thread, so that no code of a
-user's can hold it up. It forks the body, which imports the rest. The service commands it through the socket CONTROL:
+The guard is a separate script (`python -P guard.py CONTROL DATA PARENT`). It imports none of our code and has no
+thread, so that no user code can delay it. It forks the body, which imports the rest. The service sends commands through
+the socket CONTROL:
 
     arm HARD LAST    the body may run until HARD, by CLOCK_BOOTTIME; answered by `armed`
-    until HARD LAST  the same, later: the lease was renewed
+    until HARD LAST  the same with later times, after a renewal of the lease
     idle             no job runs
-    term             tell the body to stop: SIGTERM for its process group
+    term             stop the body: SIGTERM for its process group
     kill             end the body and all that it has started
 
-The guard says `body PID` at its start and `ended STATUS CAUSE` at its end, when no process of the body's is left. What
-it does by itself, whatever the body does:
+The guard sends `body PID` at its start, and `ended STATUS CAUSE` at its end, when no process of the body is left. These
+rules hold whatever the body does:
 
-* HARD passes, the service dies (its pidfd) or closes the socket: it kills all.
-* The guard is stopped or stuck: at LAST the kernel kills it (a timer whose signal is SIGKILL, which also counts while
-  the machine sleeps), and the body with it (`PR_SET_PDEATHSIG`).
-* A process that the body has left behind becomes the body's child, and when that is dead the guard's (both are
-  subreapers): so the guard finds it, whatever session it has made for itself.
+* When HARD passes, or the service dies (its pidfd) or closes the socket, the guard kills all.
+* If the guard is suspended or stuck, the kernel kills it at LAST (a timer whose signal is SIGKILL, which also counts
+  while the machine sleeps), and the body with it (`PR_SET_PDEATHSIG`).
+* A process that the body has left behind becomes the body's child and, when the body is dead, the guard's (both are
+  subreapers). So the guard finds it, whatever session it has created.
 
-Rejected: setitimer or a thread in the body, which its code can change, or hold up by the GIL; a process group alone,
-which a daemon leaves; cgroups and namespaces, which most containers do not let us make.
+Rejected: setitimer or a thread in the body, which its code can change or delay by the GIL; a process group alone, which
+a daemon leaves; cgroups and namespaces, which most containers do not allow us to create.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 TIMER_ABSTIME: Final = 1
 TERM_NOTES: Final = b"x" * 64
-"""A note for each process that inherits the pipe; without one a SIGTERM is somebody else's, and passes unheeded."""
+"""Notes for the processes that inherit the pipe, a byte each. A SIGTERM without a note is ignored as foreign."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -60,10 +61,10 @@ class _TimerSpec(ctypes.Structure):
 
 
 class LastTimer:
-    """The kernel's timer that kills this process: nothing in it has to run for that."""
+    """Timer of the kernel that kills this process. No code of the process has to run for that."""
 
     def __init__(self) -> None:
-        """Not set."""
+        """Create the timer, which is not set yet."""
         library = _libc if hasattr(_libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
         self._set = library.timer_settime
         self._timer = ctypes.c_void_p()
@@ -71,17 +72,17 @@ class LastTimer:
         _check(library.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)))
 
     def set(self, at: float) -> None:
-        """Kill this process at a time of CLOCK_BOOTTIME, in place of a former one; never if it is infinite."""
+        """Kill this process at `at`, by CLOCK_BOOTTIME, instead of a former time; never if it is infinite."""
         whole, part = (0, 0.0) if at == math.inf else (int(at), at % 1)
         spec = _TimerSpec(0, 0, whole, int(part * 1e9))
         _check(self._set(self._timer, TIMER_ABSTIME, ctypes.byref(spec), None))
 
 
 class Guard:
-    """One body's guard. `hard` is when the body is killed, by CLOCK_BOOTTIME."""
+    """Guard of one body. `_hard` is the time at which the body is killed, by CLOCK_BOOTTIME."""
 
     def __init__(self, control: int, parent: int, body: int, stop_notes: int) -> None:
-        """`stop_notes` is the pipe that tells the body that a SIGTERM is meant for it."""
+        """Prepare to guard `body`. A note in the pipe `stop_notes` marks a SIGTERM as the service's."""
         self._control = control
         self._parent = parent
         self._body = body
@@ -91,7 +92,7 @@ class Guard:
         self._status: int | None = None
 
     def watch(self) -> NoReturn:
-        """Obey the service until the body is over."""
+        """Obey the service until the body has ended."""
         woken, wakes = os.pipe()
         for end in (woken, wakes):
             os.set_blocking(end, False)
@@ -118,7 +119,7 @@ class Guard:
     def _hear(self) -> bytes:
         try:
             return os.read(self._control, 1_000)
-        except OSError:  # the service has gone, and left something of ours unread
+        except OSError:  # the service has ended and left data unread
             return b""
 
     def _obey(self, command: list[bytes]) -> None:
@@ -134,7 +135,7 @@ class Guard:
             case [b"term"]:
                 try:
                     os.write(self._stop_notes, TERM_NOTES)
-                except BrokenPipeError:  # it has just ended, or has become another program, which needs no note
+                except BrokenPipeError:  # the body has just ended, or has become another program, which needs no note
                     pass
                 _kill_group(self._body, signal.SIGTERM)
             case [b"kill"]:
@@ -149,7 +150,7 @@ class Guard:
             self._end("parent")
 
     def _reap(self) -> None:
-        """Take the ends of the body and of what it left behind."""
+        """Reap the ended children: the body, and processes that it left behind."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -161,9 +162,9 @@ class Guard:
                 self._status = status
 
     def _end(self, cause: str) -> NoReturn:
-        """Kill until no child is left: what a dead one has started becomes ours, and is killed in the next round."""
+        """Kill until no child is left. Children of a dead child become ours, and are killed in the next round."""
         _kill_group(self._body, signal.SIGKILL)
-        # The body is dead; what it has left behind needs us, and a busy machine may give us no time for a while.
+        # The body is dead, so the timer is not needed. On a busy machine it could end the guard before all leftovers.
         self._last.set(math.inf)
         try:
             while True:
@@ -183,7 +184,7 @@ class Guard:
 
 
 def _children_of(parent: int) -> list[int]:
-    """The children of a process. Not from its file `children`: many kernels are built without."""
+    """Return the children of a process. Reads each `stat`: many kernels are built without the file `children`."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -200,7 +201,7 @@ def _children_of(parent: int) -> list[int]:
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # another user's, as `sudo` makes it: its end is waited for
+    except (ProcessLookupError, PermissionError):  # ended, or of another user, as with `sudo`: its end is awaited
         pass
 
 
@@ -218,7 +219,7 @@ def _check(result: int) -> None:
 
 
 def _become_body(guard: int, data: int, stop_notes: int) -> None:
-    """Leave the guard's code for the wrapper's."""
+    """Set up the body's process and run its wrapper."""
     os.setsid()
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
     if os.getppid() != guard:
@@ -226,7 +227,7 @@ def _become_body(guard: int, data: int, stop_notes: int) -> None:
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    import json  # noqa: PLC0415 - the guard does without
+    import json  # noqa: PLC0415 - the guard does not need it
 
     line = b""
     while not line.endswith(b"\n"):
@@ -246,13 +247,13 @@ def _become_body(guard: int, data: int, stop_notes: int) -> None:
 
 
 def main() -> None:
-    """Fork the body, and guard it."""
+    """Fork the body and guard it."""
     control, data, parent = map(int, sys.argv[1:4])
     parent_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
         return
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A terminal's, or those of a service manager that tells every process: the service says when to stop.
+        # They come from a terminal, or from a service manager that signals every process. The service sends `term`.
         signal.signal(number, signal.SIG_IGN)
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
     notes, told = os.pipe()
@@ -264,13 +265,13 @@ def main() -> None:
             for other in (control, parent_fd, told):
                 os.close(other)
             _become_body(guard, data, notes)
-        except BaseException:  # noqa: ASYNC103, BLE001 - the guard sees the exit code, and the job's log has the traceback
+        except BaseException:  # noqa: ASYNC103, BLE001 - the guard sees the exit code; the job's log has the traceback
             sys.excepthook(*sys.exc_info())
             os._exit(1)
         os._exit(0)
     os.close(data)
     os.close(notes)
-    # Its output is the body's; were it ours too, nobody would see its end.
+    # Only the body holds the output pipes: with a copy in the guard, the service would not see their end.
     null = os.open(os.devnull, os.O_RDWR)
     for output in (1, 2):
         os.dup2(null, output)

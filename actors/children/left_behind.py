@@ -1,7 +1,7 @@
-"""Finds and kills the processes of a child whose guard is dead: by the mark in their environment, or by their session.
+"""Cleanup after a dead guard: kills the child's processes, found by a mark in their environment or by session.
 
-Only then: a guard that lives does it better. A process that has overwritten its environment and made a session of its
-own is not found.
+A living guard does this better, so this is only for a dead one. A process that has overwritten its environment and
+created its own session is not found.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "DATALOADER_CHILD"
-"""The variable that all processes of a child inherit."""
+"""Environment variable that all processes of a child inherit."""
 
 
 def kill_left_behind(mark: str, body: int) -> int:
-    """Kill every process of the child with this mark and body; return how many there were. Blocks: for a thread."""
+    """Kill every process that has this mark or is in the session of `body`; return their number. Blocks."""
     killed = 0
     for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         if _is_of(pid, mark, body):
             with suppress(OSError):
                 process = os.pidfd_open(pid)
                 try:
-                    # Again, for this process: its number may have been another's before.
+                    # Check again with the pidfd open: before, the number may have been another process's.
                     if _is_of(pid, mark, body):
-                        killed += 1  # also another user's, as `sudo` makes it: its end is waited for
+                        killed += 1  # another user's too, as with `sudo`: the caller waits for its end
                         signal.pidfd_send_signal(process, signal.SIGKILL)
                 finally:
                     os.close(process)

@@ -1,7 +1,7 @@
-"""The children of this process: warm ones for each task, started when there are too few, gone when idle for long.
+"""Pool of this process's children: warm ones for each task, started on demand, ended when idle for long.
 
-A child runs one job at a time. It is ended, with all that it has started, after a stop, after an error of its own, when
-the function has left processes or threads behind, and after `max_jobs`.
+A child runs one job at a time. It is ended, with all that it has started, in these cases: after a stop, after an error
+of the child such as exhausted memory, if the function has left processes or threads behind, and after `max_jobs` jobs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dataloader.jobs.telemetry import Telemetry
 log = get_logger(__name__)
 
 HURRIED_GRACE_S = 6.0
-"""The longest grace when the whole process drains: its end is bounded."""
+"""Maximum grace period in seconds while the process drains, which bounds the drain."""
 MAX_CALLERS = 1_000
-"""The runs that a child answers calls for, one after the other, before it is replaced."""
+"""Number of runs for which a child answers calls, one after another, before it is replaced."""
 
 
 def places_of(tasks: Tasks) -> dict[str, tuple[Place, list[Place]]]:
-    """Where children find the functions of tasks with `process=True` or `dask=`, and what wraps them.
+    """Return where children find the functions of tasks with `process=True` or `dask=`, and their wrappers.
 
-    Raises `ConfigError` for functions that another process can't find, and where there are no such children.
+    Raises `ConfigError` if another process cannot find a function, or if this platform has no such children.
     """
     own = [task for task in tasks.values() if task.in_child]
     if own and not sys.platform.startswith("linux"):
@@ -60,7 +60,7 @@ def _how(task: Task) -> str:
 
 @attrs.define(eq=False, kw_only=True)
 class Children:
-    """The pool. `grace_s` is the time between SIGTERM and SIGKILL, `idle_s` how long a child without a job stays."""
+    """Pool of children. `grace_s` is the time from SIGTERM to SIGKILL, `idle_s` the time idle children are kept."""
 
     tasks: Tasks
     grace_s: float
@@ -73,15 +73,15 @@ class Children:
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what children could not run."""
+        """Refuse tasks that children cannot run."""
         self.learn()
 
     def learn(self) -> None:
-        """Know the tasks that there are now. Raises `ConfigError` for those that children could not run."""
+        """Read the present tasks. Raises `ConfigError` if children cannot run one of them."""
         self._places = places_of(self.tasks)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End idle children in time, until cancelled."""
+        """End children that were idle for `idle_s` seconds, until cancelled."""
         task_status.started()
         while True:
             ends_at = min((one.idle_since for some in self._idle.values() for one in some), default=math.inf)
@@ -89,7 +89,7 @@ class Children:
             if left_s > 0:
                 await self._changed.wait(left_s)
                 continue
-            # All are taken out before the first is waited for: meanwhile jobs begin and end.
+            # Take all of them out before the first wait, because jobs begin and end meanwhile.
             ended = []
             for some in self._idle.values():
                 ended += [one for one in some if one.idle_since <= ends_at]
@@ -100,7 +100,7 @@ class Children:
                     nursery.start_soon(self._end, child, "idle")
 
     async def close(self) -> None:
-        """End all that are idle; those that run are ended by their runs."""
+        """End all idle children. Runs end their own."""
         self._closed = True
         async with trio.open_nursery() as nursery:
             for some in self._idle.values():
@@ -109,9 +109,10 @@ class Children:
         self._show()
 
     def lend(self, task: Task, run: Run) -> AbstractAsyncContextManager[Child]:
-        """A child for a run of `task`, with its guard armed for as long as the run's lease and key are safe.
+        """Lend a child for a run of `task`, with its guard armed while the run's lease and key are safe.
 
-        It is kept for the next job if the block has set its `idle_since`. Raises `BodyFailed` if none can be started.
+        The child is kept for the next job if the block sets its `idle_since`. Raises `BodyFailed` if no child can be
+        started.
         """
         place, around = self._places[task.name]
         declared = wire.Declared(
@@ -125,7 +126,7 @@ class Children:
         return self._lend(task.name, declared, task.max_jobs, run)
 
     def lend_to_calls(self, place: Place, run: Run) -> AbstractAsyncContextManager[Child]:
-        """The same, of a child that answers calls for a run."""
+        """Lend a child that answers calls for a run, as `lend` does. Raises `ConfigError` if this is not Linux."""
         if not sys.platform.startswith("linux"):
             raise ConfigError("processes=True needs Linux, for the guards of its processes")
         declared = wire.Declared(
@@ -144,7 +145,7 @@ class Children:
             self._running -= 1
             idle = self._idle.setdefault(what, [])
             if child.idle_since == math.inf:
-                await self._end(child, "stop")  # noqa: ASYNC102 - it has shields and deadlines of its own
+                await self._end(child, "stop")  # noqa: ASYNC102 - it has its own shields and deadlines
             elif child.jobs >= max_jobs:
                 await self._end(child, "max_jobs")  # noqa: ASYNC102 - as above
             elif self._closed:
@@ -158,7 +159,7 @@ class Children:
     async def _armed(self, what: Place | str, declared: wire.Declared, run: Run) -> Child:
         idle = self._idle.setdefault(what, [])
         while idle:
-            child = idle.pop()  # the one whose caches are warm
+            child = idle.pop()  # the last one used has the warmest caches
             if await self._arm(child, run):
                 return child
         began = trio.current_time()
@@ -169,13 +170,13 @@ class Children:
         return child
 
     async def _arm(self, child: Child, run: Run) -> bool:
-        """Arm a child's guard; a child that has ended meanwhile, or whose start was in vain, is cleared away."""
+        """Arm a child's guard. Return False if the child has ended; it is then cleaned up, as after an error."""
         child.idle_since = math.inf
         try:
             if await child.arm(run.lease.body_is_killed()):
                 return True
         except BaseException:
-            await child.end()  # noqa: ASYNC102 - it has shields and deadlines of its own
+            await child.end()  # noqa: ASYNC102 - it has its own shields and deadlines
             raise
         await self._end(child, "died")
         return False

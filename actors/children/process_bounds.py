@@ -1,4 +1,4 @@
-"""The bounds of a body's process: its memory, and what a function leaves behind in it."""
+"""Limits of a body's process: its memory, and processes or threads that a function leaves behind."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Final, Literal
 
 EXPENDABLE: Final = 500
-"""What is added to `oom_score_adj`: when memory runs out, a body ends before the service does."""
+"""Amount added to `oom_score_adj`, so that a body ends before the service when memory runs out."""
 
 Left = Literal["processes", "threads"]
 
 
 def leaves(known: set[threading.Thread]) -> Left | None:
-    """What the function has left behind that goes on; threads that are `known` were there before it."""
+    """Return the kind of leftovers of the function that still run, if any; `known` threads existed before it."""
     return (_leaves_processes() and "processes") or (_leaves_threads(known) and "threads") or None
 
 
 def _leaves_processes() -> bool:
-    """Whether processes go on; those that have ended are taken away.
+    """Return whether child processes still run, and reap the ended ones.
 
-    All that the function has started are our children: this process is a subreaper.
+    All processes that the function has started are our children: this process is a subreaper.
     """
     try:
         while True:
@@ -34,12 +34,15 @@ def _leaves_processes() -> bool:
 
 
 def _leaves_threads(known: set[threading.Thread]) -> bool:
-    """Whether threads that the function has started go on: what they print would pass for the next job's."""
+    """Return whether threads of the function still run; their output would appear as the next job's."""
     return any(thread.is_alive() for thread in threading.enumerate() if thread not in known)
 
 
 def limit(memory_mb: int | None) -> None:
-    """Bound the memory that this process can write to and shares with none, and each that it starts."""
+    """Limit the private writable memory of this process and of each that it starts to `memory_mb`, if given.
+
+    It also raises `oom_score_adj`: see `EXPENDABLE`.
+    """
     if memory_mb is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_mb * 2**20,) * 2)
     with suppress(OSError), Path("/proc/self/oom_score_adj").open("r+b", buffering=0) as file:

@@ -1,6 +1,6 @@
-"""What the service and a body say to each other: JSON, a message a line, of at most `MAX_MESSAGE` bytes.
+"""Messages between the service and a body: JSON, one message per line, at most `MAX_MESSAGE` bytes.
 
-Nothing is pickled: what crosses is data, whoever wrote it.
+Nothing is pickled, so that a message is only data, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataloader.jobs.listings import Level
 from dataloader.jobs.model import WhenFailed
 
 MAX_MESSAGE: Final = 20 * 2**20
-"""Arguments may have 16 MiB."""
+"""Maximum length of a message in bytes; arguments may have 16 MiB."""
 MAX_OPEN: Final = 1_000
-"""Questions of one body that wait for their answers at a time."""
+"""Maximum number of unanswered requests of one body."""
 
 AskFor = Literal["enqueue", "after", "take", "deadline", "stopped_by"]
 
 
 class Declared(msgspec.Struct):
-    """The first line that a body gets. `path` is `sys.path`; `around` are places as `[module, name]`, outermost first.
+    """First line that a body receives. `path` is `sys.path`; `around` has `[module, name]` pairs, outermost first.
 
-    With `calls` what stands at `name` answers calls, and runs no jobs: see frames.py. The guard reads it too, as JSON.
+    With `calls` the object at `name` answers calls and runs no jobs: see frames.py. The guard reads this message, too.
     """
 
     path: list[str]
@@ -41,7 +41,7 @@ class Declared(msgspec.Struct):
 
 
 class RunJob(msgspec.Struct, tag="run"):
-    """Run a job. `args` is as in its row; `is_stage` says whether the value must be exact JSON."""
+    """Request to run a job. `args` is as in its row; `is_stage` says whether the value must be exact JSON."""
 
     fields: dict[str, Any]
     args: msgspec.Raw
@@ -50,7 +50,7 @@ class RunJob(msgspec.Struct, tag="run"):
 
 
 class Answer(msgspec.Struct, tag="answer"):
-    """The answer to an `Ask` with the same number."""
+    """Answer to the `Ask` with the same number."""
 
     number: int
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, tag="answer"):
 
 
 class Failure(msgspec.Struct):
-    """An error of the service's, to be raised in the body."""
+    """Error of the service that is raised in the body."""
 
     kind: str
     text: str
@@ -66,7 +66,7 @@ class Failure(msgspec.Struct):
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """What crosses of an error: an attribute that is no JSON stays behind."""
+        """Return the message for an error, without the attributes that JSON cannot represent."""
         more = {}
         for name, value in vars(error).items():
             try:
@@ -76,7 +76,7 @@ class Failure(msgspec.Struct):
         return cls(type(error).__name__, str(error), more)
 
     def error(self) -> Exception:
-        """The error again: of its own class if that is one of ours."""
+        """Return the exception: of its own class if that is one of ours, else `RuntimeError`."""
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, DataloaderError)):
             return RuntimeError(f"{self.kind}: {self.text}")
@@ -87,19 +87,19 @@ class Failure(msgspec.Struct):
 
 
 class Started(msgspec.Struct, tag="started"):
-    """The function is imported, or can't be: `error`."""
+    """End of the import: done, or failed with `error`."""
 
     error: str | None = None
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """The newest progress."""
+    """Newest progress."""
 
     progress: msgspec.Raw
 
 
 class Line(msgspec.Struct, tag="line"):
-    """A line of the job's log, or of one of its loads."""
+    """Line of the job's log, or of one of its loads."""
 
     level: Level
     message: str
@@ -108,19 +108,19 @@ class Line(msgspec.Struct, tag="line"):
 
 
 class EndLog(msgspec.Struct, tag="end_log"):
-    """One of its loads has ended."""
+    """End of one of the job's loads."""
 
     load: str
 
 
 class Keep(msgspec.Struct, tag="keep"):
-    """A result to be kept."""
+    """Result to keep."""
 
     result: msgspec.Raw
 
 
 class Ask(msgspec.Struct, tag="ask"):
-    """Something that the service has to do; it sends an `Answer` with this number."""
+    """Request to the service, which sends an `Answer` with this number."""
 
     number: int
     what: AskFor
@@ -128,16 +128,16 @@ class Ask(msgspec.Struct, tag="ask"):
 
 
 class Forget(msgspec.Struct, tag="forget"):
-    """Nobody waits for the answer with this number any more."""
+    """Withdrawal of the request with this number: its caller no longer waits."""
 
     number: int
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """The run is over: with a `value` of this `kind`, or with an `error`, as text.
+    """End of the run: with a `value` of this `kind`, or with an `error`, as text.
 
-    `stopped`: because it was told to. `is_final`: it is not worth another run. `left`: what
-    the function has left behind. `is_spent`: this process should run no other job.
+    `stopped`: because of a stop. `is_final`: another attempt would not help. `left`: what the function has left behind.
+    `is_spent`: this process must not run another job.
     """
 
     kind: Literal["value", "retry", "snooze", "give_up", "canceled", "next", "finish", "error", "limit", "refused"]
@@ -154,7 +154,7 @@ FromBody = Started | Progress | Line | EndLog | Keep | Ask | Forget | Ended
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """`JobOptions`, with types that JSON can be read as."""
+    """`JobOptions` with types that JSON can be decoded to."""
 
     queue: str | None
     priority: int | None
@@ -174,7 +174,7 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 class Enqueue(msgspec.Struct):
-    """What is given to `enqueue`."""
+    """Arguments of `enqueue`."""
 
     task: str
     args: dict[str, Any]
@@ -182,7 +182,7 @@ class Enqueue(msgspec.Struct):
 
 
 class Take(msgspec.Struct):
-    """What is given to `take`."""
+    """Arguments of `take`."""
 
     supplier: str
     units: int
@@ -190,11 +190,11 @@ class Take(msgspec.Struct):
 
 
 def line_of(message: msgspec.Struct | Mapping[str, Any]) -> bytes:
-    """A message as a line."""
+    """Return a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 read_from_service: Final = msgspec.json.Decoder(RunJob | Answer).decode
-"""A line of the service's as a message."""
+"""Decoder of a line from the service. Raises `msgspec.DecodeError`."""
 read_from_body: Final = msgspec.json.Decoder(FromBody).decode
-"""A line of a body's as a message. Raises `msgspec.DecodeError`."""
+"""Decoder of a line from a body. Raises `msgspec.DecodeError`."""
