@@ -41,7 +41,7 @@ FROM dl_etl_history h WHERE h.target = $1
 class HistoryState:
     """The instant of a table's newest snapshot, and of the newest whose keys were not recorded; None: there is none.
 
-    Programs before migration 0058 recorded no keys.
+    Some programs from before the first release recorded no keys.
     """
 
     newest: dt.datetime | None = None

@@ -53,7 +53,7 @@ ROW: Final = '"dl:row"'
 _MARKS: Final = (IS_THERE, IS_SAME, JOINS_NEXT, BEGINS_HERE, GOES_ON, IS_LAST)
 
 _NEXT_COMPLETE: Final = "SELECT min(as_of) FROM dl_etl_observed WHERE target = $1 AND as_of > $2 AND keys IS NULL"
-# Programs before migration 0058 have recorded only the segments that they merged completely.
+# Some programs from before the first release recorded only the segments that they merged completely.
 _NEXT_UNRECORDED: Final = """
 SELECT min(s.as_of) FROM dl_etl_snapshots s WHERE s.target = $1 AND s.as_of > $2
 AND NOT EXISTS (SELECT FROM dl_etl_observed o WHERE o.target = s.target AND o.as_of = s.as_of)

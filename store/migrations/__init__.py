@@ -11,6 +11,8 @@ A file never changes once it has landed. If older programs can't work with it, i
 number of the last file that a program must know to work with this one. An older program changes nothing in a newer
 database: it goes on, or refuses if the files or the functions say so.
 
+A database from before the first release is converted first (conversion.py).
+
 Statements wait two seconds for a lock and then try again, so that a waiting ALTER never holds up all heartbeats. An
 index that is built concurrently has no such limit: it holds up no other session, and must wait for all older
 transactions.
@@ -37,7 +39,7 @@ from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import connect
 from dataloader.store.connection.driver_errors import missing_right, said
 from dataloader.store.connection.error_meanings import LOCKED, NO_RIGHT, ROLLED_BACK
-from dataloader.store.migrations import function_set
+from dataloader.store.migrations import conversion, function_set
 from dataloader.store.migrations.lock import aio_lock, aio_who_migrates
 
 log = get_logger(__name__)
@@ -47,9 +49,9 @@ LOCK_TIMEOUT: Final = "2s"
 _LEDGERS: Final = """CREATE TABLE IF NOT EXISTS dl_migrations (
   number int PRIMARY KEY,
   name text NOT NULL,
-  applied_at timestamptz NOT NULL DEFAULT now()
+  applied_at timestamptz NOT NULL DEFAULT now(),
+  oldest int NOT NULL DEFAULT 0
 );
-ALTER TABLE dl_migrations ADD COLUMN IF NOT EXISTS oldest int NOT NULL DEFAULT 0;
 CREATE TABLE IF NOT EXISTS dl_function_sets (
   number int PRIMARY KEY,
   hash text NOT NULL,
@@ -114,6 +116,9 @@ def migrations() -> list[Migration]:
 LATEST: Final = max(migration.number for migration in migrations())
 _INDEXES: Final = [name for migration in migrations() for name in _INDEX.findall(migration.sql)]
 """The indexes that are built concurrently; an interruption can leave one of them invalid."""
+_CONVERSION: Final = conversion.script(
+    [migration.note for migration in migrations() if migration.number <= conversion.CONVERTED_TO]
+)
 _DROP_HALF: Final = """SELECT 'DROP INDEX CONCURRENTLY {name}' FROM pg_index
 WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid \\gexec"""
 
@@ -125,6 +130,7 @@ def render() -> str:
         "\\set ON_ERROR_STOP on",
         "SELECT quote_ident(current_schema()) AS schema \\gset",
         f"{_LEDGERS};",
+        f"\n-- {conversion.NAME.capitalize()}.\n{_CONVERSION};",
     ]
     at_once = [migration for migration in migrations() if migration.is_transactional]
     one_by_one = [migration for migration in migrations() if not migration.is_transactional]
@@ -152,9 +158,9 @@ def _lines_of(migration: Migration) -> Iterator[str]:
 
 @attrs.frozen
 class _State:
-    """What a database has: the numbers of its files and of its functions, and the oldest programs that these allow."""
+    """The files of a database (names by numbers), the number of its functions, and the oldest programs they allow."""
 
-    files: frozenset[int]
+    files: dict[int, str]
     oldest: int
     functions: int
     functions_hash: str
@@ -167,6 +173,10 @@ class _State:
     @property
     def file(self) -> int:
         return max(self.files, default=0)
+
+    @property
+    def is_former(self) -> bool:
+        return conversion.is_former(self.files)
 
     @property
     def lacks_functions(self) -> bool:
@@ -192,6 +202,9 @@ class _State:
         if self.oldest > LATEST or self.functions_oldest > function_set.NUMBER:
             message = f"the database's schema is at {self}, too new for this version ({_OURS}); upgrade dataloader"
             raise SchemaError(message)
+        if self.is_former:
+            conversion.check(self.files, str(self))
+            return False
         return not self.missing() and not self.lacks_functions
 
     def warnings(self) -> Iterator[str]:
@@ -205,7 +218,8 @@ class _State:
             )
 
     def __str__(self) -> str:
-        return _place(self.file, self.functions)
+        before = ", from before the first release" if self.is_former else ""
+        return f"{_place(self.file, self.functions)}{before}"
 
 
 def _place(file: int, functions: int) -> str:
@@ -268,11 +282,14 @@ async def _aio_checked(connection: asyncpg.Connection[Any]) -> tuple[str | None,
 
 
 async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
-    known, oldest, functions = [], 0, None
+    known: dict[int, str] = {}
+    oldest, functions = 0, None
     if await connection.fetchval("SELECT to_regclass('dl_migrations')") is not None:
-        # The first databases have no column `oldest`.
-        rows = await connection.fetch("SELECT number, (to_jsonb(m) ->> 'oldest')::int AS oldest FROM dl_migrations m")
-        known = [row["number"] for row in rows]
+        # Some databases from before the first release have no column `oldest`.
+        rows = await connection.fetch(
+            "SELECT number, name, (to_jsonb(m) ->> 'oldest')::int AS oldest FROM dl_migrations m"
+        )
+        known = {row["number"]: row["name"] for row in rows}
         oldest = max((row["oldest"] or 0 for row in rows), default=0)
     if await connection.fetchval("SELECT to_regclass('dl_function_sets')") is not None:
         functions = await connection.fetchrow("SELECT * FROM dl_function_sets ORDER BY number DESC LIMIT 1")
@@ -287,7 +304,7 @@ async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
         " coalesce(has_schema_privilege('public', current_schema(), 'CREATE'), false) AS is_open"
     )
     return _State(
-        files=frozenset(known),
+        files=known,
         oldest=oldest,
         functions=functions["number"] if functions else 0,
         functions_hash=functions["hash"] if functions else "",
@@ -321,6 +338,10 @@ async def _aio_migrate(
                 tell(name)
 
         try:
+            if state.is_former:
+                begin(conversion.NAME)
+                await _aio_patiently(connection, _CONVERSION, transaction=True)
+                state = await _aio_state(connection)
             await _aio_apply(connection, state, begin)
         except NO_RIGHT as error:
             first = "an upgrade of the schema" if state.files else "the first migration"

@@ -19,8 +19,8 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 52
-OLDEST: Final = 0
+NUMBER: Final = 53
+OLDEST: Final = 53
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
     "rights",
@@ -32,7 +32,6 @@ FILES: Final = (
     "triggers",
     "limits",
     "claim",
-    "former",
     "keys",
     "sources",
     "unique",

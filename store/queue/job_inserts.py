@@ -116,7 +116,7 @@ def _add(
     )
 
 
-# Jobs that run after others wait, their time put aside (see 0013_after.sql).
+# Jobs that run after others wait, their time put aside (see 0002_job_columns.sql).
 _OF_GRAPHS: Final = _QUEUED | {
     "names": _COLUMNS_OF_GRAPHS,
     "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",

@@ -332,21 +332,6 @@ GUARDS = {
         f"{PROCESSES}/test_idents.py::test_a_delivery_ends_no_row_that_has_its_number_after_a_restore",
         edit("store.processes.outbox_rows._DELIVERED", "ident IS NOT DISTINCT", "$2::uuid IS NOT DISTINCT"),
     ),
-    "number of a step that the release before has begun": Guard(
-        "a step that a program of the release before has begun keeps its key in every try",
-        f"{PROCESSES}/test_idents.py::test_a_step_that_an_older_program_began_keeps_its_key_in_every_try",
-        edit_schema("PERFORM {schema}.dl_process_forget_ident(key, task_id);", "NULL;"),
-    ),
-    "ident that a worker has tried": Guard(
-        "a step that a worker of this release has tried is not repeated under another key",
-        f"{PROCESSES}/test_idents.py::test_a_step_tried_under_its_ident_is_left_to_a_worker_that_knows_it",
-        edit_schema("(p.running_ident IS NOT NULL\n", "(false\n"),
-    ),
-    "ident of a step that was returned": Guard(
-        "a step that a drain has returned counts as tried",
-        f"{PROCESSES}/test_idents.py::test_a_step_tried_under_its_ident_is_left_to_a_worker_that_knows_it",
-        edit_schema(" WHEN s.outcome = 'returned' THEN s.running_ident END", " END"),
-    ),
     "version that a live worker serves": Guard(
         "a process whose first step has not begun is not moved from a version that is served",
         f"{PROCESSES}/test_process_upkeep.py::test_an_init_process_never_moves_from_a_version_that_is_served",

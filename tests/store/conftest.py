@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 from conditions import patience_s
-from databases import raw_connection
 from queue_workers import Worker
 
 from dataloader.jobs.ids import uuid7
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
-from dataloader.store.migrations import migrations
-
-AT_0007 = Path(__file__).parents[1] / "data" / "at_0007"
 
 
 @pytest.fixture
 async def store(database):
     """Our store, open on the test's database."""
     async with open_database(DatabaseOptions(dsn=database.dsn, statement_timeout_s=10)) as store:
-        yield store
-
-
-@pytest.fixture
-async def store_at_0007(empty_database):
-    """Our store on a database as it was when functions stood in the numbered files, at 0007."""
-    former = {int(path.name[:4]): path.read_text() for path in AT_0007.glob("*.sql")}
-    former = {one.number: one.sql for one in migrations() if one.number <= 7} | former
-    async with raw_connection(empty_database.dsn) as raw:
-        await raw.execute("CREATE TABLE dl_migrations (number int PRIMARY KEY, name text, applied_at timestamptz)")
-        for number, sql in sorted(former.items()):
-            for statement in sql.split(";\n\n") if number == 5 else [sql]:
-                await raw.execute(statement.replace("{schema}", "public").replace(" CONCURRENTLY", ""))
-            await raw.execute("INSERT INTO dl_migrations VALUES ($1, 'before', now())", number)
-    async with open_database(DatabaseOptions(dsn=empty_database.dsn)) as store:
         yield store
 
 

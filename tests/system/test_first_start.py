@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dataloader.store.migrations import migrations
+
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q1")
@@ -11,4 +13,5 @@ async def test_the_migration_of_an_empty_database_is_one_line_of_the_log(serve, 
     service = await serve(dsn=empty_database.dsn)
     about = [line for line in service.lines if "schema" in line["event"] or "migration" in line]
     assert [line["event"] for line in about] == ["the schema is up to date"]
-    assert about[0]["migrations"] > 20
+    # The functions count as one.
+    assert about[0]["migrations"] == len(migrations()) + 1

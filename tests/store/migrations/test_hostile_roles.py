@@ -61,16 +61,14 @@ BEGIN INSERT INTO public.loot VALUES (current_user); RETURN QUERY SELECT pg_cata
 """
 )
 ALL_FUNCTIONS = """
-SELECT FROM public.dl_claim_jobs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL);
 SELECT FROM public.dl_claim_known('q', 9, 9, 'w', '{t}', '{1}', 9::float8, '{2}'::int[], NULL, '{t}', '{t}'::text[]);
-SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
 SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
 SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
 SELECT public.dl_judge_after(9, true);
 SELECT FROM public.dl_open_lanes('q', '{t}');
 SELECT public.dl_charge_lanes('{t}', '{s}', '{1}'), public.dl_take_units('s', 1, 1);
 SELECT public.dl_opens_in('{[0,9)}', 'UTC', now(), 1);
-SELECT public.dl_units_left(NULL::public.dl_sources, '{1}', '{1}', 1, now());
+SELECT public.dl_budgets_left(NULL::public.dl_sources, '{1}', '{1}', '{UTC}', 1, now());
 SELECT public.dl_check_name('a', 'a', 9), public.dl_key('lock_key', '["a"]', 't', '{"a": 1}');
 SELECT public.dl_enqueue('t', '{}', 'q', 'k', idempotency_key => 'i');
 SELECT public.dl_error_group('e'), public.dl_error_line('e');
@@ -142,21 +140,6 @@ async def test_our_triggers_cannot_be_put_on_a_foreign_table(outsider, raw):
     await refused(outsider, "DELETE FROM pg_temp.bait", "dl_jobs_deleted is a trigger of dl_jobs alone")
     await outsider.execute("DROP TRIGGER deleted ON pg_temp.bait")
     assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
-
-
-@pytest.mark.slow
-async def test_a_trap_trigger_from_before_the_upgrade_is_harmless_after_it(store_at_0007, empty_database):
-    """Whether a trigger may name a function is asked when the trigger is made, and never again."""
-    with a_role(empty_database) as role:
-        async with raw_connection(role.dsn) as outsider:
-            await outsider.execute(TRAP + BAIT)
-            await outsider.execute(BITE)
-            caught = await outsider.fetch(CAUGHT.format(schema="pg_temp"))
-            assert ("postgres",) in caught
-            await outsider.execute("TRUNCATE pg_temp.loot")
-            await migrate(store_at_0007)
-            await refused(outsider, BITE, "dl_jobs_shape is a trigger of dl_jobs alone")
-            assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
 
 
 async def test_functions_and_operators_of_others_do_not_stand_in_for_those_that_are_meant(

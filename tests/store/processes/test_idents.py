@@ -23,13 +23,6 @@ UPDATE dl_jobs SET status = 'running', token = token + 1 + (random() * 1e9)::big
   lease_expires_at = now() + interval '60 s'
 WHERE queue = 'process.pay' RETURNING (args ->> 'key')::bigint AS key, job_id, token
 """
-SERVED = "INSERT INTO dl_process_types (type, version, served_until) VALUES ('pay', 1, now() + interval '1 min')"
-UNSERVED = "UPDATE dl_process_types SET served_until = now()"
-BEGIN_BY_NUMBER = "SELECT * FROM dl_process_begin($1, $2, $3, $4)"
-COMMIT_BY_NUMBER = """
-SELECT * FROM dl_process_commit($1, $2, $3, $4, ARRAY[$5], '{NULL}', '{no}', '{NULL}', '{NULL}', '{NULL}', '{keep}',
-                                '{0}', '{NULL}', '{NULL}', '{true}', '{NULL}', NULL)
-"""
 MESSAGE = '[{"kind": "call", "type": "pay", "process_id": "other", "method": "add", "args": 1}]'
 
 
@@ -58,15 +51,6 @@ async def engine(database, raw):
             step = StepOutcome(wakeup=wakeup, task_id=work.task_id, outcome=outcome, **fields)
             [committed] = await self.database.run(aio_commit, [step])
             return committed
-
-        async def begin_by_number(self, wakeup):
-            """Begin a step as the release before does."""
-            return await raw.fetchrow(BEGIN_BY_NUMBER, [wakeup.key], [wakeup.job_id], [wakeup.token], [3])
-
-        async def commit_by_number(self, wakeup, task_id, outcome):
-            return await raw.fetchrow(
-                COMMIT_BY_NUMBER, [wakeup.key], [wakeup.job_id], [wakeup.token], [task_id], outcome
-            )
 
         async def started(self):
             await self.ask("init")
@@ -147,88 +131,16 @@ async def test_a_new_request_under_a_used_number_has_another_ident(engine, raw):
     assert after.ident != before.ident
 
 
-async def test_a_step_that_an_older_program_began_keeps_its_key_in_every_try(engine, raw):
-    await engine.started()
-    call = await engine.ask(method="go")
-    wakeup = await engine.claim()
-    begun = await engine.begin_by_number(wakeup)
-    assert (begun["verdict"], begun["task_id"], "ident" in begun) == ("step", call.task_id, False)
-    # Its worker dies; a newer program runs it again, and sets a timer.
-    wakeup, work = await engine.begin()
-    assert (work.task_id, work.ident) == (call.task_id, None)
-    then = await engine.commit(wakeup, work, following="timeout", after_s=0, go_on=True)
-    assert then.work.ident is not None
-    # The older program tries the timer again.
-    wakeup = await engine.claim()
-    begun = await engine.begin_by_number(wakeup)
-    assert begun["task_id"] == then.work.task_id
-    again = await engine.commit_by_number(wakeup, begun["task_id"], "retry")
-    assert (again["verdict"], again["attempt"]) == ("next", 1)
-    _, work = await engine.begin()
-    assert (work.task_id, work.first_task, work.ident) == (again["task_id"], begun["task_id"], None)
-
-
 async def test_rows_stored_by_older_programs_keep_working(engine, raw):
     await engine.started()
     await engine.ask(method="go")
-    # The rows before the migration.
+    # Rows from before steps had idents.
     await raw.execute("UPDATE dl_process_tasks SET ident = NULL; UPDATE dl_processes SET timer_ident = NULL")
     wakeup, work = await engine.begin()
     assert work.ident is None
     then = await engine.commit(wakeup, work, following="timeout", after_s=0, messages=MESSAGE, go_on=True)
     assert then.work.ident is not None
     assert None not in dict(await sent(raw)).values()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tried", ["killed", "returned", "a timer"])
-async def test_a_step_tried_under_its_ident_is_left_to_a_worker_that_knows_it(engine, raw, tried):
-    await engine.started()
-    await raw.execute(SERVED)
-    await engine.ask(method="go")
-    wakeup, work = await engine.begin()
-    if tried == "returned":
-        await engine.commit(wakeup, work, "returned")
-    elif tried == "a timer":
-        then = await engine.commit(wakeup, work, following="timeout", after_s=0, go_on=True)
-        work = then.work
-        await engine.commit(wakeup, work, "retry", error="no", after_s=0)
-    wakeup = await engine.claim()
-    assert (await engine.begin_by_number(wakeup))["verdict"] == "rest"
-    job = await raw.fetchrow("SELECT status, waits_for, claimed_by, available_at > now() AS is_later FROM dl_jobs")
-    assert tuple(job) == ("queued", "time", None, True)
-    assert (await engine.begin())[1].ident == work.ident
-    # The last such worker is gone: the step is not stuck.
-    await raw.execute(UNSERVED)
-    assert (await engine.begin_by_number(await engine.claim()))["verdict"] == "step"
-    assert (await engine.begin())[1].ident is None
-
-
-async def test_a_program_of_the_previous_release_begins_untried_steps(engine, raw):
-    await engine.started()
-    await raw.execute(SERVED)
-    call = await engine.ask(method="go")
-    wakeup = await engine.claim()
-    begun = await engine.begin_by_number(wakeup)
-    assert (begun["verdict"], begun["task_id"]) == ("step", call.task_id)
-    other = await engine.ask(method="go")
-    then = await engine.commit_by_number(wakeup, call.task_id, "done")
-    assert (then["verdict"], then["task_id"]) == ("next", other.task_id)
-
-
-async def test_an_older_programs_step_is_not_followed_by_one_tried_under_its_ident(engine, raw):
-    await engine.started()
-    await raw.execute(SERVED)
-    await engine.ask(method="go")
-    wakeup, work = await engine.begin()
-    then = await engine.commit(wakeup, work, following="timeout", after_s=0, go_on=True)
-    await engine.commit(wakeup, then.work, "retry", error="no", after_s=3_600)
-    call = await engine.ask(method="go")
-    wakeup = await engine.claim()
-    assert (await engine.begin_by_number(wakeup))["task_id"] == call.task_id
-    await raw.execute("UPDATE dl_processes SET timer_at = now()")
-    assert (await engine.commit_by_number(wakeup, call.task_id, "done"))["verdict"] == "rest"
-    assert (await engine.begin())[1].ident == then.work.ident
 
 
 async def test_a_withdrawal_takes_back_no_call_that_has_its_number_after_a_restore(engine, raw):
@@ -243,9 +155,7 @@ async def test_a_withdrawal_takes_back_no_call_that_has_its_number_after_a_resto
     assert await engine.database.run(aio_withdraw_audited, mine.task_id, mine.ident, operator) == []
     assert await raw.fetchval("SELECT count(*) FROM dl_audit") == 0
     assert await raw.fetchval("SELECT status FROM dl_process_tasks WHERE args = '700'") == "waiting"
-    # A program of the release before does not know an ident.
-    former = "SELECT dl_process_take_back($1, false)"
-    assert await raw.fetchval(former, [other.task_id]) == [other.task_id]
+    assert await aio_take_back(raw, {other.task_id: other.ident}, expired=False) == [other.task_id]
 
 
 async def test_a_delivery_ends_no_row_that_has_its_number_after_a_restore(engine, raw):
@@ -279,7 +189,3 @@ async def test_a_delivery_ends_no_row_that_has_its_number_after_a_restore(engine
     assert await sent(raw) == [("event", later[0].ident), ("call", later[1].ident)]
     assert (await end(*later)).verdict == "missing"
     assert [kind for kind, _ in await sent(raw)] == ["call"]
-    # A program of the release before does not know an ident.
-    former = "SELECT dl_process_settle('messages', $1, $2, 1, $3, '{}', '{}', '{}', '{}', 1, 1, 1)"
-    assert await raw.fetchval(former, books.number, books.job_id, [message.id])
-    assert await sent(raw) == []

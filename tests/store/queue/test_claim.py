@@ -485,16 +485,6 @@ async def test_a_claim_reports_more_than_ten_thousand_unknown_jobs_at_the_front(
     assert (ids(free.jobs), free.blocked) == ({known[2]}, False)
 
 
-@pytest.mark.requirement("Q6")
-async def test_programs_of_the_release_before_skip_jobs_of_unknown_tasks_too(start_worker, add_job, raw, row_of):
-    """They call dl_claim_runs."""
-    unknown, known = await add_job(task="'new'", priority="0"), await add_job()
-    claim = "SELECT * FROM dl_claim_runs('q', 9, 9, 'former', '{t}', '{}', 30, '{}', NULL, '{}', '{}')"
-    rows = await raw.fetch(claim)
-    assert {row["job_id"] for row in rows if row["verdict"] == "run"} == {known}
-    assert (await row_of(unknown, "status"), await row_of(unknown, "waits_for")) == ("queued", None)
-
-
 @pytest.mark.requirement("Q7")
 async def test_an_unknown_or_canceled_job_ahead_of_its_key_does_not_block_the_next(start_worker, add_job):
     await add_job(lock_key="'k'", task="'new'", priority="0")

@@ -221,7 +221,10 @@ async def test_concurrent_transactions_with_one_key_get_the_same_job(database, r
 
 
 async def test_a_role_with_the_rights_of_the_page_enqueues_and_sees_to_keys(database, raw):
-    await raw.execute("INSERT INTO dl_tasks VALUES ('t', 'own', 1, '\"k:{a}\"', 2, 9, 1, 'w')")
+    await raw.execute(
+        "INSERT INTO dl_tasks (task, queue, priority, lock_key, max_attempts, lease_ttl_sec, layout, declared_by)"
+        " VALUES ('t', 'own', 1, '\"k:{a}\"', 2, 9, 1, 'w')"
+    )
     with a_role(database, GRANTS) as role:
         async with raw_connection(role.dsn) as foreign:
             call = "SELECT dl_enqueue('t', '{\"a\": 1}', idempotency_key => 'i')"

@@ -20,7 +20,6 @@ from dataloader.store.queue.reads import get_job, list_jobs
 
 pytestmark = pytest.mark.requirement("Q7")
 
-FORMER_CLAIM = "SELECT * FROM dl_claim('q', 10, 10, 'former', '{t}', '{}', 30, '{}', NULL) WHERE verdict <> 'last'"
 KEY_INDEXES = """
 SELECT c.relname, c.reltuples FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE indrelid = 'dl_jobs'::regclass AND pg_get_indexdef(indexrelid) LIKE '%hashtext(lock_key)%'
@@ -199,25 +198,6 @@ async def test_one_that_a_foreign_service_gives_back_runs_under_another_token(ke
     assert await worker.beat(job) == [Beat.LOST]
     assert (await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))).void == [job.token]
     assert await row_of(job_id, "status") == "running"
-
-
-@pytest.mark.requirement("Q1")
-async def test_to_a_program_of_the_release_before_they_have_their_id_as_a_key(keyless, raw, add_job):
-    [job_id] = await keyless()
-    await add_job(lock_key="'k'")
-    rows = await raw.fetch(FORMER_CLAIM)
-    assert [(row["verdict"], row["lock_key"]) for row in rows] == [("run", str(job_id)), ("run", "k")]
-    assert await raw.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 2
-    hashes = [row["lock_hash"] for row in rows]
-    assert hashes == await raw.fetchval("SELECT ARRAY[hashtext($1), hashtext('k')]", str(job_id))
-    await raw.execute("SELECT dl_release($1)", hashes)
-    assert await raw.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
-    # A job that it parks or cancels tells a key too: it sorts them.
-    await keyless()
-    await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE status = 'queued'")
-    [row] = await raw.fetch(FORMER_CLAIM)
-    assert row["verdict"] == "canceled"
-    assert row["lock_hash"] is not None
 
 
 @pytest.mark.slow

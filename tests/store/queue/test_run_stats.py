@@ -27,7 +27,8 @@ def append(raw):
 
     async def append(at, queue="q", task="t", outcome="succeeded", runs=1, total_s=1.0, max_s=1.0):
         await raw.execute(
-            "INSERT INTO dl_run_stats_new VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            "INSERT INTO dl_run_stats_new (at, queue, task, outcome, runs, total_s, max_s)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7)",
             *(at, queue, task, outcome, runs, total_s, max_s),
         )
 
