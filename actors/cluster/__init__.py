@@ -1,6 +1,6 @@
-"""Bodies on the workers of a Dask cluster: the same guard and wrapper as of a child process, and a relay between.
+"""Bodies on the workers of a Dask cluster: the guard and wrapper of a child process, behind a relay.
 
 service ── scheduler ── Dask worker ── guard ── body
-  `clusters.py`: who asks for a place     `on_worker.py`: the Dask task, and what the service asks the worker for
-  `remote_child.py`: a child far away     `relay.py`: starts guard and body, and passes on what both say
+  `clusters.py`: requests a thread for a body   `on_worker.py`: the Dask task, and the worker's answers to the service
+  `remote_child.py`: a child on a worker        `relay.py`: starts guard and body, and forwards the messages
 """

@@ -1,7 +1,7 @@
-"""The Dask clusters that tasks and loads of this process name with `dask=`, and the bodies that run there.
+"""Dask clusters that tasks and loads of this process name with `dask=`, and the bodies that run there.
 
-The supervisor keeps the claim, the lease, the key, the timeout, the cancel and the outcome, as for every job. A job
-that can't be placed is not claimed; one that was claimed all the same goes back, and its attempt is refunded.
+The supervisor keeps the claim, lease, key, timeout, cancel and outcome, as for every job. A claimed job for which the
+cluster has no free thread is released after a wait, and its attempt is refunded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = get_logger(__name__)
 class Clusters:
     """All clusters by address. `default` is that of tasks with `dask=True`; `instance` names this service there.
 
-    `idle_s` is how long a child without a job stays on its worker, `grace_s` the time between SIGTERM and SIGKILL.
+    Workers keep an idle child for `idle_s` seconds. `grace_s` is the time from SIGTERM to SIGKILL in seconds.
     """
 
     tasks: Tasks
@@ -60,15 +60,15 @@ class Clusters:
     _life: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what no cluster could run."""
+        """Refuse tasks that no cluster can run."""
         self.learn()
 
     def check(self, tasks: Tasks) -> dict[str, str]:
-        """The addresses of the clusters on which tasks are to run. Raises `ConfigError` for one that can't be used."""
+        """Return the cluster address of each task with `dask=`. Raises `ConfigError` for one that cannot be used."""
         return {task.name: self._address_of(task.name, task.dask) for task in tasks.values() if task.dask is not None}
 
     def learn(self) -> None:
-        """Know the tasks that there are now. Raises `ConfigError` for those that no cluster could run."""
+        """Read the present tasks. Raises `ConfigError` if no cluster can run one of them."""
         self._places = places_of(self.tasks)
         for name, address in self.check(self.tasks).items():
             if name not in self._of_task:
@@ -102,12 +102,12 @@ class Clusters:
         return address
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be connected to all clusters, until cancelled or closed."""
+        """Keep connections to all clusters until cancelled or closed."""
         task_status.started()
         with self._life:
             while not self._by_address:
                 await self._changed.wait(math.inf)
-            # In a thread: its import takes half a second.
+            # In a thread, because the import takes half a second.
             await trio.to_thread.run_sync(importlib.import_module, ON_WORKER)
             async with open_loop() as loop, trio.open_nursery() as nursery:
                 kept: set[str] = set()
@@ -119,14 +119,14 @@ class Clusters:
         await trio.sleep_forever()
 
     def close(self) -> None:
-        """Leave the clusters: no job runs any more."""
+        """Close the connections: no job runs any more."""
         self._life.cancel()
 
     def lend(self, task: Task, run: Run) -> AbstractAsyncContextManager[RemoteChild]:
-        """A child on a worker for a run of `task`, with its guard armed for as long as its lease and key are safe.
+        """Lend a child on a worker for a run of `task`, with its guard armed while the lease and key are safe.
 
-        The worker keeps it for the next job if the block has set its `idle_since`. Raises `BodyFailed` if it can't be
-        started, and `BeginsTooLate` if there is no place for it.
+        The worker keeps the child for the next job if the block sets its `idle_since`. Raises `BodyFailed` if the child
+        cannot be started, and `BeginsTooLate` if the cluster has no thread for it.
         """
         cluster = self._of_task[task.name]
         place, around = self._places[task.name]
@@ -148,9 +148,9 @@ class Clusters:
 
     @asynccontextmanager
     async def lend_to_calls(self, dask: str | Literal[True], place: Place, run: Run) -> AsyncIterator[RemoteChild]:
-        """The same, of a child that answers calls for a run, on a cluster that need not be a task's.
+        """Lend a child that answers calls for a run, on any cluster, as `lend` does.
 
-        Raises `BodyFailed`, too, if there is no place for it: the run has begun.
+        Raises `BodyFailed` also if the cluster has no thread for it, because the run has begun.
         """
         try:
             cluster = self._at(self._address_of(run.job.task, dask))
@@ -194,10 +194,10 @@ class Clusters:
                         await nursery.start(child.live, submitted)
                         await child.start(run.lease.body_is_killed())
                         yield child
-                    except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+                    except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery
                         failure = error
                     finally:
-                        await child.end()  # noqa: ASYNC102 - it has shields, and an end
+                        await child.end()  # noqa: ASYNC102 - it has its own shields, and ends
                         await submitted.withdraw()  # noqa: ASYNC102 - it has a shield with a deadline
                         child.life.cancel()
             finally:

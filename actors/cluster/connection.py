@@ -1,7 +1,8 @@
-"""The connection to one Dask scheduler: opened when it can be, opened anew when it is lost, asked with deadlines.
+"""Connection to one Dask scheduler: kept open, reopened when it is lost, used with deadlines.
 
-It lives on an asyncio loop within Trio. Relies on these of distributed's: `Client`, `Client.scheduler.broadcast`, which
-asks a worker through the scheduler, `Client.nthreads`, `subscribe_topic`, and the states of its futures.
+It lives on an asyncio loop within Trio. It relies on these parts of distributed: `Client`,
+`Client.scheduler.broadcast`, which asks a worker through the scheduler, `Client.nthreads`, `subscribe_topic`, and the
+states of its futures.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 ON_WORKER: Final = "dataloader.actors.cluster.on_worker"
-"""The module that Dask's workers import; it imports distributed."""
+"""Module that Dask's workers import; it imports distributed."""
 RUN: Final = f"__import__({ON_WORKER!r}, fromlist=['run_body']).run_body(order)"
-"""What a worker evaluates: if it does not have our code, that is the task's error."""
+"""Expression that a worker evaluates: if our code is missing there, the task fails with that error."""
 CONNECT_S: Final = 10.0
 LOOK_S: Final = 2.0
-"""How often the cluster's threads are counted, in seconds."""
+"""Interval in seconds at which the cluster's threads are counted."""
 ANSWER_S: Final = 30.0
-"""How long an answer may take, in seconds, beside what it waits for."""
+"""Maximum time of an answer in seconds, in addition to the time for which the worker may wait."""
 CLOSE_S: Final = 2.0
 PLACE_S: Final = 10.0
-"""How long a claimed job waits for a thread of the cluster, in seconds; then it goes back."""
+"""Seconds for which a claimed job waits for a thread of the cluster before it is released."""
 
 AGAIN_S: Final = 5.0
-"""After that many seconds it is tried again."""
+"""Seconds after which a released job is tried again."""
 
 
 class ContactLost(Exception):  # noqa: N818 - a state of the world
-    """The scheduler, or the worker behind it, did not answer."""
+    """Error: the scheduler, or the worker behind it, did not answer."""
 
 
 class NoPlace(BeginsTooLate):
-    """The cluster has no place for a body: its job goes back."""
+    """Error: the cluster has no thread for a body, so its job is released."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the job goes back: {why}", for_s=jittered(AGAIN_S))
@@ -58,7 +59,7 @@ class NoPlace(BeginsTooLate):
 
 @attrs.frozen(kw_only=True)
 class Tls:
-    """The files of a connection with TLS."""
+    """Files of a connection with TLS."""
 
     ca: str
     cert: str | None = None
@@ -66,7 +67,7 @@ class Tls:
 
     @classmethod
     def of(cls, ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
-        """By the paths of the settings; None without any."""
+        """Return the files for the paths of the settings; None without a CA."""
         if ca is None:
             return None
         return cls(ca=str(ca), cert=None if cert is None else str(cert), key=None if key is None else str(key))
@@ -74,10 +75,10 @@ class Tls:
 
 @attrs.define(eq=False, kw_only=True)
 class Cluster:
-    """One cluster, by its scheduler's address, with so many `threads`, none while it is away; `running` are ours.
+    """One cluster, by its scheduler's address. `threads` is 0 while it is away; `running` counts our bodies there.
 
-    `heard` are told what workers announce, by the run's key. `show` is called when
-    the numbers have changed.
+    `heard` has a callback for the announcements of workers, by the run's key. `show` is called when the numbers have
+    changed.
     """
 
     address: str
@@ -93,7 +94,7 @@ class Cluster:
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
     async def keep(self, loop: Loop) -> None:
-        """Be connected whenever it can be, until cancelled."""
+        """Stay connected whenever the cluster can be reached, until cancelled."""
         self._loop = loop
         pauses = Pauses(0.2, 5.0)
         is_told = False
@@ -133,16 +134,16 @@ class Cluster:
                 await trio.sleep_forever()
 
     async def connected(self) -> None:
-        """Wait until it is there, or surely away."""
+        """Wait until the cluster is connected, for at most `CONNECT_S` seconds."""
         with trio.move_on_after(CONNECT_S):
             while self._client is None:
                 await self._changed.wait()
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """One of the cluster's threads, for the length of a block.
+        """Hold one of the cluster's threads for the length of a block.
 
-        Raises `NoPlace` if the cluster is away, or no thread comes free in time.
+        Raises `NoPlace` if the cluster is away, or if no thread becomes free within `PLACE_S` seconds.
         """
         self._waiting += 1
         try:
@@ -168,11 +169,11 @@ class Cluster:
             raise self.no_place("is away")
 
     def no_place(self, why: str) -> NoPlace:
-        """The error of a job that goes back: its attempt is refunded."""
+        """Return the error for a job that is released with its attempt refunded."""
         return NoPlace(f"the Dask cluster at {self.address} {why}")
 
     async def submit(self, key: str, order: bytes) -> Submitted:
-        """Give the cluster a body to run. Raises `ContactLost`."""
+        """Submit a body to the cluster. Raises `ContactLost`."""
         if self._client is None or self._loop is None:
             raise ContactLost(f"the Dask cluster at {self.address} is away")
         try:
@@ -182,7 +183,7 @@ class Cluster:
             raise ContactLost(f"the Dask cluster at {self.address} does not answer") from None
 
     async def ask(self, worker: str, op: str, within_s: float, **given: Any) -> Answered:
-        """What a worker answers. Raises `ContactLost` if it does not, within so many seconds."""
+        """Return a worker's answer. Raises `ContactLost` if it does not come within `within_s` seconds."""
         if self._client is None or self._loop is None:
             raise ContactLost(f"the Dask cluster at {self.address} is away")
         try:
@@ -203,13 +204,13 @@ class Cluster:
 
 @attrs.define(eq=False)
 class Submitted:
-    """A task that the cluster was given."""
+    """Task that was submitted to the cluster."""
 
     _loop: Loop
     _future: Any
 
     async def error(self) -> tuple[str, str]:
-        """Wait until Dask has done with it; return its error's class and text, which are empty if it has none."""
+        """Wait until Dask has finished it; return its error's class and text, which are empty if it has none."""
         error: BaseException | None
         try:
             error = await _cross(self._loop, _aio_error, self._future)
@@ -218,17 +219,17 @@ class Submitted:
         return ("", "") if error is None else (type(error).__name__, str(error))
 
     async def withdraw(self) -> None:
-        """Take it back if it has not begun."""
+        """Withdraw the task if it has not begun."""
         with trio.move_on_after(CLOSE_S, shield=True), suppress(ContactLost):
             await _cross(self._loop, _aio_withdraw, self._future)
 
 
 async def _cross(loop: Loop, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Run an asyncio-flavoured function. Raises `ContactLost` for whatever a library on the network raises."""
+    """Run an asyncio-flavored function. Raises `ContactLost` for every error of a library on the network."""
     try:
         return await loop.run(function, *args)
     except asyncio.CancelledError as error:
-        raise ContactLost("its connection was closed") from error  # noqa: ASYNC104 - what ends here is asyncio's
+        raise ContactLost("its connection was closed") from error  # noqa: ASYNC104 - asyncio's cancellation ends here
     except ContactLost:
         raise
     except Exception as error:
@@ -236,7 +237,7 @@ async def _cross(loop: Loop, function: Callable[..., Coroutine[Any, Any, T]], *a
 
 
 def _distributed() -> Any:
-    """An extra, which is imported by now: see `Clusters.run`."""
+    """Return the module of the extra, which `Clusters.run` has imported."""
     return import_module("distributed")
 
 
@@ -252,12 +253,12 @@ async def _aio_connect(address: str, tls: Tls | None, topic: str, hear: Callable
     )
 
     def heard(event: tuple[float, object]) -> None:
-        with suppress(msgspec.ValidationError):  # what others write in this topic is none of ours
+        with suppress(msgspec.ValidationError):  # messages of other programs in this topic are ignored
             hear(msgspec.convert(event[1], Announced))
 
     try:
         await client
-        for of_dask in ("print", "warn"):  # what any task of the cluster prints, and warnings, which are pickled
+        for of_dask in ("print", "warn"):  # output and warnings of all tasks of the cluster; the warnings are pickled
             client.unsubscribe_topic(of_dask)
         client.subscribe_topic(topic, heard)
     except BaseException:
@@ -275,7 +276,7 @@ async def _aio_threads(client: Any) -> dict[str, int]:
 
 
 async def _aio_submit(client: Any, key: str, order: bytes) -> Any:
-    # By a name of Python's own: a scheduler or a worker that can't import what it is given ends its connection.
+    # `eval` is Python's own name: a scheduler or worker that cannot import what it receives ends its connection.
     return client.submit(eval, RUN, {"order": order}, key=key, pure=False, retries=0)
 
 

@@ -1,7 +1,7 @@
-"""What runs in a Dask worker's process: the task that Dask calls, and what the service asks the worker for.
+"""Code in a Dask worker's process: the task that Dask calls, and the answers to the service's requests.
 
-The relays live in one thread with Trio of its own, whatever Dask's threads do. Relies on these of distributed's:
-`Worker.handlers`, by which a worker answers requests, `Worker.address` and `Worker.log_event`.
+The relays live in one dedicated thread with Trio, whatever Dask's threads do. This relies on these parts of
+distributed: `Worker.handlers`, by which a worker answers requests, `Worker.address` and `Worker.log_event`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROCESS: Final = f"{os.getpid()}-{secrets.token_hex(4)}"
 
 @attrs.define(eq=False)
 class _Host:
-    """The relays of this process, in a thread of their own, and the addresses of the `workers` that ask for them."""
+    """Relays of this process, in a dedicated thread, and the addresses of the `workers` that use them."""
 
     workers: set[str] = attrs.field(factory=set)
     relays: dict[str, Relay] = attrs.field(factory=dict)
@@ -41,13 +41,13 @@ class _Host:
     _thread: threading.Thread = attrs.field(init=False)
 
     def start(self) -> None:
-        """Start the thread. It ends with the process, and the guards' bodies then."""
+        """Start the thread. It ends with the process; the guards then end their bodies."""
         self._thread = threading.Thread(target=trio.run, args=(self._live,), name="dataloader", daemon=True)
         self._thread.start()
         self._ready.wait()
 
     def lives(self) -> bool:
-        """Whether it has not failed, with all that it ran."""
+        """Return whether the thread still runs; if it has failed, so have all relays."""
         return self._thread.is_alive()
 
     async def _live(self) -> None:
@@ -63,7 +63,7 @@ class _Host:
         async def run() -> None:
             try:
                 result = await function(*args)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -95,14 +95,14 @@ class _Host:
             del self.relays[name]
 
     async def give(self, name: str, number: int, messages: list[Said]) -> dict[str, Any]:
-        """Let a relay hear messages."""
+        """Pass messages to a relay. `number` is the number of the first message."""
         relay = self.relays.get(name)
         if relay is not None:
             relay.hear(number, messages)
         return {"at": boot_s(), "process": PROCESS, "gone": relay is None}
 
     async def take(self, name: str, after: int, wait_s: float) -> dict[str, Any]:
-        """What a relay has said."""
+        """Return the messages of a relay after the first `after` ones; wait up to `wait_s` seconds for one."""
         relay = self.relays.get(name)
         first, said = (0, []) if relay is None else await relay.take(after, wait_s)
         return {"at": boot_s(), "process": PROCESS, "gone": relay is None, "first": first, "said": said}
@@ -113,7 +113,7 @@ _starting: Final = threading.Lock()
 
 
 def _our_host(worker: Any) -> _Host:
-    global _host  # noqa: PLW0603 - one for the process
+    global _host  # noqa: PLW0603 - one per process
     with _starting:
         if _host is None or not _host.lives():
             _host = _Host()
@@ -134,9 +134,9 @@ def _our_host(worker: Any) -> _Host:
 
 
 def run_body(given: bytes) -> None:
-    """Run a body beside this worker; Dask calls this in one of its threads, which is taken as long as the body lives.
+    """Run a body beside this worker. Dask calls this in one of its threads, which is taken while the body lives.
 
-    Raises `RuntimeError` for an order of another version's.
+    Raises `RuntimeError` for an order of another version.
     """
     version = msgspec.json.decode(given)["version"]
     if version != program_version():

@@ -1,7 +1,7 @@
-"""One body on a Dask worker: a child as the service has them, started here, and what it and the service say, passed on.
+"""One body on a Dask worker: starts a child as the service does, and forwards messages in both directions.
 
-The relay decides nothing about the body's life. Its guard does: by the times that the service sends, and by the death
-of the worker's process. The body begins when the service says so, which it does once for each attempt.
+The relay decides nothing about the body's life. The guard does, by the times that the service sends and by the death of
+the worker's process. The body begins when the service sends `arm`, which it does once for each attempt.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dataloader.jobs.errors import BodyFailed
 from dataloader.store.queue.lease_clock import lease_time
 
 ARM_S: Final = 30.0
-"""How long a child that is ready waits for the word to begin, in seconds."""
+"""Seconds for which a child that is ready waits for `arm`."""
 LINGER_S: Final = 30.0
-"""How long what a body said last waits to be taken, in seconds."""
+"""Seconds for which the last messages of a body wait to be taken."""
 ENDED: Final = b'{"type":"ended"'
 UNWANTED_S: Final = 0.01
-"""The pause after each chunk of output of which nothing is kept, in seconds."""
+"""Pause in seconds after each chunk of output that is not kept."""
 
 
 @attrs.define(eq=False)
 class WarmChildren:
-    """The children on this worker that wait for a job, by what they have imported."""
+    """Children on this worker that wait for a job, by their declaration."""
 
     _idle: dict[bytes, list[Child]] = attrs.field(factory=dict)
 
     async def take(self, declared: wire.Declared) -> Child:
-        """A child that has imported this. Raises `BodyFailed` if it can't."""
+        """Return a child that has imported the declared function. Raises `BodyFailed` if it cannot."""
         idle = self._idle.get(wire.line_of(declared))
         return idle.pop() if idle else await Child.start(declared)
 
     async def keep(self, declared: wire.Declared, child: Child, idle_s: float) -> None:
-        """Let a child wait for up to `idle_s` seconds for the next job."""
+        """Keep a child for up to `idle_s` seconds for the next job, then end it."""
         idle = self._idle.setdefault(wire.line_of(declared), [])
         since = child.idle_since = trio.current_time()
         idle.append(child)
@@ -53,7 +53,7 @@ class WarmChildren:
 
 @attrs.define(eq=False, kw_only=True)
 class Relay:
-    """The relay of one run. All of it happens in the worker's Trio thread."""
+    """Relay of one run. Everything happens in the worker's Trio thread."""
 
     order: Order
     declared: wire.Declared
@@ -76,7 +76,7 @@ class Relay:
     _printed: int = attrs.field(default=0, init=False)
 
     async def live(self, release: Callable[[], None]) -> None:
-        """Run the job, then `release` Dask's thread; return when all that was said is taken, or nobody takes it."""
+        """Run the job, then `release` Dask's thread. Return when all messages are taken, or after `LINGER_S`."""
         try:
             await self._run()
         finally:
@@ -86,7 +86,7 @@ class Relay:
                 await self._changed.wait()
 
     def hear(self, number: int, messages: Sequence[Said]) -> None:
-        """Heed what the service says; `number` is that of the first message. What was heard before is left out."""
+        """Apply messages of the service. `number` is the number of the first one; repeated messages are skipped."""
         for kind, *given in messages[max(self._heard - number, 0) :]:
             match kind:
                 case "line":
@@ -107,7 +107,10 @@ class Relay:
         self._change()
 
     async def take(self, after: int, wait_s: float) -> tuple[int, list[Said]]:
-        """What was said since the first `after` messages, with the number of the first; waits for the next one."""
+        """Return the messages after the first `after` ones, preceded by the number of the first.
+
+        Wait up to `wait_s` seconds if there is none.
+        """
         while self._said and self._first < after:
             self._size -= _size_of(self._said.popleft())
             self._first += 1
@@ -141,7 +144,7 @@ class Relay:
                 break
             await child.end()
         self._child = child
-        # What was heard while its guard was armed.
+        # These may have arrived while the guard was armed.
         child.renew(_by_leases(self._until))
         if self._told_to_stop:
             child.tell_to_stop()
@@ -153,14 +156,14 @@ class Relay:
                 child.disarm()
                 self._park(child)
             else:
-                await child.end()  # noqa: ASYNC102 - it has shields and deadlines of its own
+                await child.end()  # noqa: ASYNC102 - it has its own shields and deadlines
             self._say("over")
 
     def _park(self, child: Child) -> None:
         self.nursery.start_soon(self.warm.keep, self.declared, child, self.order.idle_s)
 
     async def _pass_on(self, child: Child) -> None:
-        """Pass on what both say, until the function or the child has ended, or the service wants the end."""
+        """Forward messages both ways until the function or the child has ended, or the service requests the end."""
         async with trio.open_nursery() as nursery:
             for output in child.outputs:
                 nursery.start_soon(self._pump, output)
@@ -184,7 +187,7 @@ class Relay:
 
     async def _read(self, child: Child) -> None:
         if self.order.calls:
-            # Who is called says nothing of its end: the service says it, by `keep`.
+            # A body that answers calls does not report its end; the service does, with `keep`.
             while True:
                 await self._has_room()
                 data = await child.read_bytes()
@@ -193,7 +196,7 @@ class Relay:
                     return
         try:
             while (line := await child.read()) is not None:
-                # By its beginning: only the last line is decoded here, too.
+                # Compare the beginning only: of all lines, the last one alone is decoded here.
                 if line.startswith(ENDED):
                     ended = wire.read_from_body(line)
                     self._is_clean = isinstance(ended, wire.Ended) and not (ended.left or ended.is_spent)
@@ -224,7 +227,7 @@ class Relay:
         return self._printed <= self.order.max_lines
 
     async def _has_room(self) -> None:
-        """Wait until less than `MAX_SAID` is to be taken."""
+        """Wait until less than `MAX_SAID` bytes wait to be taken."""
         while self._size >= MAX_SAID:
             await self._changed.wait()
 
@@ -247,8 +250,8 @@ def _size_of(said: Said) -> int:
 
 
 def _by_leases(until: Sequence[float]) -> tuple[float, float]:
-    """Times of this machine's clock by the clock of leases."""
-    # In this order: should this process stand still in between, they come out earlier.
+    """Convert times of CLOCK_BOOTTIME to the lease clock."""
+    # In this order: if this process is suspended in between, the results are earlier.
     now = lease_time()
     ahead = boot_s() - now
     return until[0] - ahead, until[1] - ahead

@@ -1,7 +1,7 @@
-"""A child on a Dask worker, from the service's side: what `Child` is for one on this machine.
+"""Child on a Dask worker, from the service's side, as `Child` is for one on this machine.
 
-Its guard is told by its own machine's clock until when the body may live. When nobody there answers any more, the body
-is dead as soon as the last time that was sent has passed, whatever has become of the worker.
+Its guard receives the body's deadlines by its own machine's clock. If nobody there answers any more, the body is dead
+as soon as the last deadline that was sent has passed, whatever has happened to the worker.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from dataloader.store.queue.lease_clock import lease_time
 log = get_logger(__name__)
 
 SLACK_S: Final = 0.25
-"""How long after the last time that was sent a body is surely dead: the kernel may need a moment for it."""
+"""Seconds after the last deadline that was sent when a body is surely dead: the kernel may need a moment."""
 MAX_LINES: Final = 1_000
-"""Messages of the body's that wait here; then no more are taken from the worker."""
+"""Number of the body's messages that wait here before no more are taken from the worker."""
 LOOK_S: Final = 1.0
 CLOSE_S: Final = 2.0
 PASSING: Final = frozenset({"", "KilledWorker", "CancelledError", "FutureCancelledError", "ContactLost"})
-"""Ends of Dask's that say nothing of the job: its workers have died, the connection or an announcement is lost."""
+"""Dask errors that do not come from the job: workers have died, or the connection or an announcement is lost."""
 MAX_GIVEN: Final = 4 * 2**20
-"""When a message to a worker has so many bytes, no more are put in: the lease is renewed by the next one."""
+"""Size of a message to a worker in bytes after which no more is added: the next message renews the lease."""
 BYTES_A_SECOND: Final = 2**20
-"""The slowest connection that is waited for."""
+"""Slowest connection that is waited for, in bytes per second."""
 
 
 @attrs.define(eq=False)
 class FarOutput:
-    """What the body prints to one of its two streams, as the worker sends it."""
+    """One of the body's two output streams, as the worker sends it."""
 
     name: str
     lines: deque[str] = attrs.field(factory=deque)
     changed: trio.Event = attrs.field(factory=trio.Event)
 
     async def pump(self, put: Callable[[str, str], bool]) -> None:
-        """Give each line to `put`, until cancelled."""
+        """Pass each line to `put` until cancelled."""
         while True:
             self.drain(put)
             await self.changed.wait()
 
     def drain(self, put: Callable[[str, str], bool]) -> None:
-        """Give what is there by now to `put`."""
+        """Pass the lines that have arrived by now to `put`."""
         while self.lines:
             put(self.name, self.lines.popleft())
 
     def add(self, line: str) -> None:
-        """A line has come."""
+        """Add a line that has arrived."""
         self.lines.append(line)
         self.changed.set()
         self.changed = trio.Event()
@@ -73,7 +73,7 @@ class FarOutput:
 
 @attrs.define(eq=False, kw_only=True)
 class RemoteChild:
-    """A child on a worker of `cluster`. `idle_since` says, when it is finite, that the worker may keep it."""
+    """Child on a worker of `cluster`. A finite `idle_since` lets the worker keep it."""
 
     cluster: Cluster
     order: Order
@@ -99,20 +99,20 @@ class RemoteChild:
 
     @property
     def worker(self) -> str:
-        """The address of the worker that has it."""
+        """Address of the child's worker; empty while it has none."""
         return "" if self._announced is None else self._announced.worker
 
     async def live(self, submitted: Submitted, *, task_status: trio.TaskStatus[None]) -> None:
-        """Talk with the worker until `life` is cancelled: by who called it, alone."""
+        """Exchange messages with the worker until the caller cancels `life`; nothing else cancels it."""
         with self.life:
             async with trio.open_nursery() as self._talks:
                 self._talks.start_soon(self._hear_of_end, submitted)
                 task_status.started()
 
     async def start(self, until: tuple[float, float]) -> None:
-        """Wait for a worker that has imported the function, and let its guard be armed.
+        """Wait for a worker that has imported the function, and have its guard armed.
 
-        Raises `BodyFailed` if it can't be imported there, and `BeginsTooLate` if the job is to go back.
+        Raises `BodyFailed` if it cannot be imported there, and `BeginsTooLate` if the job must be released.
         """
         for what, most_s in (("placed", PLACE_S), ("ready", START_S + ANSWER_S)):
             with trio.move_on_after(most_s):
@@ -125,7 +125,7 @@ class RemoteChild:
                 raise self.cluster.no_place("has not started it")
         announced = self._announced
         if announced is None or announced.state == "placed":
-            # An error of Dask's, and no announcement: our code is not there, or not this version of it.
+            # Dask has an error and there was no announcement: our code is missing there, or has another version.
             text = "" if self._error is None else ": ".join(self._error)
             raise BodyFailed(_masked(f"a worker of the Dask cluster could not start it: {text}"))
         if announced.state == "failed":
@@ -136,7 +136,7 @@ class RemoteChild:
             self._talks.start_soon(part, announced)
 
     def hear(self, announced: Announced) -> None:
-        """A worker has announced a relay for this run: one is let begin."""
+        """Process a worker's announcement of a relay for this run; only one relay may begin."""
         if self._relay is None:
             if announced.state == "ready":
                 self._clock = FarClock()
@@ -148,8 +148,8 @@ class RemoteChild:
             self._talks.start_soon(self._refuse, announced)
 
     def renew(self, until: tuple[float, float]) -> None:
-        """Let the body live until these times, the guard's and the kernel's, by the clock of leases."""
-        # In this order: should this process stand still in between, the body has less time, not more.
+        """Let the body live until these times, the guard's and the kernel's, by the lease clock."""
+        # In this order: if this process is suspended in between, the body has less time, not more.
         ahead = boot_s() - lease_time()
         self._until = until[0] + ahead, until[1] + ahead
         self._change()
@@ -164,7 +164,7 @@ class RemoteChild:
         await trio.lowlevel.checkpoint()
 
     async def read(self) -> bytes | None:
-        """The next line of the body's; None when it has closed its socket. Raises `ChildDied` for one too long."""
+        """Return the body's next line; None when it has closed its socket. Raises `ChildDied` if a line is too long."""
         said = await self._next()
         self._has_returned = self._has_returned or said.startswith(ENDED)
         return said or None
@@ -177,7 +177,7 @@ class RemoteChild:
         await trio.lowlevel.checkpoint()
 
     async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
-        """The next frame; None when the body has closed its socket. Raises `ChildDied` for what is none."""
+        """Return the next frame; None when the body has closed its socket. Raises `ChildDied` for an invalid frame."""
         try:
             return await read_frame(self._exactly)
         except EOFError:
@@ -204,25 +204,25 @@ class RemoteChild:
         return said
 
     async def why_ended(self) -> str:
-        """Wait until the body has ended, and all that it has said is read; the reason in words."""
+        """Wait until the body has ended and all its messages are read; return the reason in words."""
         while self._ended is None or self._said:
             await self._changed.wait()
         return self._ended
 
     @property
     def was_killed_at_deadline(self) -> bool:
-        """Whether the lease's end has ended it."""
+        """Return whether the end of the lease or key has killed it."""
         return self._at_deadline
 
     async def end(self) -> None:
-        """Have the body killed, and all that it has started, and wait until they are gone, or surely dead."""
+        """Have the body killed, and all that it has started; wait until they are gone or surely dead."""
         if self._relay is None:
             if self._announced is not None and self._announced.state != "failed":
                 with trio.move_on_after(CLOSE_S, shield=True):
                     await self._refuse(self._announced)
         elif not (self._has_returned and self.idle_since < math.inf):
             self._tell("end" if self.idle_since == math.inf else "keep")
-            with trio.CancelScope(shield=True):  # until it is dead, at the latest
+            with trio.CancelScope(shield=True):  # at the latest until it is dead
                 while not self._is_over and (left_s := self._may_live_s()) > 0:
                     with trio.move_on_after(min(left_s, LOOK_S)):
                         await self._changed.wait()
@@ -232,7 +232,7 @@ class RemoteChild:
         self._change()
 
     async def _give(self, relay: Announced) -> None:
-        """Let the relay hear what it has to, in order, until it has heard it."""
+        """Send messages to the relay in order, each until it is confirmed."""
         number = 0
         name = "arm"
         while True:
@@ -241,7 +241,7 @@ class RemoteChild:
             messages: list[Said] = []
             if self._until is not None:
                 messages.append((name, *map(self._clock.there, self._until)))
-                # From now on it may arrive. One that comes later is not sent before this one is heard.
+                # From now on it may arrive. A later one is sent only after this one is confirmed.
                 self._dead_at = self._until[1] if name == "arm" else max(self._until[1], self._dead_at)
                 self._until, name = None, "until"
             size = 0
@@ -253,7 +253,7 @@ class RemoteChild:
             number += len(messages)
 
     async def _take(self, relay: Announced) -> None:
-        """Take what the relay says, until the body is over."""
+        """Take messages from the relay until the body is over."""
         number = 0
         while not self._is_over:
             while len(self._said) >= MAX_LINES:
@@ -265,7 +265,7 @@ class RemoteChild:
             self._change()
 
     async def _asked(self, relay: Announced, op: str, within_s: float, **given: object) -> Answered:
-        """What the relay answers; asked again as long as nobody does."""
+        """Return the relay's answer to a request, which is repeated until somebody answers."""
         pauses = Pauses(0.1, 2.0)
         while True:
             try:
@@ -278,7 +278,7 @@ class RemoteChild:
                 self._clock.stamped(answer.at)
                 return answer
             if answer.process == relay.process:
-                # It goes only when no process of the body's is left.
+                # The relay is removed only when no process of the body is left.
                 self._end(f"the Dask worker {relay.worker} has given the body up")
             self._lost = f"another process answers at {relay.worker}"
             await trio.sleep(pauses.next())
@@ -299,13 +299,16 @@ class RemoteChild:
                 raise TypeError(f"the Dask worker {self.worker} has said what is not understood: {said!r:.100}")
 
     async def _look_at_clock(self, relay: Announced) -> None:
-        """Take the body for dead when the last time that was sent has passed, and nobody has said so."""
-        while (left_s := self._may_live_s()) > 0:  # noqa: ASYNC110 - a clock of its own
+        """Consider the body dead when the last deadline that was sent has passed without a message."""
+        while (left_s := self._may_live_s()) > 0:  # noqa: ASYNC110 - it is another clock than Trio's
             await trio.sleep(min(left_s, LOOK_S))
         self._end(f"the Dask worker {relay.worker} was lost, and the body is dead by now: {self._lost}")
 
     def _may_live_s(self) -> float:
-        """How long the body may live yet, by what was sent. None that was not armed does when our talk is over."""
+        """Return the seconds for which the body may still live, by the last deadline that was sent.
+
+        They are 0 for a body that was not armed when the exchange of messages is over.
+        """
         if self._dead_at == math.inf and self._talks.cancel_scope.cancel_called:
             return 0.0
         return self._dead_at + SLACK_S - boot_s()
@@ -315,7 +318,7 @@ class RemoteChild:
         self._change()
 
     async def _refuse(self, announced: Announced) -> None:
-        """Another one runs it, or nobody wants it any more."""
+        """Refuse a relay's body, because another one runs or the run is over."""
         with suppress(ContactLost):
             end = ("end",)
             await self.cluster.ask(announced.worker, GIVE, ANSWER_S, relay=announced.relay, number=0, messages=[end])

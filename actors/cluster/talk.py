@@ -1,7 +1,7 @@
-"""What the service and a Dask worker say to each other about one body, by the clocks of their machines.
+"""Messages between the service and a Dask worker about one body, with times by the clocks of their machines.
 
-Dask pickles functions of ours and bytes, nothing of a user's. What is passed on is numbered, so that a message whose
-answer was lost is sent again and heeded once.
+Dask pickles our functions and bytes, nothing of a user. Forwarded messages are numbered: one whose answer was lost is
+sent again, and applied once.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ import msgspec
 
 GIVE: Final = "dataloader_give"
 TAKE: Final = "dataloader_take"
-"""The names of what a worker answers."""
+"""Names of the requests that a worker answers."""
 WAIT_S: Final = 10.0
-"""How long a worker waits for something to say before it answers that there is nothing."""
+"""Seconds for which a worker waits for a message before it answers that there is none."""
 MAX_SAID: Final = 2**20
-"""Bytes that wait to be taken from a worker; then the body waits."""
+"""Bytes that may wait to be taken from a worker; then the body waits."""
 MAX_AT: Final = 1e10
-"""A bound for what clocks show."""
+"""Upper bound for clock readings in seconds."""
 DRIFT: Final = 0.001
-"""How much faster a machine's clock may run than another's: twice what NTP allows."""
+"""How much faster a machine's clock may run than another's, as a share: twice what NTP allows."""
 
 
 Said = tuple[Any, ...]
-"""A message, by its kind: of the service `line BYTES`, `arm HARD LAST`, `until HARD LAST`, `term`, `end`, `keep`; of
-the worker `line BYTES`, `out STREAM TEXT`, `ended TEXT AT_DEADLINE`, `over`."""
+"""Message and its values. Of the service: `line BYTES`, `arm HARD LAST`, `until HARD LAST`, `term`, `end`, `keep`.
+
+Of the worker: `line BYTES`, `died TEXT`, `out STREAM TEXT`, `ended TEXT AT_DEADLINE`, `over`.
+"""
 
 
 class Order(msgspec.Struct):
-    """What a Dask task is given: the body to start, for the run called `key`, and the `topic` to announce it in.
+    """Order for a Dask task: the body to start, for the run called `key`, and the `topic` for its announcements.
 
-    `idle_s` and `max_jobs` say how long its child is kept for the next one; `max_lines` bounds the lines it prints.
-    With `calls` the body answers calls.
+    `idle_s` and `max_jobs` bound how long its child is kept for other jobs; `max_lines` bounds its printed lines. With
+    `calls` the body answers calls.
     """
 
     version: str
@@ -53,9 +55,9 @@ class Order(msgspec.Struct):
 
 
 class Announced(msgspec.Struct):
-    """What a worker announces: one `relay` of the run `key` is `ready`, has only been placed there, or has `failed`.
+    """Announcement of a worker: a `relay` of the run `key` is `placed`, `ready`, or has `failed`.
 
-    `at` is the worker's clock; `process` names its process.
+    `at` is by the worker's clock; `process` names its process.
     """
 
     key: str
@@ -68,9 +70,9 @@ class Announced(msgspec.Struct):
 
 
 class Answered(msgspec.Struct):
-    """What a worker answers: what its relay has `said`, from the message number `first` on, if that was asked for.
+    """Answer of a worker: what its relay has `said`, from the message number `first` on, if the request was for that.
 
-    `at` and `process` are as in `Announced`; `gone`: there is no such relay.
+    `at` and `process` are as in `Announced`. `gone`: there is no such relay.
     """
 
     at: Annotated[float, msgspec.Meta(ge=0, le=MAX_AT)]
@@ -81,26 +83,26 @@ class Answered(msgspec.Struct):
 
 
 def boot_s() -> float:
-    """The time on this machine's clock that also counts while it sleeps."""
+    """Return the time by this machine's clock that also counts while it sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @attrs.define(eq=False)
 class FarClock:
-    """Another machine's clock, as seen from here: never later than it is.
+    """Estimate of another machine's clock, never later than that clock.
 
-    Each of its stamps was made before it arrived: what it shows now is at least the stamp and what has passed since.
+    Each of its stamps was made before it arrived: the clock now shows at least the stamp plus the time since.
     """
 
     _ahead: float = -math.inf
     _at: float = 0.0
 
     def stamped(self, stamp: float) -> None:
-        """A stamp has arrived; the one that was fastest counts, until clocks may have drifted."""
+        """Process a stamp that has arrived. The fastest one counts, less the possible drift since."""
         now = boot_s()
         self._ahead = max(stamp - now, self._ahead - DRIFT * (now - self._at))
         self._at = now
 
     def there(self, at: float) -> float:
-        """A time of this machine's by that clock, or somewhat earlier."""
+        """Convert a time of this machine to that clock, or to a somewhat earlier time."""
         return at + self._ahead - DRIFT * max(at - boot_s(), 0)
