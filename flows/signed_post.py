@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -14,11 +15,13 @@ import httpx2
 import trio
 
 from dataloader.jobs.loopback import is_loopback
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.known_secrets import KnownSecrets
 from dataloader.jobs.text import storable_text
 
 MAX_ANSWER: Final = 2_000
 """Bytes that are read of an answer, for the error."""
+SECRET_SEGMENT: Final = 8
+"""Characters from which a part of an address's path or query is hidden by itself."""
 Post: TypeAlias = Callable[[bytes, Mapping[str, str]], Awaitable[tuple[int, str]]]
 """Sends a body with headers of its own; the answer's status, and of one that is no success how its text begins."""
 
@@ -39,14 +42,16 @@ def is_success(status: int) -> bool:
 
 @asynccontextmanager
 async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterator[Post]:
-    """What POSTs to `url`, over connections that are kept for the length of the block.
+    """Yield a function that POSTs to `url`, over connections that are kept for the length of the block.
 
     Each request has `timeout_s` seconds. Redirects are not followed, certificates are checked. It raises `NotReached`.
+    An error's text has neither the address nor the signature, also if the receiver repeats them.
     """
     try:
         address = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError) as error:
         raise NotReached(f"can't be reached ({type(error).__name__})") from None
+    secrets = [secret, *_secrets_of(address)]
     async with httpx2.AsyncClient(
         follow_redirects=False,
         verify=httpx2.create_ssl_context(),
@@ -65,13 +70,22 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
             }
             try:
                 with trio.fail_after(timeout_s):
-                    return await _send(client, address, body, {**signed, **headers})
+                    status, text = await _send(client, address, body, {**signed, **headers})
             except trio.TooSlowError:
                 raise NotReached(f"did not answer in {timeout_s:g} s") from None
             except (httpx2.TransportError, httpx2.InvalidURL, UnicodeError) as error:
                 raise NotReached(f"can't be reached ({type(error).__name__})") from None
+            known = KnownSecrets.of([*secrets, signed["X-Dataloader-Signature"]])
+            return status, storable_text(known.hide(text), MAX_ANSWER)
 
         yield post
+
+
+def _secrets_of(address: httpx2.URL) -> list[str]:
+    """Return the parts of an address that may be secret: a receiver often repeats its path in an error."""
+    path = address.raw_path.decode("ascii", "replace")
+    segments = [part for part in re.split(r"[/?&=]", path) if len(part) >= SECRET_SEGMENT]
+    return [str(address), path, path.partition("?")[0], *address.userinfo.decode().split(":"), *segments]
 
 
 async def _send(
@@ -91,4 +105,4 @@ async def _send(
                             pass
     if answer.is_success:
         return answer.status_code, ""
-    return answer.status_code, storable_text(mask_text(said[:MAX_ANSWER].decode(errors="replace")), MAX_ANSWER)
+    return answer.status_code, said[:MAX_ANSWER].decode(errors="replace")

@@ -157,6 +157,11 @@ class Load:
             )
         self._check_place()
 
+    def hide(self, text: str) -> str:
+        """Return a text without the secrets of the load's sources, as it may be kept and shown."""
+        text = self.source.hide(text)
+        return text if self.detail is None else self.detail.source.hide(text)
+
     def _check_place(self) -> None:
         if self.dask is None and not self.processes:
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 import attrs
 
 from dataloader.jobs.job import Job, JobLog
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.secrets.masking import mask_text
 
 log = get_logger("dataloader.flows.etl")
 
@@ -21,18 +23,24 @@ class LoadLog:
 
     job: JobLog
     load: str
+    hide: Callable[[str], str] = mask_text
 
     @classmethod
-    def of(cls, job: Job, load: str) -> Self:
-        """The log of a load in a job's run."""
-        return cls(job.log_of(load), load)
+    def of(cls, job: Job, load: str, hide: Callable[[str], str] = mask_text) -> Self:
+        """Return the log of a load in a job's run; `hide` removes the secrets of its sources from texts."""
+        return cls(job.log_of(load), load, hide)
 
     def info(self, message: str, *, phase: Phase, **fields: object) -> None:
         """Log an event of the run."""
-        log.info(message, load=self.load, phase=phase, **fields)
-        self.job.info(message, phase=phase, **fields)
+        shown = self._without_secrets(fields)
+        log.info(message, load=self.load, phase=phase, **shown)
+        self.job.info(message, phase=phase, **shown)
 
     def warning(self, message: str, *, phase: Phase, **fields: object) -> None:
         """Log an error that does not end the run, or what slows it down."""
-        log.warning(message, load=self.load, phase=phase, **fields)
-        self.job.warning(message, phase=phase, **fields)
+        shown = self._without_secrets(fields)
+        log.warning(message, load=self.load, phase=phase, **shown)
+        self.job.warning(message, phase=phase, **shown)
+
+    def _without_secrets(self, fields: Mapping[str, object]) -> dict[str, Any]:
+        return {name: self.hide(value) if isinstance(value, str) else value for name, value in fields.items()}

@@ -17,6 +17,7 @@ import trio
 from dataloader.flows.etl.parse.transform import MAX_KEY, Processed, brief
 from dataloader.flows.etl.run.load_log import Phase
 from dataloader.flows.etl.sources.source import Page
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.failure_rows import Failure
 
 PHASES: Final[tuple[Phase, ...]] = ("requests", "processing", "writing")
@@ -67,7 +68,7 @@ class LoadProgress:
     only while more than `max_failed_share` of the records have failed so far: bad records often come together.
 
     `idle` says why the run sends no request, if it sends none; `remarks` what it leaves out, each with
-    how often.
+    how often. `hide` removes the secrets of its sources from what is kept of failures.
     """
 
     load: str
@@ -75,6 +76,7 @@ class LoadProgress:
     max_failed_share: float = 0.0
     too_many: Callable[[], None] = lambda: None
     telemetry: Callable[[str, Mapping[str, int]], None] = lambda _load, _counts: None
+    hide: Callable[[str], str] = mask_text
     counts: Counter[str] = attrs.field(factory=Counter)
     phases: dict[Phase, PhaseTimes] = attrs.field(factory=lambda: {phase: PhaseTimes() for phase in PHASES})
     failures: list[Failure] = attrs.field(factory=list)
@@ -102,6 +104,12 @@ class LoadProgress:
 
     def failed(self, failure: Failure, *, is_on_record: bool = False) -> None:
         """Something failed for good. `is_on_record`: other failures in the database already say what is missing."""
+        failure = attrs.evolve(
+            failure,
+            key=self.hide(failure.key),
+            error=self.hide(failure.error),
+            sample=failure.sample and self.hide(failure.sample),
+        )
         if failure.phase in FAILED:
             self.count(**{FAILED[failure.phase]: failure.times})
         self.last = failure

@@ -56,6 +56,7 @@ async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadAr
         max_failures=config.max_failures,
         max_failed_share=config.max_failed_share,
         telemetry=metrics.count,
+        hide=load.hide,
     )
     verdict = CANCELED
     async with run.task(load.name) as noted:
@@ -74,7 +75,7 @@ async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadAr
                 name: summary[name] for name in ("status", "reason", "seconds", "counts", "phases") if name in summary
             }
             # No warning if it has failed: the job fails with it, and that is logged.
-            LoadLog.of(run.job, load.name).info("ended", phase="run", **told)
+            LoadLog.of(run.job, load.name, load.hide).info("ended", phase="run", **told)
             run.job.end_log_of(load.name)
     return verdict
 
@@ -111,7 +112,7 @@ class _Loading:
         remarks = [one if times == 1 else f"{one} ({times:,} times)" for one, times in progress.remarks.items()]
         if progress.counts["requests"]:
             return "; ".join(remarks)
-        LoadLog.of(self.run_of_job.job, self.load.name).warning(
+        LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).warning(
             "the run has sent no request", phase="run", why=progress.idle
         )
         return "; ".join([progress.idle, *remarks])
@@ -120,7 +121,7 @@ class _Loading:
         """Say once that the run leaves out a part of its request."""
         if text not in self.progress.remarks:
             self.progress.remarks[text] = 1
-            LoadLog.of(self.run_of_job.job, self.load.name).warning(text, phase="run")
+            LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).warning(text, phase="run")
 
     def _pipeline(self, state: RunState) -> Pipeline:
         run, config = self.run_of_job, self.config
@@ -131,7 +132,7 @@ class _Loading:
             load=self.load.name,
             config=config,
             progress=self.progress,
-            log=LoadLog.of(run.job, self.load.name),
+            log=LoadLog.of(run.job, self.load.name, self.load.hide),
             limits=run.limits,
         )
         rate_limiter = RateLimiter(
@@ -288,7 +289,7 @@ class _Loading:
         if left_out:
             self.progress.idle = f"nothing is new: the table has merged {left_out:,} older snapshots before"
             told = "snapshots older than the newest one are left out: the table has merged them before"
-            LoadLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
+            LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
     async def _tables(self) -> AsyncIterator[list[Table]]:

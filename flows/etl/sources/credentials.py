@@ -13,11 +13,9 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.secrets.masking import MASKED, mask_text
+from dataloader.jobs.secrets.known_secrets import KnownSecrets
 
 _VALUE: Final = re.compile(r"[\x20-\x7e]+")
-_SHORTEST: Final = 4
-"""Shorter secrets are not replaced in texts: they would be found everywhere."""
 
 
 def _names(values: Mapping[str, str]) -> str:
@@ -63,12 +61,8 @@ class Auth:
         return cls(params={name: value})
 
     def hide(self, text: str) -> str:
-        """The text without these secrets, and without what looks like one."""
-        for value in (*self.headers.values(), *self.params.values()):
-            for part in {value, value.rpartition(" ")[2]}:
-                if len(part) >= _SHORTEST:
-                    text = text.replace(part, MASKED)
-        return mask_text(text)
+        """Return the text without these secrets, and without what looks like one."""
+        return KnownSecrets.of([*self.headers.values(), *self.params.values()]).hide(text)
 
 
 def _given(name: str, value: str) -> str:

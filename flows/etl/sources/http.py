@@ -161,6 +161,10 @@ class Http(Source):
         endpoint = whole.copy_with(userinfo=b"", query=None, fragment=None)
         return Hop(endpoint=str(endpoint), key=request.key, page=request.page, mark=request.mark, whole=whole)
 
+    def hide(self, text: str) -> str:
+        """Return a text without the credentials."""
+        return self.auth.hide(text)
+
     def error(self, request: Request, what: str, **fields: Any) -> SourceError:
         """A `SourceError` of a request, without secrets."""
         asked = f"{request.method} {request.endpoint or self.url}"

@@ -38,7 +38,8 @@ from dataloader.flows.etl.sources.source import (
     ask_at_once,
 )
 from dataloader.jobs.errors import ConfigError
-from dataloader.jobs.secrets.masking import MASKED, mask_text, names_a_secret
+from dataloader.jobs.secrets.known_secrets import KnownSecrets
+from dataloader.jobs.secrets.masking import names_a_secret
 
 try:
     import boto3  # type: ignore[import-untyped]
@@ -134,6 +135,11 @@ class S3(Source):
         """The object's own window, by its name."""
         return own_window(request.endpoint, self.window_of)
 
+    def hide(self, text: str) -> str:
+        """Return a text without the secrets among the options."""
+        secrets = [value for name, value in self.options.items() if isinstance(value, str) and names_a_secret(name)]
+        return KnownSecrets.of(secrets).hide(text)
+
     def for_reading(self) -> S3:
         """Without the function that knows objects' windows, and the client's options."""
         return attrs.evolve(self, window_of=None, options={})
@@ -178,7 +184,7 @@ class S3Connection:
         except botocore.exceptions.ClientError as error:
             raise self._refused(what, error) from error
         except botocore.exceptions.BotoCoreError as error:
-            text = self._hide(f"{what}: {type(error).__name__}: {error}")
+            text = self.source.hide(f"{what}: {type(error).__name__}: {error}")
             raise SourceError(text, is_retryable=_is_retryable(error)) from error
         raise SourceError(f"{what}: no whole answer within {timeout_s:g} s", is_retryable=True)
 
@@ -210,17 +216,11 @@ class S3Connection:
         headers = {name.lower(): str(value) for name, value in about.get("HTTPHeaders", {}).items()}
         is_busy = status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
         return SourceError(
-            self._hide(f"{what}: {reason.get('Message', '')} ({reason.get('Code', '')})"),
+            self.source.hide(f"{what}: {reason.get('Message', '')} ({reason.get('Code', '')})"),
             is_retryable=is_busy or reason.get("Code") in _PASSING_CODES,
             retry_after_s=retry_after.retry_after_s(headers, now=datetime.now(UTC)),
             status=status,
         )
-
-    def _hide(self, text: str) -> str:
-        for name, value in self.source.options.items():
-            if isinstance(value, str) and value and names_a_secret(name):
-                text = text.replace(value, MASKED)
-        return mask_text(text)
 
 
 def _is_retryable(error: botocore.exceptions.BotoCoreError) -> bool:

@@ -198,6 +198,10 @@ class Source(Protocol):
         del request
         return None
 
+    def hide(self, text: str) -> str:
+        """Return a text without the source's secrets, as it may be kept and shown."""
+        return mask_text(text)
+
     def open(self) -> AbstractAsyncContextManager[SourceConnection]:
         """Open it for a run."""
 

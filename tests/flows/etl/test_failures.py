@@ -28,6 +28,7 @@ from dataloader.flows.etl import (
     run_load,
 )
 from dataloader.flows.etl.run.load_progress import PhaseTimes
+from dataloader.flows.etl.sources.credentials import Auth
 from dataloader.testing import run_task
 
 pytestmark = pytest.mark.requirement("E10")
@@ -169,6 +170,27 @@ async def test_a_failed_record_is_named_and_others_of_its_response_are_loaded(it
     assert await table("id") == ["1", "3"]
     [listed] = outcome.result["failures"]
     assert listed == {"segment": "everything", "phase": "record", "item": "2", "error": error}
+
+
+@pytest.mark.requirement("Q16")
+async def test_a_credential_that_a_source_repeats_is_in_no_failure_and_no_log(items, outcome_of, failures):
+    """In a record, in a row that the database refuses, and as a key."""
+    secret = "Zq7-plainword-x"
+    items.records = [item(1, value=secret), item(2), item(3)]
+
+    def transform(record):
+        if record["id"] == 1:
+            raise ZeroDivisionError(f"no such value: {record['value']}")
+        return record if record["id"] == 2 else {**record, "day": secret}
+
+    load = items_load(items.service.url, windows=None, transform=transform, pipeline={"max_failed_share": 0.1})
+    load = attrs.evolve(load, source=attrs.evolve(load.source, auth=Auth.header("X-Weird", secret)))
+    outcome = await outcome_of(load)
+    kept = await failures("phase, key, error, sample")
+    assert [row[0] for row in kept] == ["record", "row"]
+    shown = [str(kept), str(outcome.error), str(outcome.result), *(str(line) for line in outcome.log)]
+    assert secret not in " ".join(shown)
+    assert "no such value: ***" in kept[0][2]
 
 
 async def test_a_row_refused_by_the_database_fails_alone_in_its_batch(items, outcome_of, counts_of, failures, table):

@@ -111,6 +111,20 @@ async def test_a_transient_webhook_error_is_retried_and_a_permanent_one_is_not()
             assert not any(secret in said for secret in ("sesame", "very-secret", SECRET))
 
 
+@pytest.mark.parametrize("cut", [0, MAX_ANSWER - 20])
+async def test_an_error_hides_the_address_and_signature_that_a_receiver_repeats(cut):
+    async with open_hook([None]) as (url, _requests):
+        path = url.partition("127.0.0.1")[2].partition("/")[2]
+    body = f"{'x' * cut}Cannot POST /{path}?token=quietriverlamp".encode()
+    async with open_hook(answered(404, body=body)) as (url, requests):
+        given_up = await send(
+            WebhookTarget(name="ops", url=f"{url}?token=quietriverlamp", secret=SECRET), NOTICE, delivery=uuid7()
+        )
+    assert len(requests) == 1
+    assert "status 404" in given_up.reason or "404" in given_up.reason
+    assert not any(part in given_up.reason for part in ("very", "quietriver"))
+
+
 @pytest.mark.slow
 async def test_an_endless_answer_is_read_to_its_bound_and_a_silent_webhook_to_its_deadline():
     head = b"HTTP/1.1 500 X\r\nContent-Length: 100000000\r\n\r\n"

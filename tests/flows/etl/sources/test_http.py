@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import logging
@@ -24,7 +25,7 @@ from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.http_body import HttpBody
 from dataloader.flows.etl.sources.pagination import Cursor, LinkHeader, NextUrl, PageNumber
 from dataloader.flows.etl.sources.routing import Routing
-from dataloader.flows.etl.sources.source import Request, SourceError, Window
+from dataloader.flows.etl.sources.source import SAMPLE, Request, SourceError, Window
 
 pytestmark = pytest.mark.requirement("S7")
 
@@ -484,6 +485,28 @@ async def test_a_token_is_hidden_without_the_word_before_it_too(service):
         str(await failure(Http(service.url, endpoint="/x", auth=Auth.bearer(TOKEN))))
         == "GET /x: status 401: unknown: ***"
     )
+
+
+@pytest.mark.requirement("Q16")
+@pytest.mark.parametrize("left", [4, 9, len(TOKEN) - 1])
+async def test_a_secret_that_the_end_of_an_error_cuts_is_hidden(service, left):
+    service.misbehave(status=400, body=("x" * (SAMPLE - left) + TOKEN).encode())
+    error = str(await failure(Http(service.url, auth=Auth.header("X-Weird", TOKEN))))
+    assert error.endswith("x***")
+
+
+@pytest.mark.requirement("Q16")
+@pytest.mark.parametrize(
+    ("auth", "echoed"),
+    [
+        (Auth.header("X-Weird", TOKEN), base64.b64encode(TOKEN.encode()).decode()),
+        (Auth.basic("me", TOKEN), TOKEN),
+        (Auth.param("key", "a/b+c d!"), "a%2Fb%2Bc%20d%21"),
+    ],
+)
+async def test_encoded_and_decoded_forms_of_a_secret_are_hidden(service, auth, echoed):
+    service.misbehave(status=400, body=f"unknown: {echoed}".encode())
+    assert echoed[:-2] not in str(await failure(Http(service.url, auth=auth)))
 
 
 @pytest.mark.requirement("Q16")
