@@ -28,7 +28,7 @@ from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.supervisor.open_jobs import account
+from dataloader.supervisor.open_client import account
 from dataloader.supervisor.settings import Settings, Worker
 from dataloader.supervisor.signals import obey
 from dataloader.supervisor.supervisor import open_supervisor

@@ -18,6 +18,7 @@ import click
 import trio
 
 from dataloader.jobs.bulk_contract import BulkActs
+from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.error_groups import single_errors
@@ -25,7 +26,7 @@ from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.schedule_contract import Schedules
-from dataloader.supervisor.open_jobs import account, client_options
+from dataloader.supervisor.open_client import account, client_options
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings
 from dataloader.supervisor.signals import obey
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from dataloader.cli.load_reads import LoadReads
     from dataloader.store.connection.options import DatabaseOptions
     from dataloader.store.embedded.postgres import EmbeddedPostgres
-    from dataloader.web.service_connection import ServiceConnection
 
 Q = TypeVar("Q")
 T = TypeVar("T")
@@ -58,27 +58,31 @@ class AskedQueue:
 
     def ask(self, question: Callable[[Jobs], Awaitable[T]]) -> T:
         """Open the queue, run `question` with it, close it."""
-        return self._ask(_open_http_jobs, open_jobs_of, question)
-
-    def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
-        """The same for what is known of loads."""
-        return self._ask(_open_http_loads, open_loads_of, question)
+        return self.ask_client(lambda client: question(client.jobs))
 
     def ask_schedules(self, question: Callable[[Schedules], Awaitable[T]]) -> T:
-        """The same for schedules."""
-        return self._ask(_open_http_schedules, open_schedules_of, question)
+        """Do the same with schedules."""
+        return self.ask_client(lambda client: question(client.schedules))
 
     def ask_bulk(self, question: Callable[[BulkActs], Awaitable[T]]) -> T:
-        """The same for acts on many jobs."""
-        return self._ask(_open_http_bulk, _open_bulk_of, question)
+        """Do the same with bulk operations."""
+        return self.ask_client(lambda client: question(client.bulk))
 
     def ask_limits(self, question: Callable[[Limits], Awaitable[T]]) -> T:
-        """The same for the limits of tasks and suppliers."""
-        return self._ask(_open_http_limits, open_limits_of, question)
+        """Do the same with the limits of tasks and suppliers."""
+        return self.ask_client(lambda client: question(client.limits))
 
     def ask_processes(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """The same for durable processes."""
-        return self._ask(_open_http_processes, open_processes_of, question)
+        """Do the same with durable processes."""
+        return self.ask_client(lambda client: question(client.processes))
+
+    def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
+        """Do the same with what is known of loads."""
+        return self._ask(_open_http_loads, open_loads_of, question)
+
+    def ask_client(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Do the same with the whole client."""
+        return self._ask(_open_http_client, open_client_of, question)
 
     def _ask(
         self,
@@ -93,96 +97,22 @@ class AskedQueue:
             return run_trio(_ask, of_database(settings), question)
 
 
-@asynccontextmanager
-async def _over_http(client: Callable[[ServiceConnection], Q], url: str, token: str | None) -> AsyncIterator[Q]:
-    """What `client` makes of a connection to a service, for the length of a block."""
-    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - no HTTP client is needed for a database
+def _open_http_client(url: str, token: str | None) -> AbstractAsyncContextManager[Client]:
+    from dataloader.web.http_client import open_http_client  # noqa: PLC0415 - no HTTP client is needed for a database
 
-    async with open_service(url, token) as service:
-        yield client(service)
-
-
-def _open_http_jobs(url: str, token: str | None) -> AbstractAsyncContextManager[Jobs]:
-    from dataloader.web.http_performer import open_http_jobs  # noqa: PLC0415 - no driver is needed here
-
-    return open_http_jobs(url, token)
+    return open_http_client(url, token)
 
 
 @asynccontextmanager
-async def _open_bulk_of(settings: Settings) -> AsyncIterator[BulkActs]:
-    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - no driver is needed over HTTP
-    from dataloader.store.queue.bulk import DatabaseBulkActs  # noqa: PLC0415 - as above
-
-    async with open_database(command_options(settings)) as database:
-        yield DatabaseBulkActs(database=database, operator=Operator(account()))
-
-
-def _open_http_bulk(url: str, token: str | None) -> AbstractAsyncContextManager[BulkActs]:
-    from dataloader.web.http_bulk import HttpBulkActs  # noqa: PLC0415 - no HTTP client is needed for a database
-
-    return _over_http(HttpBulkActs, url, token)
-
-
-@asynccontextmanager
-async def open_processes_of(settings: Settings) -> AsyncIterator[ProcessClient]:
-    """The durable processes of the settings' database, for the length of a block; the account signs what is done."""
-    from dataloader.supervisor.listening_processes import (  # noqa: PLC0415 - no driver is needed over HTTP
-        open_database_processes,
+async def open_client_of(settings: Settings) -> AsyncIterator[Client]:
+    """Open a client of the settings' database for the length of a block; the audit names the account."""
+    from dataloader.supervisor.database_client import (  # noqa: PLC0415 - no driver is needed over HTTP
+        open_database_client,
     )
 
     options, operator = command_options(settings), Operator(account())
-    async with open_database_processes(options, operator, default_lease_s=settings.default_lease_s) as processes:
-        yield processes
-
-
-def _open_http_processes(url: str, token: str | None) -> AbstractAsyncContextManager[ProcessClient]:
-    from dataloader.web.http_processes import open_http_processes  # noqa: PLC0415 - no driver is needed here
-
-    return open_http_processes(url, token)
-
-
-@asynccontextmanager
-async def open_limits_of(settings: Settings) -> AsyncIterator[Limits]:
-    """The limits in the settings' database, for the length of a block; what is done is signed by the account."""
-    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - no driver is needed over HTTP
-    from dataloader.store.limits.database_limits import DatabaseLimits  # noqa: PLC0415 - as above
-
-    async with open_database(command_options(settings)) as database:
-        yield DatabaseLimits(database=database, operator=Operator(account()))
-
-
-def _open_http_limits(url: str, token: str | None) -> AbstractAsyncContextManager[Limits]:
-    from dataloader.web.http_limits import HttpLimits  # noqa: PLC0415 - no HTTP client is needed for a database
-
-    return _over_http(HttpLimits, url, token)
-
-
-@asynccontextmanager
-async def open_schedules_of(settings: Settings) -> AsyncIterator[Schedules]:
-    """The schedules of the settings' database, for the length of a block; what is done is signed by the account."""
-    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - no driver is needed over HTTP
-    from dataloader.store.schedules.database_schedules import DatabaseSchedules  # noqa: PLC0415 - as above
-
-    async with open_database(command_options(settings)) as database:
-        yield DatabaseSchedules(
-            database=database, operator=Operator(account()), default_lease_s=settings.default_lease_s
-        )
-
-
-def _open_http_schedules(url: str, token: str | None) -> AbstractAsyncContextManager[Schedules]:
-    from dataloader.web.http_schedules import HttpSchedules  # noqa: PLC0415 - no HTTP client is needed for a database
-
-    return _over_http(HttpSchedules, url, token)
-
-
-@asynccontextmanager
-async def open_jobs_of(settings: Settings) -> AsyncIterator[Jobs]:
-    """The queue of the settings' database, for the length of a block. What is done to it is signed by the account."""
-    from dataloader.supervisor.listening_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
-
-    options, operator = command_options(settings), Operator(account())
-    async with open_database_jobs(options, operator, default_lease_s=settings.default_lease_s) as jobs:
-        yield jobs
+    async with open_database_client(options, operator, default_lease_s=settings.default_lease_s) as client:
+        yield client
 
 
 @asynccontextmanager
@@ -195,10 +125,13 @@ async def open_loads_of(settings: Settings) -> AsyncIterator[LoadReads]:
         yield DatabaseLoadReads(database)
 
 
-def _open_http_loads(url: str, token: str | None) -> AbstractAsyncContextManager[LoadReads]:
+@asynccontextmanager
+async def _open_http_loads(url: str, token: str | None) -> AsyncIterator[LoadReads]:
     from dataloader.cli.load_reads import HttpLoadReads  # noqa: PLC0415 - as above
+    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
 
-    return _over_http(HttpLoadReads, url, token)
+    async with open_service(url, token) as service:
+        yield HttpLoadReads(service)
 
 
 def command_options(settings: Settings) -> DatabaseOptions:

@@ -55,7 +55,7 @@ class ProcessChange:
 
 
 class ProcessClient(abc.ABC):
-    """The processes. Opened by `dataloader.open_processes`; a supervisor has them as `supervisor.processes`.
+    """Durable processes: `client.processes` of `dataloader.open_client`, or `supervisor.processes`.
 
     All raise `BadRequest` for values that are not allowed, and `StoreUnavailable` when no answer came: a request may
     have been taken or not, and is safe to repeat if it has a `key`.

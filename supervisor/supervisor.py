@@ -16,6 +16,7 @@ import trio
 
 from dataloader.actors.job_runs import Run
 from dataloader.actors.signals import Signals
+from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
@@ -67,6 +68,17 @@ class Supervisor:
     def state(self) -> ProcessState:
         """This process now, as `/status` shows it: its queues with their slots, its listener, its message sources."""
         return self._parts.state()
+
+    @property
+    def client(self) -> Client:
+        """The same client that `open_client` gives, over the supervisor's own database. The audit names the worker."""
+        return Client(
+            jobs=self.jobs,
+            processes=self.processes,
+            schedules=self.schedules,
+            limits=self.limits,
+            bulk=self.bulk,
+        )
 
     @property
     def jobs(self) -> Jobs:

@@ -6,15 +6,13 @@ body that is longer than its settings allow (`BadRequest`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import anyio
 import attrs
 import msgspec
 
-from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.model import MAX_ARGS_BYTES, Enqueued, JobRecord, NewJob
@@ -22,7 +20,7 @@ from dataloader.jobs.operations.jobs import CancelJob, GetJob, RetryJob, RunJobN
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.text import exact_json
-from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
+from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection
 
 R = TypeVar("R")
 
@@ -101,10 +99,3 @@ def _request(job: NewJob, field: str) -> dict[str, Any]:
     if job.after is None:
         del given["when_failed"]
     return {"lock_key": None} | given | {"args": args}
-
-
-@asynccontextmanager
-async def open_http_jobs(url: str, token: str | None = None) -> AsyncIterator[Jobs]:
-    """The queue of the service at `url` for the length of a block. Raises `ConfigError` for another kind of address."""
-    async with open_service(url, token) as service:
-        yield Jobs(HttpPerformer(service))

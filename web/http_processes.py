@@ -5,8 +5,8 @@ What a service shows has no secrets: in states, args, answers and errors they ar
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 from uuid import UUID
@@ -42,7 +42,7 @@ from dataloader.jobs.process_outbox import (
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
 from dataloader.jobs.processes import MAX_VALUE, ProcessNotFound, Remove, check_metadata, check_process_id, check_type
 from dataloader.jobs.text import exact_json
-from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
+from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection
 
 T = TypeVar("T")
 
@@ -301,10 +301,3 @@ def _path(process_type: str, process_id: str) -> str:
 
 def _page(limit: int, after: After, *, newest_first: bool) -> Mapping[str, Any]:
     return {"limit": limit, "after": after, "newest_first": "true" if newest_first else None}
-
-
-@asynccontextmanager
-async def open_http_processes(url: str, token: str | None = None) -> AsyncIterator[HttpProcesses]:
-    """The processes of the service at `url`, for the length of a block. Raises `ConfigError` for another address."""
-    async with open_service(url, token) as service:
-        yield HttpProcesses(service)

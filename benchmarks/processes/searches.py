@@ -11,7 +11,7 @@ import trio
 
 from benchmarks.processes.measured_types import TYPE
 from benchmarks.scheduling.reached import Reached
-from dataloader import open_processes
+from dataloader import open_client
 from dataloader.jobs.failures import group_id
 from dataloader.jobs.process_listings import ProcessFilter
 
@@ -47,7 +47,8 @@ def measure(dsn: str, rounds: int) -> list[Reached]:
 
 async def _took(dsn: str, rounds: int) -> dict[str, float]:
     took: dict[str, list[float]] = {}
-    async with open_processes(dsn) as ask:
+    async with open_client(dsn) as client:
+        ask = client.processes
 
         async def look(name: str, wanted: ProcessFilter, after: str | None) -> str | None:
             began = time.perf_counter()

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import attrs
 import trio
 
-from dataloader import JobFilter, JobRecord, Jobs, Status, Task, Worker, open_jobs
+from dataloader import JobFilter, JobRecord, Jobs, Status, Task, Worker, open_client
 from dataloader.cli.demo.tasks import CONTROL, LEASE_S, LOAD, Contents, check, create_table, read_contents
 from dataloader.cli.waiting import wait_for_end
 
@@ -95,7 +95,8 @@ async def load(url: str, run: DemoRun, watcher: Watcher) -> None:
     """Load all years through the service at `url`; `run` shows what became of it, also when cancelled half way."""
     began = trio.current_time()
     contents = run.contents = await trio.to_thread.run_sync(read_contents)
-    async with open_jobs(url=url) as jobs:
+    async with open_client(url=url) as client:
+        jobs = client.jobs
         try:
             if await _do(jobs, run, create_table) is None:
                 return

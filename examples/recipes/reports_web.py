@@ -14,7 +14,7 @@ from uuid import UUID
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from dataloader import JobNotFound, Jobs, StoreUnavailable, open_jobs
+from dataloader import JobNotFound, Jobs, StoreUnavailable, open_client
 
 PAGE = """<!doctype html><title>Report</title><progress id=bar></progress> <output id=said></output>
 <script>
@@ -30,8 +30,8 @@ look()
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with open_jobs(url=os.environ["DATALOADER_URL"], token=os.environ.get("DATALOADER_TOKEN")) as jobs:
-        app.state.jobs = jobs  # one client for all requests
+    async with open_client(url=os.environ["DATALOADER_URL"], token=os.environ.get("DATALOADER_TOKEN")) as client:
+        app.state.jobs = client.jobs  # one client for all requests
         yield
 
 

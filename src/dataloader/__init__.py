@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import (
     AccessDenied,
@@ -28,6 +29,7 @@ from dataloader.jobs.errors import (
     StoreError,
     StoreUnavailable,
 )
+from dataloader.jobs.former_names import renamed
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.job import (
     AioJob,
@@ -68,8 +70,7 @@ if TYPE_CHECKING:
     from dataloader.store.embedded.postgres import embedded_postgres
     from dataloader.supervisor.drain import DrainReport
     from dataloader.supervisor.logs import configure_logging
-    from dataloader.supervisor.open_jobs import open_jobs
-    from dataloader.supervisor.open_processes import open_processes
+    from dataloader.supervisor.open_client import open_client
     from dataloader.supervisor.settings import ApiToken, Settings, Worker
     from dataloader.supervisor.settings_layers import load_settings
     from dataloader.supervisor.supervisor import Supervisor, open_supervisor
@@ -85,6 +86,7 @@ __all__ = [
     "Budget",
     "CallTimeout",
     "Canceled",
+    "Client",
     "CommandTarget",
     "ConfigError",
     "Conflict",
@@ -148,8 +150,7 @@ __all__ = [
     "embedded_postgres",
     "load_settings",
     "new_job",
-    "open_jobs",
-    "open_processes",
+    "open_client",
     "open_supervisor",
 ]
 
@@ -163,14 +164,20 @@ _WHEN_ASKED_FOR: Final = {
     "configure_logging": "dataloader.supervisor.logs",
     "embedded_postgres": "dataloader.store.embedded.postgres",
     "load_settings": "dataloader.supervisor.settings_layers",
-    "open_jobs": "dataloader.supervisor.open_jobs",
-    "open_processes": "dataloader.supervisor.open_processes",
+    "open_client": "dataloader.supervisor.open_client",
     "open_supervisor": "dataloader.supervisor.supervisor",
 }
+_FORMER: Final = {
+    "open_jobs": "open_client, and the client has the queue as client.jobs",
+    "open_processes": "open_client, and the client has the processes as client.processes",
+}
+"""Former public names, and what has taken their places."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of the running side when it is first used."""
+    if name in _FORMER:
+        raise ImportError(f"dataloader.{name} {renamed(_FORMER[name])}", name=__name__)
     module = _WHEN_ASKED_FOR.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"

@@ -16,7 +16,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Status
 from dataloader.store.connection.options import DatabaseOptions
-from dataloader.supervisor.listening_jobs import open_database_jobs
+from dataloader.supervisor.database_client import open_database_client
 
 
 @pytest.mark.slow
@@ -31,8 +31,9 @@ async def test_a_wait_survives_a_short_outage_and_ends_with_a_long_one(database)
     async with (
         raw_connection(database.dsn) as raw,
         open_proxy(database.dsn) as proxy,
-        open_database_jobs(DatabaseOptions(dsn=proxy.dsn, connect_timeout_s=2), Operator("test")) as jobs,
+        open_database_client(DatabaseOptions(dsn=proxy.dsn, connect_timeout_s=2), Operator("test")) as client,
     ):
+        jobs = client.jobs
         await raw.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ($1, 'q', 't', 'k')", job_id)
         await jobs.get(job_id)
         async with trio.open_nursery() as nursery:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataloader import open_jobs
+from dataloader import open_client
 from dataloader.testing import drain_queue, run_task
 
 [CODE] = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "stages.md").read_text(), re.DOTALL)
@@ -20,7 +20,8 @@ async def test_the_stages_of_the_page_work_as_it_says(database):
     tasks = module["tasks"]
     await drain_queue(database.dsn, tasks)  # declares them
     results = {}
-    async with open_jobs(database.dsn) as jobs:
+    async with open_client(database.dsn) as client:
+        jobs = client.jobs
         added = {page: (await jobs.enqueue("document", {"page": page})).job_id for page in ("1.png", "2.txt", "empty")}
         runs = await drain_queue(database.dsn, tasks)
         for page, job_id in added.items():

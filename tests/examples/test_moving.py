@@ -14,7 +14,7 @@ import trio
 from conditions import patience_s, until
 from source_app import Answer, open_source_app
 
-from dataloader import JobFilter, Settings, Worker, open_jobs, open_supervisor
+from dataloader import JobFilter, Settings, Worker, open_client, open_supervisor
 from dataloader.testing import drain_queue, run_task
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,8 @@ async def test_what_was_celerys_chord_chain_and_countdown_comes_to_the_same(data
     with open_source_app() as source:
         for number in range(3):
             source.put(f"/{number}", Answer(b"." * number))
-        async with open_jobs(database.dsn) as jobs:
+        async with open_client(database.dsn) as client:
+            jobs = client.jobs
             await jobs.enqueue(moved.load_album, {"urls": [f"{source.url}/{number}" for number in range(3)]})
             await jobs.enqueue("document", {"path": "a.txt"})
             [later] = await jobs.enqueue_many([moved.later(f"{source.url}/0")])

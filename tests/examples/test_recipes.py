@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from source_app import Answer, open_source_app
 
-from dataloader import JobFilter, Settings, Worker, open_jobs, open_supervisor
+from dataloader import JobFilter, Settings, Worker, open_client, open_supervisor
 from dataloader.testing import drain_queue, run_task
 
 ROOT = Path(__file__).parents[2]
@@ -155,8 +155,8 @@ async def test_a_webhook_is_signed_waits_as_asked_and_gives_up_on_a_refusal(data
             await recipe.publish(transaction, [url, f"{url}/2"], "order.paid", {"order": 7})
 
     await run_task(recipe.tasks, pay, dsn=database.dsn)
-    async with open_jobs(database.dsn) as jobs:
-        added = (await jobs.find(JobFilter(task="webhook.deliver"))).jobs
+    async with open_client(database.dsn) as client:
+        added = (await client.jobs.find(JobFilter(task="webhook.deliver"))).jobs
     assert {job.lock_key for job in added} == {f"webhook:{url}", f"webhook:{url}/2"}
 
 

@@ -23,7 +23,7 @@ from proxy import open_proxy
 from services import FAST
 from standby_servers import Pair, standby_pair
 
-from dataloader import NewJob, StoreUnavailable, open_jobs, open_processes
+from dataloader import NewJob, StoreUnavailable, open_client
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.processes import CallTimeout, ProcessNotFound
 from dataloader.store.connection.bridge import open_database
@@ -195,7 +195,8 @@ async def test_a_synchronous_failover_loses_nothing_accepted_and_overlaps_no_run
     options = {"dsn": pair.address, "tasks": "failover_tasks:tasks", "environment": {"HISTORY": str(file)}}
     services = await serving([await serve(QUEUES, ready=None, **options, **SETTINGS) for _ in range(3)])
     clients = Clients(pair.address)
-    async with open_jobs(pair.address) as jobs, open_processes(pair.address) as processes:
+    async with open_client(pair.address) as client:
+        jobs, processes = client.jobs, client.processes
         async with trio.open_nursery() as nursery:
             clients.start(nursery, jobs, processes)
             await clients.more(40, 20)
@@ -250,7 +251,8 @@ async def test_runs_whose_claims_an_asynchronous_failover_lost_stop_and_change_n
         far = await serve({"far": 4, "q": 4}, dsn=far_dsn, ready=None, **options, **SETTINGS)
         near = [await serve(QUEUES, dsn=pair.address, ready=None, **options, **SETTINGS) for _ in range(2)]
         services = await serving([*near, far])
-        async with open_jobs(pair.address) as jobs, open_processes(pair.address) as processes:
+        async with open_client(pair.address) as client:
+            jobs, processes = client.jobs, client.processes
             async with trio.open_nursery() as nursery:
                 clients.start(nursery, jobs, processes)
                 await clients.more(40, 20)
@@ -308,7 +310,8 @@ async def test_a_request_sent_again_is_answered_when_the_standby_has_it(pair):
     job = NewJob(task="t", queue="nobody", idempotency_key="one")
     by_sql = "SELECT dl_enqueue('t', '{}', queue => 'nobody', idempotency_key => 'two')"
     try_sql = partial(_aio_try, by_sql)
-    async with open_jobs(pair.primary.dsn()) as jobs, raw_connection(pair.primary.dsn()) as raw:
+    async with open_client(pair.primary.dsn()) as client, raw_connection(pair.primary.dsn()) as raw:
+        jobs = client.jobs
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await jobs.enqueue_many([job])

@@ -13,7 +13,7 @@ import trio
 from databases import raw_connection
 from web_server import TOKENS, all_tokens, open_server
 
-from dataloader import open_jobs
+from dataloader import open_client
 from dataloader.jobs.client.jobs import Jobs
 
 
@@ -46,9 +46,9 @@ class OnAsyncio:
 async def _on_asyncio(url, token):
     with (
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
-        portal.wrap_async_context_manager(open_jobs(url=url, token=token)) as jobs,
+        portal.wrap_async_context_manager(open_client(url=url, token=token)) as client,
     ):
-        yield OnAsyncio(jobs, portal)
+        yield attrs.evolve(client, jobs=OnAsyncio(client.jobs, portal))
 
 
 @attrs.frozen
@@ -68,16 +68,18 @@ async def way(request, database):
     async with AsyncExitStack() as stack:
         raw = await stack.enter_async_context(raw_connection(database.dsn))
         if request.param == "database":
-            jobs = await stack.enter_async_context(open_jobs(database.dsn, operator="chief"))
-            nowhere = open_jobs("postgresql://postgres@127.0.0.1:1/jobs")
-            stranger = open_jobs(database.server.dsn_of("nowhere"))
+            client = await stack.enter_async_context(open_client(database.dsn, operator="chief"))
+            nowhere = open_client("postgresql://postgres@127.0.0.1:1/jobs")
+            stranger = open_client(database.server.dsn_of("nowhere"))
         else:
             # The server of the tests receives no notifications, so it reads often.
             web = await stack.enter_async_context(open_server(database.dsn, reread_s=0.1, tokens=all_tokens()))
             opened = (
-                _on_asyncio if request.param.endswith("asyncio") else lambda url, token: open_jobs(url=url, token=token)
+                _on_asyncio
+                if request.param.endswith("asyncio")
+                else lambda url, token: open_client(url=url, token=token)
             )
-            jobs = await stack.enter_async_context(opened(web.url, TOKENS["chief"]))
+            client = await stack.enter_async_context(opened(web.url, TOKENS["chief"]))
             nowhere = opened("http://127.0.0.1:1", None)
             stranger = opened(web.url, "n" * 20)
-        yield Way(request.param, jobs, raw, stranger, nowhere)
+        yield Way(request.param, client.jobs, raw, stranger, nowhere)

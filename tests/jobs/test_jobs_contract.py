@@ -437,10 +437,11 @@ async def test_a_job_shows_when_it_changed_last(way):
 
 @pytest.mark.slow
 async def test_denied_access_and_an_unreachable_queue_are_different_errors(way):
-    async with way.stranger as jobs:
+    async with way.stranger as client:
         with pytest.raises(AccessDenied):
-            await jobs.queues()
-    async with way.nowhere as jobs:
+            await client.jobs.queues()
+    async with way.nowhere as client:
+        jobs = client.jobs
         for ask in (jobs.queues, lambda: jobs.enqueue("t", queue="q"), lambda: jobs.wait(uuid7())):
             with pytest.raises(StoreUnavailable) as away:
                 await ask()

@@ -18,7 +18,6 @@ from payments import Gate, payments
 from dataloader import (
     BadRequest,
     CallTimeout,
-    ConfigError,
     Conflict,
     IdempotencyConflict,
     ProcessClient,
@@ -30,7 +29,7 @@ from dataloader import (
     Settings,
     Tasks,
     Worker,
-    open_processes,
+    open_client,
     open_supervisor,
 )
 from dataloader.flows.processes import Timer, add_processes
@@ -72,9 +71,9 @@ class OnAsyncio(ProcessClient):
 async def _on_asyncio(url):
     with (
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
-        portal.wrap_async_context_manager(open_processes(url=url, token=TOKEN)) as processes,
+        portal.wrap_async_context_manager(open_client(url=url, token=TOKEN)) as client,
     ):
-        yield OnAsyncio(processes, portal)
+        yield attrs.evolve(client, processes=OnAsyncio(client.processes, portal))
 
 
 @attrs.frozen
@@ -108,13 +107,13 @@ async def way(request, database):
         with_web = request.param != "database"
         supervisor = await stack.enter_async_context(open_supervisor(settings, tasks, with_web=with_web))
         if request.param == "database":
-            opened = open_processes(database.dsn, operator="chief")
+            opened = open_client(database.dsn, operator="chief")
         elif request.param == "service":
-            opened = open_processes(url=supervisor.url, token=TOKEN)
+            opened = open_client(url=supervisor.url, token=TOKEN)
         else:
             opened = _on_asyncio(supervisor.url)
-        processes = await stack.enter_async_context(opened)
-        yield Way(request.param, processes, gate, supervisor, database.psql)
+        client = await stack.enter_async_context(opened)
+        yield Way(request.param, client.processes, gate, supervisor, database.psql)
 
 
 @pytest.mark.slow
@@ -512,17 +511,6 @@ async def test_a_type_without_a_worker_is_accepted_and_the_wait_ends_with_the_ta
     # A new process is of the newest version that any worker has declared.
     assert (found.status, found.running, found.version) == ("init", None, 12)
     assert (await way.processes.task(late.value.task_id)).status == "waiting"
-
-
-async def test_processes_are_opened_by_one_address_with_what_belongs_to_it():
-    for options, field in (
-        ({}, "either dsn"),
-        ({"dsn": "postgresql://x/y", "url": "http://x"}, "either dsn"),
-        ({"url": "http://x", "operator": "me"}, "operator"),
-        ({"dsn": "postgresql://x/y", "token": "t"}, "token"),
-    ):
-        with pytest.raises(ConfigError, match=field):
-            open_processes(**options)
 
 
 async def _seen(things):

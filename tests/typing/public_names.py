@@ -32,8 +32,7 @@ from dataloader import (
     Tasks,
     ThreadJob,
     Worker,
-    open_jobs,
-    open_processes,
+    open_client,
     open_supervisor,
 )
 from dataloader.flows.processes import Processes, ProcessType
@@ -128,19 +127,23 @@ async def ask(jobs: Jobs) -> int:
 
 async def ask_in_both_ways() -> None:
     """By the database, and through a service."""
-    async with open_jobs("postgresql://localhost/jobs", operator="me") as by_database:
+    async with open_client("postgresql://localhost/jobs", operator="me") as client:
+        by_database = client.jobs
         assert_type(await ask(by_database), int)
-    async with open_jobs(url="http://localhost:8080", token="secret") as by_service:
+    async with open_client(url="http://localhost:8080", token="secret") as client:
+        by_service = client.jobs
         assert_type(by_service, Jobs)
 
 
 async def ask_processes() -> None:
     """The same for durable processes."""
-    async with open_processes("postgresql://localhost/jobs", operator="me") as by_database:
+    async with open_client("postgresql://localhost/jobs", operator="me") as client:
+        by_database = client.processes
         assert_type(by_database, ProcessClient)
         assert_type((await by_database.find(ProcessFilter(type="payment"))).processes, list[ProcessRecord])
         assert_type(await by_database.resume_many(ProcessFilter(type="payment")), int)
-    async with open_processes(url="http://localhost:8080", token="secret") as by_service:
+    async with open_client(url="http://localhost:8080", token="secret") as client:
+        by_service = client.processes
         assert_type(by_service, ProcessClient)
 
 

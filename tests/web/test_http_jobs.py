@@ -1,4 +1,4 @@
-"""What `HttpJobs` does that is a service's alone, and `open_jobs`; what holds in each way: test_jobs_contract.py."""
+"""What a client does through a service alone, and `open_client`; what holds in each way: test_jobs_contract.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import trio
 from conditions import patience_s, until
 
-from dataloader import BadRequest, ConfigError, Draining, JobFilter, Status, StoreUnavailable, new_job, open_jobs
+from dataloader import BadRequest, ConfigError, Draining, JobFilter, Status, StoreUnavailable, new_job, open_client
 from dataloader.web.server.limits import HttpLimits
 from dataloader.web.service_connection import open_service
 
@@ -16,7 +16,8 @@ from dataloader.web.service_connection import open_service
 @pytest.mark.slow
 async def test_a_wait_beyond_the_limit_polls_and_a_draining_service_is_reported(open_web, database):
     ended, limits = [], HttpLimits(wait_again_s=0)
-    async with open_web(max_waits=1, reread_s=0.1, limits=limits) as web, open_jobs(url=web.url) as jobs:
+    async with open_web(max_waits=1, reread_s=0.1, limits=limits) as web, open_client(url=web.url) as client:
+        jobs = client.jobs
         [added] = await jobs.enqueue_many([new_job("t", queue="q")])
 
         async def wait():
@@ -42,7 +43,8 @@ async def test_a_wait_beyond_the_limit_polls_and_a_draining_service_is_reported(
 
 
 async def test_refused_and_unanswered_requests_raise_the_same_errors_as_the_database(open_web):
-    async with open_web(max_body_bytes=2_000) as web, open_jobs(url=web.url) as jobs:
+    async with open_web(max_body_bytes=2_000) as web, open_client(url=web.url) as client:
+        jobs = client.jobs
         with pytest.raises(BadRequest, match="bytes"):
             await jobs.enqueue("t", {"text": "x" * 3_000}, queue="q")
         with pytest.raises(BadRequest) as refused:
@@ -73,13 +75,14 @@ DSN, URL = "postgresql://localhost/jobs", "http://localhost"
         {"url": f"{URL}#x"},
     ],
 )
-def test_open_jobs_takes_an_address_of_either_kind_and_what_goes_with_it(wrong):
+def test_open_client_takes_an_address_of_either_kind_and_what_goes_with_it(wrong):
     with pytest.raises(ConfigError):
         trio.run(_open, wrong)
 
 
 async def test_a_name_that_can_be_no_hosts_gives_no_answer():
-    async with open_jobs(url=f"http://{'a' * 64}") as jobs:
+    async with open_client(url=f"http://{'a' * 64}") as client:
+        jobs = client.jobs
         with pytest.raises(StoreUnavailable, match="no answer from"):
             await jobs.queues()
 
@@ -94,5 +97,5 @@ def test_the_database_is_not_asked_from_asyncio():
 
 
 async def _open(arguments):
-    async with open_jobs(**arguments):
+    async with open_client(**arguments):
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from payments import Gate, payments
 
-from dataloader import ProcessRequest, Tasks, open_processes
+from dataloader import ProcessRequest, Tasks, open_client
 from dataloader.flows.processes import add_processes
 from dataloader.testing import drain_queue
 
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 async def test_steps_that_can_run_now_are_run_and_the_process_is_as_they_left_it(database):
     tasks = Tasks()
     add_processes(tasks, payments(Gate()))
-    async with open_processes(database.dsn) as ask:
+    async with open_client(database.dsn) as client:
+        ask = client.processes
         started = await ask.ask(ProcessRequest(type="payment", process_id="1", kind="init", args=5))
         assert (await ask.get("payment", "1")).status == "init"
         await drain_queue(database.dsn, tasks)

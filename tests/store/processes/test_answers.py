@@ -11,7 +11,7 @@ from conditions import patience_s, until
 from payments import Gate, payments
 from watched_database import WatchedDatabase
 
-from dataloader import Settings, StoreUnavailable, Tasks, Worker, open_processes, open_supervisor
+from dataloader import Settings, StoreUnavailable, Tasks, Worker, open_client, open_supervisor
 from dataloader.flows.processes import add_processes
 from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.jobs.processes import ProcessNotFound
@@ -94,7 +94,8 @@ async def test_a_step_in_this_process_answers_without_a_notification(database):
 @pytest.mark.slow
 async def test_a_step_in_another_process_answers_by_a_notification(database, raw):
     gate = Gate()
-    async with running(database, gate), open_processes(database.dsn) as ask:
+    async with running(database, gate), open_client(database.dsn) as client:
+        ask = client.processes
         # From the first wait on there is a listener, whose connection is new.
         assert await ask.call("payment", "1", "pay", 5) == "thanks"
         await until(lambda: _listens(raw))

@@ -1,4 +1,4 @@
-"""`open_jobs`: the queue for programs that run no jobs themselves, by its database or through a running service."""
+"""`open_client`: a client for programs that run no jobs themselves, by the database or through a running service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 
 import trio
 
-from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.client import Client
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.settings import Settings
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 @overload
-def open_jobs(dsn: str, *, operator: str | None = None) -> AbstractAsyncContextManager[Jobs]: ...
+def open_client(dsn: str, *, operator: str | None = None) -> AbstractAsyncContextManager[Client]: ...
 
 
 @overload
-def open_jobs(*, url: str, token: str | None = None) -> AbstractAsyncContextManager[Jobs]: ...
+def open_client(*, url: str, token: str | None = None) -> AbstractAsyncContextManager[Client]: ...
 
 
-def open_jobs(
+def open_client(
     dsn: str | None = None, *, operator: str | None = None, url: str | None = None, token: str | None = None
-) -> AbstractAsyncContextManager[Jobs]:
-    """The queue for the length of a block: by its database, in a Trio run, or through a service, also on asyncio.
+) -> AbstractAsyncContextManager[Client]:
+    """Open a client for the length of a block: by the database, in a Trio run, or through a service, also on asyncio.
 
-    It connects at the first call, not before. It runs no jobs: `open_supervisor` does that.
+    The client connects when it is first used. It runs no jobs and no steps of processes: `open_supervisor` does that.
 
     Args:
         dsn: the address of the database, such as `postgresql://user:password@host/jobs`.
-        operator: the name in the audit of what is done; by default the account and the host.
+        operator: the name in the audit; by default the account and the host.
         url: the address of a running service instead, such as `http://127.0.0.1:8080`.
         token: an API token of the service, if it has tokens; the audit has the token's name.
 
@@ -45,27 +45,29 @@ def open_jobs(
         ConfigError: an address is not allowed, or `dsn` is used outside of a Trio run.
     """
     if (dsn is None) == (url is None):
-        raise ConfigError("open_jobs takes either dsn, the address of a database, or url, that of a running service")
+        raise ConfigError("open_client takes either dsn, the address of a database, or url, that of a running service")
     if url is not None:
         if operator is not None:
             raise ConfigError("operator: can be given only with dsn; through a service the token says who acts")
-        from dataloader.web.http_performer import open_http_jobs  # noqa: PLC0415 - no driver is needed here
+        from dataloader.web.http_client import open_http_client  # noqa: PLC0415 - no driver is needed here
 
-        return open_http_jobs(url, token)
+        return open_http_client(url, token)
     if token is not None:
         raise ConfigError("token: can be given only with url")
-    return _open_database_jobs(Settings(db_dsn=dsn), Operator(operator or account()))
+    return _open_database_client(Settings(db_dsn=dsn), Operator(operator or account()))
 
 
 @asynccontextmanager
-async def _open_database_jobs(settings: Settings, operator: Operator) -> AsyncIterator[Jobs]:
-    from dataloader.supervisor.listening_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
+async def _open_database_client(settings: Settings, operator: Operator) -> AsyncIterator[Client]:
+    from dataloader.supervisor.database_client import (  # noqa: PLC0415 - no driver is needed over HTTP
+        open_database_client,
+    )
 
     if not trio.lowlevel.in_trio_task():
-        raise ConfigError("dsn: can be used only in a Trio run; on asyncio use open_jobs(url=…), or dl_enqueue")
+        raise ConfigError("dsn: can be used only in a Trio run; on asyncio use open_client(url=…), or dl_enqueue")
     options = client_options(settings, "dataloader client")
-    async with open_database_jobs(options, operator, default_lease_s=settings.default_lease_s) as jobs:
-        yield jobs
+    async with open_database_client(options, operator, default_lease_s=settings.default_lease_s) as client:
+        yield client
 
 
 def client_options(settings: Settings, name: str) -> DatabaseOptions:

@@ -1,0 +1,27 @@
+"""`Client`: one object for everything that programs can ask of the system."""
+
+from __future__ import annotations
+
+import attrs
+
+from dataloader.jobs.bulk_contract import BulkActs
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.limit_contract import Limits
+from dataloader.jobs.process_contract import ProcessClient
+from dataloader.jobs.schedule_contract import Schedules
+
+
+@attrs.frozen(kw_only=True)
+class Client:
+    """A client of the queue. `dataloader.open_client` opens one; a supervisor has one as `supervisor.client`."""
+
+    jobs: Jobs
+    """Jobs, queues, workers, failures, statistics and the audit."""
+    processes: ProcessClient
+    """Durable processes."""
+    schedules: Schedules
+    """Schedules."""
+    limits: Limits
+    """The limits of tasks and suppliers."""
+    bulk: BulkActs
+    """Bulk operations on jobs, which continue without their caller."""

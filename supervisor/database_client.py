@@ -1,0 +1,80 @@
+"""A client by the database, for a program that runs no jobs. From its first wait on it has one listener."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from dataloader.jobs.client.client import Client
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.contract import Operator
+from dataloader.store.connection.bridge import Database, open_database
+from dataloader.store.connection.options import DatabaseOptions
+from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.performer import DatabasePerformer
+from dataloader.store.processes.answers import Answers
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.queue.bulk import DatabaseBulkActs
+from dataloader.store.queue.enqueuer import Enqueuer
+from dataloader.store.queue.notifications import OF_ANSWERS, OF_WAITING, JobChanged, Notification, TaskAnswered
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.waits import REREAD_S, Waits
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
+from dataloader.supervisor.listening import listen_from
+
+
+@asynccontextmanager
+async def open_database_client(
+    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60, reread_s: float = REREAD_S
+) -> AsyncIterator[Client]:
+    """Open a client of a database for the length of a block, on Trio. It connects when it is first used.
+
+    A job that is waited for is read at least every `reread_s` seconds.
+    """
+    failure: BaseException | None = None
+    async with open_database(options) as database:
+        waits, answers = Waits(database, reread_s=reread_s), Answers(database)
+        answers.begun = waits.begun  # one listener for both
+        async with trio.open_nursery() as nursery:
+
+            def hear(notification: Notification) -> None:
+                if isinstance(notification, JobChanged):
+                    waits.changed(notification.job_id)
+                elif isinstance(notification, TaskAnswered):
+                    answers.told(notification.task_id)
+
+            def missed() -> None:
+                waits.all_changed()
+                answers.all_told()
+
+            nursery.start_soon(listen_from, waits.begun, database, hear, OF_WAITING | OF_ANSWERS, missed)
+            try:
+                yield _client(database, operator, waits, answers, default_lease_s)
+            except trio.Cancelled:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+
+def _client(database: Database, operator: Operator, waits: Waits, answers: Answers, default_lease_s: int) -> Client:
+    performer = DatabasePerformer(
+        database=database,
+        operator=operator,
+        enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
+        served=ServedQueues(database),
+        waits=waits,
+    )
+    return Client(
+        jobs=Jobs(performer),
+        processes=DatabaseProcesses(
+            database=database, operator=operator, answers=answers, default_lease_s=default_lease_s
+        ),
+        schedules=DatabaseSchedules(database=database, operator=operator, default_lease_s=default_lease_s),
+        limits=DatabaseLimits(database=database, operator=operator),
+        bulk=DatabaseBulkActs(database=database, operator=operator),
+    )

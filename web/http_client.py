@@ -1,0 +1,28 @@
+"""A client through a running service, on asyncio and on Trio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dataloader.jobs.client.client import Client
+from dataloader.jobs.client.jobs import Jobs
+from dataloader.web.http_bulk import HttpBulkActs
+from dataloader.web.http_limits import HttpLimits
+from dataloader.web.http_performer import HttpPerformer
+from dataloader.web.http_processes import HttpProcesses
+from dataloader.web.http_schedules import HttpSchedules
+from dataloader.web.service_connection import open_service
+
+
+@asynccontextmanager
+async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[Client]:
+    """Open a client of the service at `url` for the length of a block. Raises `ConfigError` for another address."""
+    async with open_service(url, token) as service:
+        yield Client(
+            jobs=Jobs(HttpPerformer(service)),
+            processes=HttpProcesses(service),
+            schedules=HttpSchedules(service),
+            limits=HttpLimits(service),
+            bulk=HttpBulkActs(service),
+        )
