@@ -27,6 +27,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.handler_check import result_of
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob
+from dataloader.jobs.json_values import MAX_VALUES, has_too_many_values
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MAX_ARGS_BYTES
 from dataloader.jobs.outcomes import GiveUp
@@ -72,9 +73,11 @@ async def call_handler(task: Task, run: Run, services: RunServices, limiter: tri
 
 
 def _unfit(task: Task, args: str | None) -> GiveUp | None:
-    """Return the outcome of a job whose args are too long, or nested too deeply for the message to a child process."""
+    """Return the outcome of a job whose args are too long, too many, or too deep for the message to a child process."""
     if args is None:
         return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
+    if len(args) > MAX_VALUES and has_too_many_values(args.encode()):
+        return GiveUp(f"args: must have at most {MAX_VALUES:,} values, a list or an object counted twice")
     if task.in_child and args.count("[") + args.count("{") > MAX_DEPTH:
         try:
             args_of(args, None)

@@ -20,8 +20,8 @@ from msgspec import NODEFAULT, Struct
 
 from dataloader.jobs.fault_texts import in_our_words
 from dataloader.jobs.former_names import former_value
+from dataloader.jobs.json_values import MAX_VALUES, has_too_many_values
 from dataloader.jobs.operations.fields import JobFields
-from dataloader.jobs.text import JSON_TEXT
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
 from dataloader.web.server.bodies import NOT_COUNTED
 from dataloader.web.server.refusals import Refusal, Refusals
@@ -34,10 +34,6 @@ _MAX_ERRORS: Final = 100
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-MAX_VALUES: Final = 100_000
-"""Values that a body may have, lists and objects counted twice: more of them take the loop's time, and memory."""
-_MARKS: Final = (b",", b"[", b"{")
-_STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
 _decoder: Final = cache(msgspec.json.Decoder)
 
 
@@ -57,8 +53,7 @@ async def decode_body(data: bytearray, kind: type[S], refusals: Refusals, thread
 
 
 def _decode(data: bytearray, kind: type[S]) -> S:
-    # Text has commas, too, so this is the most that there can be; it is counted exactly only when that is too many.
-    if sum(map(data.count, _MARKS)) > MAX_VALUES and _values(data) > MAX_VALUES:
+    if has_too_many_values(data):
         raise _TooManyValuesError
     try:
         decoded: S = _decoder(kind).decode(data)
@@ -71,11 +66,6 @@ def _decode(data: bytearray, kind: type[S]) -> S:
 
 class _TooManyValuesError(Exception):
     """The body has more values than are taken."""
-
-
-def _values(data: bytearray) -> int:
-    """How many values there are, without what stands in texts."""
-    return sum(map(data.count, _MARKS)) - sum(sum(map(text[0].count, _MARKS)) for text in _STRING.finditer(data))
 
 
 def _refusal_of(data: bytearray, kind: type[Struct], error: msgspec.ValidationError) -> ProblemError:

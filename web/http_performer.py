@@ -15,11 +15,11 @@ import msgspec
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import ConfigError
-from dataloader.jobs.model import MAX_ARGS_BYTES, Enqueued, JobRecord, NewJob
+from dataloader.jobs.json_values import args_json
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.operations.jobs import CancelJob, GetJob, RetryJob, RunJobNow
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
-from dataloader.jobs.text import exact_json
 from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection
 
 R = TypeVar("R")
@@ -95,7 +95,7 @@ class _Triggered(msgspec.Struct):
 def _request(job: NewJob, field: str) -> dict[str, Any]:
     """The job as the API takes it; `field` is the path of its arguments."""
     given = {name: value for name, value in attrs.asdict(job, recurse=False).items() if value not in (None, "", {})}
-    args = msgspec.Raw(exact_json(field, job.args, MAX_ARGS_BYTES).encode())
+    args = msgspec.Raw(args_json(field, job.args).encode())
     if job.after is None:
         del given["when_failed"]
     return {"lock_key": None} | given | {"args": args}

@@ -24,10 +24,11 @@ import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
-from dataloader.jobs.model import DEFAULT_PRIORITY, MAX_ARGS_BYTES, Enqueued, NewJob
+from dataloader.jobs.json_values import args_json
+from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.task import check_task
-from dataloader.jobs.text import exact_json, shown_json
+from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
 from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert, aio_insert_all
@@ -90,7 +91,7 @@ def row_of(job: NewJob, default_lease_s: int, *, is_ours: bool = False) -> Row:
     """The job's row. Raises `BadRequest` for args that can't be stored, and for built-in tasks unless it `is_ours`."""
     if not is_ours:
         check_task(job.task)
-    args = exact_json("args", job.args, MAX_ARGS_BYTES)
+    args = args_json("args", job.args)
     return (
         job.job_id,
         job.queue,

@@ -7,7 +7,8 @@ import pytest
 import trio
 from conditions import patience_s, until, when_ended
 
-from dataloader import GiveUp, LeaseLost, RetryPolicy, Tasks
+from dataloader import BadRequest, GiveUp, LeaseLost, RetryPolicy, Tasks
+from dataloader.actors import handler_call
 from dataloader.store.queue import control
 from dataloader.store.queue.notifications import CancelRequested
 
@@ -59,6 +60,25 @@ async def test_oversized_args_fail_only_their_own_job_without_a_retry(open_worke
         assert (failed.status, failed.attempt) == ("failed", 1)
         assert failed.error.startswith("args: must have at most 16,777,216 bytes")
         assert (await when_ended(supervisor, beside)).status == "succeeded"
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize("process", [False, True])
+async def test_args_with_too_many_values_fail_their_job_undecoded(open_worker, add_foreign, monkeypatch, process):
+    tasks, decoded = Tasks(), []
+    tasks.task("quick", process=process)(child_tasks.who.handler)
+    monkeypatch.setattr(handler_call, "args_of", lambda *given: decoded.append(given))
+    job_id = await add_foreign("('{\"a\":[' || repeat('[],', 50000) || '[]]}')::jsonb")
+    async with open_worker(tasks) as supervisor:
+        failed = await when_ended(supervisor, job_id)
+        assert (failed.status, failed.attempt) == ("failed", 1)
+        assert failed.error.startswith("args: must have at most 100,000 values")
+        with pytest.raises(BadRequest, match=r"^args: must have at most 100,000 values"):
+            await supervisor.jobs.enqueue("quick", {"a": [[]] * 50_001}, queue="q")
+        # Commas in texts are none.
+        assert (await supervisor.jobs.enqueue("quick", {"a": "[]," * 50_001}, queue="other")).created
+    assert decoded == []
 
 
 @pytest.mark.slow

@@ -6,6 +6,10 @@ import io
 import zlib
 from typing import Any, Final
 
+import trio
+
+STEP: Final = 1 << 18
+"""Bytes that are unpacked in one step."""
 _PLAIN: Final = frozenset({"", "identity"})
 _BEGINNING: Final = b"\x1f\x8b"
 _GZIP: Final = frozenset({"gzip", "x-gzip"})
@@ -47,24 +51,32 @@ class HttpBody:
     def __len__(self) -> int:
         return self._data.tell()
 
-    def add(self, piece: bytes) -> bool:
-        """Take a piece as it was received; return whether another one is wanted."""
+    async def add(self, piece: bytes) -> bool:
+        """Take a piece as it was received; return whether another one is wanted.
+
+        A piece may be a thousand times as long when it is unpacked: other tasks run after each `STEP` bytes of it.
+        """
         if piece and not self._has_begun:
             self._begin()
         if self._unpacking is None:
             self._write(piece)
-        while self._unpacking is not None and piece and not self.damage and not self.is_full:
+        is_longer = False
+        while self._unpacking is not None and (piece or is_longer) and not self.damage and not self.is_full:
             # Compressed data may consist of several members, one after the other (RFC 1952, 2.2).
             if self._unpacking.eof and not _BEGINNING.startswith(piece[: len(_BEGINNING)]):
                 self.damage = "there is more than what is compressed in it"
                 break
             if self._unpacking.eof:
                 self._unpacking = _gunzip()
+            before = len(self)
             try:
-                self._write(self._unpacking.decompress(piece, self._limit - len(self) + 1))
+                self._write(self._unpacking.decompress(piece, STEP))
             except zlib.error as error:
                 self.damage = f"it is no gzip: {error}"
-            piece = self._unpacking.unused_data
+            is_longer = not self._unpacking.eof and len(self) - before == STEP
+            piece = self._unpacking.unconsumed_tail or self._unpacking.unused_data
+            if is_longer:
+                await trio.lowlevel.checkpoint()
         return not self.damage and not self.is_full
 
     def _begin(self) -> None:

@@ -170,7 +170,7 @@ class HttpConnection:
         body.begin(answer.headers.get("content-encoding", ""), limit)
         async with aclosing(answer.aiter_raw()) as pieces:
             async for piece in pieces:
-                if not body.add(piece):
+                if not await body.add(piece):
                     # Then read to the end: otherwise the client's own generators would wait for the garbage collector.
                     # From a closed connection no more arrives than what is here already.
                     await answer.aclose()

@@ -22,7 +22,7 @@ from dataloader.flows.etl.formats.json_format import Json
 from dataloader.flows.etl.formats.packed_format import Compressed
 from dataloader.flows.etl.sources.credentials import Auth
 from dataloader.flows.etl.sources.http import Http
-from dataloader.flows.etl.sources.http_body import HttpBody
+from dataloader.flows.etl.sources.http_body import STEP, HttpBody
 from dataloader.flows.etl.sources.pagination import Cursor, LinkHeader, NextUrl, PageNumber
 from dataloader.flows.etl.sources.routing import Routing
 from dataloader.flows.etl.sources.source import SAMPLE, Request, SourceError, Window
@@ -341,12 +341,34 @@ async def test_an_answer_without_content_has_no_records_and_no_encoding(service,
     assert (await ask(source)).body == b""
 
 
-def test_an_answer_of_which_no_byte_came_says_nothing_of_its_end():
+async def test_an_answer_of_which_no_byte_came_says_nothing_of_its_end():
     body = HttpBody()
     body.begin("gzip", 1_000)
-    assert body.add(b"")
+    assert await body.add(b"")
     body.end()
     assert (body.damage, body.has_end) == ("", False)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+async def test_other_tasks_run_while_one_piece_is_unpacked(more):
+    whole = b"{}," * (10 * STEP // 3) + b" " * (10 * STEP % 3 + more)
+    turns = 0
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    body = HttpBody()
+    body.begin("gzip", len(whole))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        assert await body.add(gzip.compress(whole))
+        nursery.cancel_scope.cancel()
+    body.end()
+    assert (body.value() == whole, body.damage, body.is_full) == (True, "", False)
+    assert turns >= 5
 
 
 async def test_the_encoding_is_the_one_that_the_service_names_unless_the_format_does(service):
