@@ -1,9 +1,9 @@
-"""The asyncio loop in which asyncio-flavoured handlers run: trio-asyncio's, which this file alone imports.
+"""Asyncio loop in which asyncio-flavored handlers run: trio-asyncio's, which only this file imports.
 
-It is opened in a task of its own: trio-asyncio takes each task that has its context variable for one of that loop, and
-Trio's handlers must not be. The loop's task factory notes the asyncio tasks of each run. Tasks that a handler leaves
-behind are cancelled and awaited; until they have ended the run is not over, so that none of them works on a job that
-another worker has. The database has a loop of its own (store/connection/loop.py), which takes half as much CPU time.
+It is opened in a separate task: trio-asyncio assigns each task that has its context variable to that loop, and Trio's
+handlers must not be assigned. The loop's task factory records the asyncio tasks of each run. Tasks that a handler
+leaves behind are cancelled and awaited. The run is over only when they have ended, so that none of them works on a job
+that another worker has. The database has its own loop (store/connection/loop.py), which takes half as much CPU time.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 CANCEL_EVERY_S: Final = 5.0
-"""How often the tasks that a handler has left behind are cancelled, until they end."""
+"""Interval in seconds at which tasks that a handler has left behind are cancelled, until they end."""
 MAX_THREADS: Final = 32
 
 _tasks_of_run: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.ContextVar("tasks", default=None)
 
 
 class _TrioLoop(Protocol):
-    """What we use of trio-asyncio's loop, besides asyncio's own names."""
+    """The part of trio-asyncio's loop that we use, besides asyncio's own names."""
 
     async def run_aio_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it in a task; a Trio cancellation becomes one of the task."""
+        """Run a coroutine in an asyncio task; a Trio cancellation cancels that task."""
 
 
 @attrs.frozen(eq=False)
 class AioLoop:
-    """An open loop. Its methods are Trio-flavoured."""
+    """Open loop. Its methods are Trio-flavored."""
 
     _loop: _TrioLoop
 
@@ -52,10 +52,10 @@ class AioLoop:
         *args: object,
         left_behind: Callable[[int], None] = lambda _tasks: None,
     ) -> T:
-        """Run an asyncio-flavoured function, and end the tasks that it leaves behind.
+        """Run an asyncio-flavored function, and end the tasks that it leaves behind.
 
         Args:
-            function: what to run.
+            function: the function.
             args: its arguments.
             left_behind: called with the number of tasks that still run when the function has ended, if there are any.
 
@@ -66,12 +66,12 @@ class AioLoop:
         try:
             ended = await self._loop.run_aio_coroutine(_aio_captured(function, *args))
         finally:
-            # The task that ends the others must not be one of the run's: it would wait for itself.
+            # The task that ends the others must not belong to the run, or it would wait for itself.
             _tasks_of_run.set(None)
             if left := sum(not task.done() for task in tasks):
                 left_behind(left)
-            # Shielded, as the wait for a thread is: they run on, awaited or not. A task that ignores a cancellation is
-            # cancelled again.
+            # Shielded, like the wait for a thread: the tasks run on, awaited or not. A task that ignores a cancellation
+            # is cancelled again.
             while running := [task for task in tasks if not task.done()]:
                 with trio.move_on_after(CANCEL_EVERY_S, shield=True):
                     await self._loop.run_aio_coroutine(_aio_end(running))
@@ -83,7 +83,7 @@ class AioLoop:
         opened: Callable[[Any], None],
         closing: trio.Event,
     ) -> None:
-        """Enter an asyncio-flavoured context manager, give what it yields to `opened`, and leave it after `closing`.
+        """Enter an asyncio-flavored context manager, pass its value to `opened`, and leave it after `closing` is set.
 
         It is entered and left in the same asyncio task.
         """
@@ -100,35 +100,35 @@ class AioLoop:
         try:
             ended.unwrap()
         except asyncio.CancelledError as error:
-            # A cancellation of ours would be trio.Cancelled: this task was cancelled by the user's code.
+            # A cancellation of ours would be trio.Cancelled, so the user's code has cancelled this task.
             message = f"asyncio.CancelledError: {error}"
-            raise RuntimeError(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
+            raise RuntimeError(message) from error  # noqa: ASYNC104 - asyncio's cancellation ends here, not Trio's
 
 
 @asynccontextmanager
 async def open_aio_loop() -> AsyncIterator[AioLoop]:
-    """A loop for the length of a block; the task that opens it should do nothing else."""
+    """Open a loop for the length of a block. The task that opens it should do nothing else."""
     with warnings.catch_warnings():
-        # Importing it names a class that Python 3.12 has deprecated.
+        # Its import uses a class that Python 3.12 has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
-        import trio_asyncio  # noqa: PLC0415 - it changes asyncio for the whole process: only where a task needs it
+        import trio_asyncio  # noqa: PLC0415 - it changes asyncio for the whole process, so only if a task needs it
 
     class Threads(trio_asyncio.TrioExecutor):  # type: ignore[misc]
-        """The threads of `asyncio.to_thread`, as many as asyncio has at most, apart from those of Trio's handlers.
+        """Threads of `asyncio.to_thread`, as many as asyncio has at most, separate from those of Trio's handlers.
 
-        A cancelled caller waits until its thread has ended, and is then cancelled even if the thread returned a value:
-        asyncio cancels once only, so the cancellation must not get lost.
+        A cancelled caller waits until its thread has ended. It is then cancelled even if the thread returned a value:
+        asyncio cancels only once, so the cancellation must not be lost.
         """
 
         async def submit(self, function: Callable[..., T], *args: object) -> T:
             try:
                 result: T = await super().submit(function, *args)
             finally:
-                await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC102 - to be cut off is its purpose
+                await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC102 - it must raise the cancellation
             return result
 
     async with trio_asyncio.open_loop() as loop:
-        # The default one ends the loop, and all handlers with it.
+        # The default handler ends the loop, and with it all job handlers.
         loop.set_exception_handler(_report)
         loop.set_task_factory(_task)
         loop.set_default_executor(Threads(max_workers=MAX_THREADS))
@@ -140,19 +140,22 @@ async def open_aio_loop() -> AsyncIterator[AioLoop]:
 
 
 async def serve_aio_loop(closing: trio.Event, *, task_status: trio.TaskStatus[AioLoop]) -> None:
-    """Keep a loop open until `closing` is set; `started` gives it."""
+    """Keep a loop open until `closing` is set; pass it to `task_status.started`."""
     async with open_aio_loop() as loop:
         task_status.started(loop)
         await closing.wait()
 
 
 async def _aio_captured(function: Callable[..., Awaitable[T]], *args: object) -> outcome.Outcome[T]:
-    """The function's result or error as a value: a raised SystemExit would end the loop. A cancellation is raised."""
+    """Return the function's result or error as a value; raise a cancellation.
+
+    A raised SystemExit would end the loop.
+    """
     try:
         return outcome.Value(await function(*args))
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+    except BaseException as error:  # noqa: BLE001 - raised where it is awaited
         return outcome.Error(error)
 
 
@@ -165,7 +168,7 @@ async def _aio_hold(
 
 
 async def _aio_end(tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancel `tasks`, and return when they have ended."""
+    """Cancel `tasks` and return when they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -183,7 +186,7 @@ def _report(_loop: object, context: dict[str, Any]) -> None:
 def _task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T], **options: Any
 ) -> asyncio.Task[T]:
-    """The loop's task factory: a task belongs to the run in whose context it begins."""
+    """Create a task that belongs to the run in whose context it begins; this is the loop's task factory."""
     task: asyncio.Task[T] = asyncio.Task(_Contained(coroutine), loop=loop, **options)
     tasks = _tasks_of_run.get()
     if tasks is not None:
@@ -194,12 +197,12 @@ def _task(
 
 @attrs.frozen(eq=False)
 class _Contained(Coroutine[Any, Any, T]):
-    """A coroutine that can't end the loop: asyncio lets `SystemExit` of a task through to whoever runs the loop."""
+    """Coroutine that cannot end the loop: asyncio lets `SystemExit` of a task through to the caller of the loop."""
 
     _coroutine: Any
 
     def send(self, value: Any) -> Any:
-        """As the coroutine's."""
+        """Forward to the coroutine; `SystemExit` becomes `RuntimeError`."""
         try:
             return self._coroutine.send(value)
         except SystemExit as error:
@@ -211,7 +214,7 @@ class _Contained(Coroutine[Any, Any, T]):
         value: BaseException | object = None,
         traceback: TracebackType | None = None,
     ) -> Any:
-        """As the coroutine's."""
+        """Forward to the coroutine; `SystemExit` becomes `RuntimeError`."""
         del value, traceback
         try:
             return self._coroutine.throw(kind)
@@ -219,11 +222,11 @@ class _Contained(Coroutine[Any, Any, T]):
             raise _exit_in_task(error) from error
 
     def close(self) -> None:
-        """As the coroutine's."""
+        """Close the coroutine."""
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, None, T]:
-        """As the coroutine's."""
+        """Return the coroutine's iterator."""
         result: Generator[Any, None, T] = self._coroutine.__await__()
         return result
 

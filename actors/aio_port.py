@@ -1,8 +1,8 @@
-"""The port of an asyncio handler's `AioJob`: whatever has to wait is done by the Trio port, in Trio tasks of the run.
+"""Port of an asyncio handler's `AioJob`: operations that wait run in the Trio port, in Trio tasks of the run.
 
 One Trio task begins and ends a whole operation. A transaction is one operation: its task holds it open while the
-handler's block uses it. The tasks are in a nursery inside of the run's scope: they are stopped with the run, and have
-ended before it ends.
+handler's block uses it. The tasks are in a nursery within the run's scope, so they are stopped with the run and end
+before it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class _LeftByError(Exception):
-    """The block of a transaction has raised."""
+    """Error that rolls back a transaction, because its block has raised."""
 
 
 class AioRunPort:
-    """One run's; used in its asyncio tasks alone."""
+    """Port of one run, used only in its asyncio tasks."""
 
     def __init__(self, port: TrioPort, nursery: trio.Nursery) -> None:
-        """`nursery` is open as long as the handler runs."""
+        """Create the port; `nursery` must stay open while the handler runs."""
         self._port = port
         self._nursery = nursery
 
@@ -46,7 +46,7 @@ class AioRunPort:
         self._port.progress(progress)
 
     def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Keep a line."""
+        """Keep a log line."""
         self._port.log(level, message, fields, load)
 
     def end_log(self, load: str) -> None:
@@ -54,7 +54,7 @@ class AioRunPort:
         self._port.end_log(load)
 
     async def checkpoint(self) -> None:
-        """Let others run. Raises `CancelledError` each time once the run was stopped; asyncio itself raises it once."""
+        """Let other tasks run. After a stop, every call raises `CancelledError`; asyncio itself raises it only once."""
         await asyncio.sleep(0)
         if self._port.stopped_by() is not None:
             raise asyncio.CancelledError
@@ -90,7 +90,7 @@ class AioRunPort:
         operation.result()
 
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits and take them."""
         await self.run(self._port.take, supplier, units, max_wait_s)
 
     async def after(self) -> dict[UUID, AfterResult]:
@@ -98,42 +98,42 @@ class AioRunPort:
         return await self.run(self._port.after)
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job."""
+        """Enqueue a job."""
         return await self.run(self._port.enqueue, task, args, options)
 
     async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a Trio-flavoured function from asyncio.
+        """Run a Trio-flavored function from asyncio.
 
-        A cancellation stops it, and is raised when it has ended by that.
+        A cancellation stops the function, and is raised when it has ended.
         """
         operation = _Operation(self._nursery, function, *args, **kwargs)
         await operation.wait()
         return operation.result()
 
     def deadline(self) -> float:
-        """The deadline of the run's scope, which is also asyncio's time."""
+        """Return the deadline of the run's scope, which is also in asyncio's time."""
         return self._port.deadline()
 
     def stopped_by(self) -> StopReason | None:
-        """Why the run was stopped."""
+        """Return the reason why the run was stopped; None while it continues."""
         return self._port.stopped_by()
 
     def keep(self, result: object) -> None:
-        """Keep a result for whatever outcome comes."""
+        """Keep a result, whatever the outcome of the run is."""
         self._port.keep(result)
 
     def resource(self, kind: object) -> Any:
-        """What the process has for all."""
+        """Return a resource of the process."""
         return self._port.resource(kind)
 
 
 class _Operation(Generic[T]):
-    """A Trio-flavoured function that runs in a task of its own while an asyncio task waits for it."""
+    """Trio-flavored function that runs in a separate task while an asyncio task waits for it."""
 
     def __init__(
         self, nursery: trio.Nursery, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Begin it."""
+        """Start the function."""
         self._ended: asyncio.Future[outcome.Outcome[T] | None] = asyncio.get_running_loop().create_future()
         self._scope = trio.CancelScope()
 
@@ -143,7 +143,7 @@ class _Operation(Generic[T]):
                 with self._scope:
                     try:
                         ended = outcome.Value(await function(*args, **kwargs))
-                    except Exception as error:  # noqa: BLE001 - it is the caller's
+                    except Exception as error:  # noqa: BLE001 - the caller gets it
                         ended = outcome.Error(error)
             finally:
                 self._ended.set_result(ended)
@@ -151,7 +151,7 @@ class _Operation(Generic[T]):
         nursery.start_soon(run)
 
     async def wait(self, sooner: asyncio.Future[Any] | None = None) -> None:
-        """Return when it has ended, or `sooner` is done. If the caller is cancelled, cancel it and wait for its end."""
+        """Return when the function has ended or `sooner` is done. A cancellation cancels it and waits for its end."""
         cancelled: asyncio.CancelledError | None = None
         waited_for = {self._ended} if sooner is None else {self._ended, sooner}
         while not any(future.done() for future in waited_for):
@@ -164,7 +164,7 @@ class _Operation(Generic[T]):
             raise cancelled
 
     def result(self) -> T:
-        """Its result, once it has ended. Raises its error, or `asyncio.CancelledError` if the run was stopped."""
+        """Return the result of the ended function. Raises its error, or `CancelledError` if the run was stopped."""
         ended = self._ended.result()
         if ended is None:
             raise asyncio.CancelledError
@@ -173,14 +173,14 @@ class _Operation(Generic[T]):
 
 @attrs.define(eq=False)
 class _Transaction:
-    """A `Transaction` that asyncio tasks use."""
+    """`Transaction` for asyncio tasks."""
 
     _port: AioRunPort
     _transaction: Transaction
 
     @property
     def result(self) -> object:
-        """What becomes the job's result."""
+        """Value that becomes the job's result."""
         return self._transaction.result
 
     @result.setter
@@ -200,20 +200,20 @@ class _Transaction:
         return await self._port.run(self._transaction.fetch, sql, *args)
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table`."""
+        """Copy rows into `table` with COPY; return their number."""
         return await self._port.run(self._transaction.copy, table, columns, rows)
 
     async def enqueue(
         self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job."""
+        """Enqueue a job."""
         return await self._port.run(partial(self._transaction.enqueue, task, args, **options))
 
     async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none."""
+        """Enqueue jobs, all or none."""
         return await self._port.run(self._transaction.enqueue_many, jobs)
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:
-        """The jobs that have been enqueued in it."""
+        """IDs of the jobs that were enqueued in it."""
         return self._transaction.enqueued

@@ -1,13 +1,13 @@
-"""Moves blocks of jobs whose task this process does not know out of the way of its claims.
+"""Moves blocks of jobs with unknown tasks out of the way of this process's claims.
 
-A claim skips such jobs, but walks over their entries in the index: 100,000 of them take it some 30 ms. When a walk from
+A claim skips such jobs, but walks over their entries in the index: 100,000 of them take some 30 ms. When a walk from
 the front has read more than 10,000 jobs, the dispatcher wakes this actor. If at least a quarter of the first ready jobs
-is of unknown tasks, it moves these into the lanes of their tasks, which belong to the workers that know them; a
-notification wakes those workers. Then it continues behind them, and ends where unknown jobs are few. Between statements
-it rests in proportion to their time, so that claims and outcomes are not delayed.
+have unknown tasks, it moves them into the limit queues of their tasks, which belong to the workers that know them. A
+notification wakes those workers. It then continues behind the moved jobs, until unknown jobs are few. Between
+statements it pauses in proportion to their time, so that claims and outcomes are not delayed.
 
 Rejected: moving every unknown job that a claim meets. Each would cost a write, and a job would wait for the
-notification of its lane.
+notification of its limit queue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_REST_S: Final = 0.2
 
 @attrs.define(eq=False, kw_only=True)
 class BlockFiler:
-    """The filer of one queue; `known` gives the tasks whose jobs stay. `done` is called when jobs were moved."""
+    """Filer of one queue. `known` returns the tasks whose jobs stay; `done` is called after jobs were moved."""
 
     queue: str
     known: Callable[[], Collection[str]]

@@ -1,7 +1,7 @@
-"""Does what operators asked to be done to many jobs (U16), batch by batch.
+"""Runs bulk operations, which operators have started on many jobs, batch by batch.
 
-A notification wakes it when an act begins, the poller when that was lost or when the process has died that was at
-work. Every process has one: whoever locks an act's row first does its next batch.
+A notification wakes it when an operation begins. The poller wakes it if the notification was lost, or if the process
+that ran the operation has died. Every process has one; the first to lock an operation's row runs the next batch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.bulk_batches import do_batch
 
 WAIT_S: Final = 1.0
-"""After a batch that could change nothing, since others have its rows locked, and after a failure."""
+"""Pause in seconds after a failure, and after a batch that changed nothing because its rows were locked."""
 MAX_REST_S: Final = 0.5
-"""Between two batches it rests for as long as the batch took: claims and finishes get their turn."""
+"""Maximum pause in seconds after a batch. It lasts as long as the batch took, to let claims and finishes run."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class BulkWorker:
-    """What works on bulk acts in one process."""
+    """Worker for bulk operations in one process."""
 
     database: Database
     outage: Outage
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Do batches until cancelled."""
+        """Run batches until cancelled."""
         task_status.started()
         while True:
             self.wake.lower()

@@ -1,8 +1,8 @@
-"""Where the next claim of a queue begins, how many jobs it asks for, and when: decided from the last ones' results.
+"""Start, size and time of a queue's next claim, decided from the results of the last claims.
 
-Uses neither the database nor a clock: the dispatcher passes in results and times. In a backlog a claim begins behind
-the last job of the one before: while a transaction holds an old snapshot, the index keeps the entries of claimed jobs,
-and each claim from the front would walk over all of them.
+It uses neither the database nor a clock: the dispatcher passes in results and times. In a backlog a claim begins behind
+the last job of the previous one. While a transaction holds an old snapshot, the index keeps the entries of claimed
+jobs, and each claim from the front would walk over all of them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from dataloader.store.queue.claim import Claim
 
 MIN_CLAIM: Final = 64
 MAX_CLAIM: Final = 250
-"""The most jobs claimed in one statement: half of the slots within these bounds.
+"""Bounds of the number of jobs claimed in one statement, which is half of the slots.
 
-So the next jobs are claimed while the former ones run and are recorded. With larger claims all slots wait for the
-database at the same time; with smaller ones the cost of a statement is shared by fewer jobs.
+So the next jobs are claimed while the former ones run and are recorded. With larger claims all slots would wait for the
+database at the same time; with smaller ones fewer jobs would share the cost of a statement.
 """
 MAX_LOOK: Final = 500
-"""Jobs looked at in one statement at the most, behind a crowd that can't run: parking is the server's work."""
+"""Maximum number of jobs read in one statement behind many that cannot run; the server has to park those."""
 PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 5.0
 LOCKED_PAUSE_S: Final = 0.01
 MAX_LOCKED_PAUSE_S: Final = 1.0
 LOOK_BACK_S: Final = 0.25
-"""In a backlog, the pause between two claims from its front, unless a job becomes ready before."""
+"""Pause in seconds between two claims from the front in a backlog, unless a job becomes ready before."""
 LOOK_BACK: Final = 10
 CHEAP_LOOK_S: Final = 0.002
-"""If a claim from the front takes longer, by dead entries there, the next one waits `LOOK_BACK` times the excess,
-at most `MAX_PAUSE_S`."""
+"""Time in seconds after which a claim from the front is slow, because of dead index entries.
+
+The next one then waits `LOOK_BACK` times the excess, at most `MAX_PAUSE_S`.
+"""
 DEAR: Final = 1.5
-"""So many times as long as a claim behind the last one it may take on a machine where all take longer."""
+"""Factor by which a claim from the front may exceed one behind the last job, where all claims are slow."""
 
 
 def largest_claim(concurrency: int) -> int:
@@ -46,7 +48,7 @@ def largest_claim(concurrency: int) -> int:
 
 @attrs.frozen
 class Ask:
-    """A claim to be made: up to `slots` jobs, of up to `look` that are looked at, behind the job `after`, if any."""
+    """Claim to make: up to `slots` jobs, of up to `look` that are read, behind the job `after`, if there is one."""
 
     slots: int
     look: int
@@ -56,9 +58,9 @@ class Ask:
 
 @attrs.define
 class ClaimCursor:
-    """The claims of one queue. Times are seconds of any monotonic clock.
+    """Claims of one queue. Times are in seconds by any monotonic clock.
 
-    `most` is the size of its largest claim; `more` tells whether the next one is worth making at once.
+    `most` is the size of its largest claim; `more` says whether the next one is worth making immediately.
     """
 
     most: int = MIN_CLAIM
@@ -76,16 +78,16 @@ class ClaimCursor:
 
     @property
     def found_all(self) -> bool:
-        """Whether the last claim has left nothing behind that was ready, locked by somebody or not."""
+        """Return whether the last claim has left no ready job behind, locked or not."""
         return not self.more and not self._is_woken and self._look_again_at == math.inf
 
     def wait_s(self, poll_s: float, now: float) -> float:
-        """How long to wait for a notification when `more` is false; `poll_s` at most."""
+        """Return the seconds to wait for a notification when `more` is false; at most `poll_s`."""
         front_s = max(self._looked_at + self._pause_s - now, 0)
         return min(poll_s, max(self._look_again_at - now, front_s), front_s if self._is_woken else math.inf)
 
     def next(self, free: int, now: float, *, woken: bool) -> Ask:
-        """The claim to make now for `free` slots. `woken`: something became ready since the last claim."""
+        """Return the claim to make now for `free` slots. `woken`: a job became ready since the last claim."""
         self._is_woken = self._is_woken or woken
         after = None if now - self._looked_at >= self._pause_s else self._last
         if after is None:
@@ -98,24 +100,24 @@ class ClaimCursor:
 
     @property
     def _pause_s(self) -> float:
-        """The pause between two claims from the front: none if jobs became ready, unless these claims are slow."""
+        """Pause between two claims from the front: none if jobs became ready, unless these claims are slow."""
         is_due = self._is_woken or self._look_again_at < math.inf
         return max(self._slow_pause_s, 0 if is_due else LOOK_BACK_S)
 
     @property
     def _slow_pause_s(self) -> float:
-        # The faster of the last two: a single slow one may only have made its plan, or waited for the disk.
+        # The faster of the last two: a single slow one may only have planned its statement, or waited for the disk.
         excess_s = min(self._front_s) - max(CHEAP_LOOK_S, DEAR * min(self._behind_s))
         return min(max(LOOK_BACK * excess_s, 0), MAX_PAUSE_S)
 
     def answered(self, ask: Ask, claim: Claim, now: float) -> None:
-        """`ask` has brought `claim`."""
+        """Apply `claim`, the result of `ask`."""
         self._last = claim.last or ask.after
         self.more = claim.more
         if ask.after is None:
             self._looked_at = ask.began
             self._front_s = self._front_s[1], now - ask.began
-            # A row that another session had locked was skipped. It is ready, but no notification will say so again.
+            # A row that another session had locked was skipped. It is ready, but there is no second notification.
             # Behind a block the claim did not search for such rows, so there may be one.
             if claim.passed_over or claim.blocked:
                 self._look_again_at = now + self._locked_pauses.next()
@@ -124,8 +126,8 @@ class ClaimCursor:
                 self._look_again_at = math.inf
         else:
             self._behind_s = self._behind_s[1], now - ask.began
-            # The backlog is over: jobs that were passed over are in front. Jobs that became ready are mostly behind;
-            # the others are found from the front. If claims from there are slow, the next one has its pause first.
+            # The backlog is over: skipped jobs are at the front. Jobs that became ready are mostly behind; the others
+            # are found from the front. If claims from there are slow, the pause comes first.
             if not claim.more and not self._is_woken:
                 if (front_at := self._looked_at + self._slow_pause_s) > now:
                     self._look_again_at = front_at
@@ -133,12 +135,12 @@ class ClaimCursor:
                     self._last, self.more = None, True
         self._limit = min(self._limit * 2, self.most)
         self._pauses.reset()
-        # While slots stay free behind many jobs that can't run, mostly of one key, each claim looks at more jobs.
+        # While slots stay free behind many jobs that cannot run, mostly of one key, each claim reads more jobs.
         crowded = claim.more and not claim.large and len(claim.jobs) < ask.slots
         self._look = min(max(ask.look, ask.slots) * 4, MAX_LOOK) if crowded else 0
 
     def failed(self) -> float:
-        """The claim failed. Returns the seconds until the next one, which asks for half as many jobs.
+        """Note that the claim has failed; return the seconds until the next one, for half as many jobs.
 
         The failed one may have been too large for the server's lock table or for the statement's deadline.
         """

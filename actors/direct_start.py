@@ -1,9 +1,10 @@
-"""Starts jobs that are added in this process at once where a slot is free: their rows are inserted as claimed by it.
+"""Immediate start of jobs that this process enqueues while a slot is free: their rows are inserted as claimed.
 
-That saves the notification and the claim, half of the way from a trigger to the handler. It is done only where a claim
-would find nothing else. Jobs with a key, a time or predecessors are claimed as ever, and so are those that a user's
-transaction adds. What only the database knows (is the queue paused, has the task a key?) the statement decides. The
-lock session learns of each such job before the statement is sent, so that no repair takes it for a lost one.
+This saves the notification and the claim, half of the way from a trigger to the handler. It is done only if a claim
+would find nothing else. Jobs with a key, a time or predecessors are claimed as usual, and so are those that a user's
+transaction adds. The statement decides what only the database knows: whether the queue is paused, and whether the task
+has a key. The lock session receives the ID of each such job before the statement is sent, so that no repair considers
+the job lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataloader.store.queue.lock_session import LockSession
 
 @attrs.frozen(eq=False, kw_only=True)
 class DirectStart:
-    """A `Starter` for the queues of this process from which it takes jobs of all its tasks."""
+    """`Starter` for the queues of this process from which it takes jobs of all its tasks."""
 
     tasks: Mapping[str, Task[Any]]
     dispatchers: Mapping[str, Dispatcher]
@@ -30,11 +31,11 @@ class DirectStart:
 
     @property
     def worker(self) -> str:
-        """The name that is `claimed_by` of its jobs."""
+        """Name of this process in `claimed_by` of its jobs."""
         return self.locks.worker
 
     def reserve(self, job: NewJob) -> str | None:
-        """As in `Starter`."""
+        """See `Starter.reserve`."""
         if job.lock_key is not None or job.available_at is not None:
             return None
         task = self.tasks.get(job.task)
@@ -49,7 +50,7 @@ class DirectStart:
         return dispatcher.queue
 
     def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
-        """As in `Starter`."""
+        """See `Starter.answered`."""
         started = {job.job_id: job for job in jobs}
         for job_id, queue in reserved.items():
             job = started.get(job_id)
@@ -60,7 +61,7 @@ class DirectStart:
                 self.dispatchers[queue].slots.start_reserved(job, sent_at)
 
     def unanswered(self, reserved: Mapping[UUID, str]) -> None:
-        """As in `Starter`."""
+        """See `Starter.unanswered`."""
         for job_id, queue in reserved.items():
             self.locks.doubt(job_id)
             self.dispatchers[queue].slots.unreserve()

@@ -1,9 +1,9 @@
 """Claims jobs for one queue: exactly as many as there are free slots, in one statement.
 
-Woken by the listener (a job became ready), by the recorder (slots came free) and by the poller, in case notifications
-are lost; by itself if the poller, whose connection is another one, has no answer. A claimed job never waits in a
-buffer. Cancelling the `intake` scope of a queue ends its claims and lets its jobs finish; each job has a scope of its
-own that stops it.
+The listener wakes it when a job became ready, the slots when one became free, and the poller in case notifications were
+lost. If the poller, which has another connection, has no answer, it wakes by itself. A claimed job never waits in a
+buffer. Cancelling the `intake` scope of a queue ends its claims and lets its jobs finish; a separate scope stops each
+job.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from dataloader.store.queue.poll import Polled
 log = get_logger(__name__)
 
 UNPOLLED: Final = 1.5
-"""So many times as long as a poll comes at the latest: then a queue claims without having been told of a job."""
+"""Factor of the poll period after which a queue claims without a notification or a poll."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Dispatcher:
-    """The claims of one queue of this process.
+    """Claims of one queue of this process.
 
     Attributes:
         slots: the slots of the queue, in which its jobs run.
@@ -104,11 +104,11 @@ class Dispatcher:
 
     @property
     def wakes(self) -> tuple[Wake, ...]:
-        """What is to be set when something became ready in the queue."""
+        """Flags to set when a job became ready in the queue."""
         return (self.wake, self.filer.wake) if self.by_lanes else (self.wake,)
 
     def lane_told(self, lane: str) -> None:
-        """A job of a lane waits or has ended; or, if `lane` is empty, limits have changed."""
+        """Note that a job of a limit queue waits or has ended; if `lane` is empty, that limits have changed."""
         if self.lanes.told(lane):
             self.wake.set()
         elif not lane or lane in self.tasks:
@@ -116,7 +116,7 @@ class Dispatcher:
             self.wake.set()
 
     def polled(self, polled: Polled, at: float) -> None:
-        """What a poll has found, that was sent at that time."""
+        """Apply the result of a poll that was sent at `at`."""
         self._polled_at = at
         waits = self.lanes.polled([lane for queue, lane in polled.lanes if queue == self.queue], at)
         if self.by_lanes and self.queue in polled.ready:
@@ -149,7 +149,7 @@ class Dispatcher:
     ) -> None:
         """Claim and start jobs until the intake is cancelled, then wait until every job has ended and is recorded.
 
-        `keep` runs the claiming loop and the looks at parked jobs, and restarts them after an error, so that such an
+        `keep` runs the claiming loop and the checks of parked jobs, and restarts them after an error, so that such an
         error does not end the jobs.
         """
         async with trio.open_nursery() as jobs:
@@ -171,25 +171,25 @@ class Dispatcher:
         cursor = self._cursor = ClaimCursor(largest_claim(self.slots.count))
         was_apart = False
         while True:
-            # In a backlog nothing else here notices the end of the intake while slots are free: claims are shielded.
+            # In a backlog only this checkpoint notices the end of the intake while slots are free: claims are shielded.
             await trio.lowlevel.checkpoint_if_cancelled()
             has_more = self.lanes.stale if self.by_lanes else cursor.more
             woken = not has_more and self.lanes.wait_s(trio.current_time()) > 0 and await self._rest(cursor)
             await self.slots.wait_free(cursor.most)
             lanes: list[str] = []
             try:
-                # Until nothing has changed meanwhile: a claim by former names would skip jobs of tasks that are new.
+                # Repeat until nothing has changed meanwhile: a claim by former names would skip jobs of new tasks.
                 while self.lanes.stale:
                     await self._learn_lanes()
                 if woken:
                     self.lanes.queue_told()
                 if self.by_lanes and self.lanes.wait_s(trio.current_time()) > 0:
                     continue
-                # Every second claim is for the others, so that neither keeps the other waiting.
+                # Every second claim is for the other limit queues, so that neither kind keeps the other waiting.
                 was_apart = not was_apart and await self._claim_apart(start_test, woken=woken)
                 if was_apart:
                     continue
-                # No checkpoint from here on until the claim is sent: what is told meanwhile is for the next one.
+                # No checkpoint from here until the claim is sent: a notification in between is for the next claim.
                 ask = cursor.next(self.slots.free, trio.current_time(), woken=woken or self.wake.is_set)
                 lanes = self.lanes.due(trio.current_time())
                 if self.by_lanes and not lanes:
@@ -212,7 +212,7 @@ class Dispatcher:
             self.filer.wake.set()
 
     def _failed(self, error: StoreError, lanes: list[str], cursor: ClaimCursor) -> float:
-        """A claim has failed. Returns the pause until the next one. Raises an error of the schema."""
+        """Handle a failed claim; return the pause in seconds until the next one. Raises `SchemaError`."""
         if lanes and not isinstance(error, StoreUnavailable | SchemaError):
             log.debug("a claim with limit queues was refused", queue=self.queue, error=str(error))
             self.lanes.refused(lanes, trio.current_time())
@@ -235,9 +235,9 @@ class Dispatcher:
             start_test()
 
     async def _claim_apart(self, start_test: Callable[[], None], *, woken: bool) -> bool:
-        """Claim from one lane alone, after a claim with it was refused; close the lane if this claim is refused, too.
+        """Claim from one limit queue alone, after a claim with it was refused; if this one is refused, too, close it.
 
-        Returns whether a lane was to be looked at. Raises as a claim does, but for a refusal. `woken`: something became
+        Returns whether a limit queue was due. Raises the errors of a claim, except a refusal. `woken`: a job became
         ready, which is for the next claim of the others.
         """
         lane = self.lanes.due_apart(trio.current_time())
@@ -264,9 +264,9 @@ class Dispatcher:
         return True
 
     async def _rest(self, cursor: ClaimCursor) -> bool:
-        """Wait until something may have become ready; True if that was told.
+        """Wait until a job may have become ready; return whether a notification or a poll said so.
 
-        Meanwhile jobs may start without a claim: none waits for one.
+        Meanwhile jobs may start without a claim, because no job waits for one.
         """
         self._resting = cursor.found_all
         rests = cursor.found_all and not self.wake.is_set
@@ -276,7 +276,7 @@ class Dispatcher:
             began, poll_s = trio.current_time(), jittered(UNPOLLED * self.poll_s)
             while True:
                 now = trio.current_time()
-                # Both are put off by what a poll tells meanwhile.
+                # A poll meanwhile may move both.
                 unasked_s = min(max(began, self._polled_at) + poll_s - now, self.lanes.wait_s(now))
                 pause_s = math.inf if self.by_lanes else cursor.wait_s(math.inf, now)
                 if pause_s < unasked_s or unasked_s <= 0:
@@ -289,11 +289,11 @@ class Dispatcher:
                 self.signals.rests_no_more(self.queue)
 
     def knows(self, task: str) -> bool:
-        """Whether jobs of the task may run here: this process has it, and nobody has removed it."""
+        """Return whether jobs of the task may run here: this process has it, and it was not removed."""
         return task in self._names
 
     async def learn(self) -> None:
-        """Know all tasks that this process has by now in the next claim; return when no earlier claim is under way."""
+        """Claim for all present tasks of this process from now on; return when no earlier claim is under way."""
         self.lanes.stale = True
         self.wake.set()
         while self._claiming is not None:
@@ -302,10 +302,10 @@ class Dispatcher:
     async def _learn_lanes(self) -> None:
         self.lanes.stale = False
         try:
-            # On the claims' own session: they go on when the pool has no answer.
+            # Use the claims' own session, so that they continue when the pool has no answer.
             names, lanes, limited = await self.locks.ask(aio_known, list(self.tasks))
             if not set(names) <= set(self._names):
-                # Former claims have skipped the jobs of these tasks: they may stand before the cursor.
+                # Former claims have skipped the jobs of these tasks, which may be before the cursor.
                 self._cursor.to_front()
             if self.by_lanes and (missing := set(names).difference(limited)):
                 await self.locks.ask(aio_open_lanes, list(missing))
@@ -328,7 +328,7 @@ class Dispatcher:
         return await self._send(ask, lanes, None if self.by_lanes else self._names)
 
     async def _send(self, ask: Ask, lanes: list[str], names: list[str] | None) -> Claim:
-        """Claim jobs of the tasks `names` and of `lanes`; None: of `lanes` alone."""
+        """Claim jobs of the tasks `names` and from `lanes`; if `names` is None, from `lanes` only."""
         self._claiming = trio.Event()
         try:
             claim = await self.locks.claim(
@@ -360,10 +360,10 @@ class Dispatcher:
         return claim
 
     async def _test(self) -> None:
-        """Look again at the keys for which jobs were parked: one may have become free before the parking was committed.
+        """Check again the keys for which jobs were parked: one may have become free before the parking was committed.
 
-        A task beside the claims: this needs a connection of the pool, and they don't. Keys that are added meanwhile
-        are looked at together.
+        This is a task beside the claims, because it needs a connection of the pool and they do not. Keys that are added
+        meanwhile are checked together.
         """
         try:
             while self._to_test:

@@ -1,4 +1,4 @@
-"""An exception of a handler as text: its last line first, then the traceback; masked and bounded."""
+"""Text of a handler's exception: its last line first, then the traceback; masked and bounded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_SUMMARY: Final = 2_100
 _CALLER: Final = re.compile(
     r"dataloader\.actors\.(?:runner|handler_call|aio_loop|children\.(?:call_)?body)\Z|(?:trio|trio_asyncio|asyncio|outcome)(?:\.|\Z)"
 )
-"""The modules that stand between the runner and a handler, in its task or in a thread."""
+"""Modules between the runner and a handler, in its task or in a thread."""
 
 
 def error_text(error: BaseException) -> str:
-    """An exception as the job's error: its last line first, then the traceback; masked and bounded."""
+    """Return an exception as the job's error: its last line first, then the traceback; masked and bounded."""
     if isinstance(error, BodyFailed):
         return error.text
     summary = _summary(error)
@@ -28,15 +28,15 @@ def error_text(error: BaseException) -> str:
         trace = "".join(traceback.format_exception(type(error), error, frames, limit=-30))
     except Exception:  # noqa: BLE001 - an exception whose own formatting raises still ends its job
         trace = ""
-    # Cut to MAX_MASKED first, since masking takes time, and to the kept length only after masking: that cut could
-    # separate a secret from the name by which it is recognised.
+    # Cut to MAX_MASKED first, because masking takes time, and to the stored length only after masking: that cut could
+    # separate a secret from the name by which it is recognized.
     return storable_text(f"{summary}\n\n{mask_text(storable_text(trace, MAX_MASKED))}".rstrip())
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the handler's frame on, without the frames of ours and of Trio's that call it.
+    """Return the traceback from the handler's frame on, without our and Trio's frames that call it.
 
-    If there are no others, the whole traceback.
+    If there are no others, return the whole traceback.
     """
     users = frames
     while users is not None and _CALLER.match(users.tb_frame.f_globals.get("__name__", "")):
@@ -49,7 +49,7 @@ def _summary(error: BaseException) -> str:
         text = "; ".join([str(error), *getattr(error, "__notes__", ())])
     except Exception:  # noqa: BLE001 - see above
         text = "(its text could not be made)"
-    # Masked before it is cut: a cut through a secret would leave its beginning, unmasked.
+    # Mask before cutting: a cut through a secret would leave its beginning unmasked.
     return storable_text(
         mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), MAX_SUMMARY
     )

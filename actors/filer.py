@@ -1,8 +1,8 @@
-"""Puts ready jobs into the lanes of an entry that takes jobs of some tasks alone: what other services have added (S5).
+"""Moves ready jobs, as other services add them, into the limit queues of an entry that takes only some tasks.
 
-It looks when something became ready in the queue, or a poll has found that something is. A look reads ready jobs that
-are not its own, too: it rests a hundred times as long as these take, so however many of them wait, they cost a
-hundredth of a processor. How long the answer took says nothing: on a busy machine a look at a few may take a second.
+It checks when a job became ready in the queue, or when a poll has found one. A check also reads ready jobs that are not
+its own. It pauses a hundred times as long as these take, so however many of them wait, they cost a hundredth of a
+processor. The time of the answer does not count: on a busy machine, a check of a few jobs may take a second.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.own_lanes import file_ready
 
 REST_S: Final = 0.0002
-"""The pause after a look, for each job that it has looked at: some 2 µs of the server's time."""
+"""Pause in seconds for each job that a check has read, which takes the server some 2 µs."""
 LEAST_LOOKED: Final = 500
-"""A look costs as much as one at so many jobs at least."""
+"""Minimum number of jobs for which a check counts, because of its fixed cost."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Filer:
-    """The filer of one entry. `lanes` gives those of its tasks that have a lane."""
+    """Filer of one entry. `lanes` returns those of its tasks that have a limit queue."""
 
     queue: str
     lanes: Callable[[], Sequence[str]]
@@ -36,7 +36,7 @@ class Filer:
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         await work_when_woken("filer", self.wake, self._look_at_all, self.outage)
 
     async def _look_at_all(self) -> None:

@@ -1,6 +1,6 @@
-"""The first step of a coroutine: up to its first wait, in the task of the caller and in a context of its own.
+"""First step of a coroutine: up to its first wait, in the caller's task and in a separate context.
 
-A handler that never waits needs no Trio task of its own, which takes longer to start and to end than such a handler. So
+A handler that never waits needs no separate Trio task, which takes longer to start and to end than such a handler. So
 one task can run many of them, one after another; the first that waits keeps the task.
 """
 
@@ -14,16 +14,16 @@ import trio
 
 
 class Begun:
-    """The rest of a coroutine that has made its first step and waits. Await it in the task that has made the step.
+    """Rest of a coroutine that has made its first step and waits. Await it in the task that has made the step.
 
-    It passes on what Trio sends without a frame in between. `cr_frame` and `cr_await` are what Trio's
-    `Task.iter_await_frames` follows.
+    It forwards Trio's values without a frame in between. Trio's `Task.iter_await_frames` follows `cr_frame` and
+    `cr_await`.
     """
 
     cr_frame = None
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], wait: object) -> None:
-        """`wait` is what the coroutine has yielded: Trio is to get it first."""
+        """Store `wait`, which the coroutine has yielded; Trio must get it first."""
         self.cr_await = coroutine
         self.send = coroutine.send
         self.throw = coroutine.throw
@@ -43,8 +43,8 @@ class Begun:
 def begin(coroutine: Coroutine[Any, Any, None], context: Context) -> Begun | None:
     """Run `coroutine` in `context` up to its first wait. Return the rest of it; None if it has ended without a wait.
 
-    `context` is that of the caller's task meanwhile, and stays so if the coroutine waits: asyncio's loops and threads
-    that call back look there.
+    Meanwhile `context` is the context of the caller's task, and it stays so if the coroutine waits: asyncio's loops and
+    threads that call back use it.
     """
     task = trio.lowlevel.current_task()
     before, task.context = task.context, context

@@ -1,7 +1,7 @@
-"""Calls a handler in its flavour, with the handle of that flavour.
+"""Calls a handler in its flavor, with the handle of that flavor.
 
-Trio handlers run in the runner's task, asyncio handlers in a task of the process's asyncio loop, plain functions in a
-thread, those of tasks with `process=True` in a child process, with `dask=` in one beside a Dask worker.
+Trio handlers run in the runner's task, asyncio handlers in a task of the process's asyncio loop, and plain functions in
+a thread. Functions of tasks with `process=True` run in a child process, those with `dask=` in one beside a Dask worker.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "r
 
 
 async def call_handler(task: Task, run: Run, services: RunServices, limiter: trio.CapacityLimiter) -> object:
-    """What the handler returns. Raises what it raises."""
+    """Call the handler and return its result. Raises the handler's errors."""
     port = TrioPort(run, services, task)
     if (unfit := _unfit(task, run.job.args)) is not None:
         return unfit
-    assert run.job.args is not None  # noqa: S101 - or it would be unfit
+    assert run.job.args is not None  # noqa: S101 - `_unfit` has refused such a job
     if task.in_child:
-        # Where no clusters are known, in tests, a function that is to run there runs in a child of this process's.
+        # Without clusters, in tests, a function for a cluster runs in a child of this process.
         lender = services.children if task.process or services.clusters is None else services.clusters
         assert lender is not None, "a process with such tasks has children"  # noqa: S101
         return await call_in_child(task, run, lender, port, services.max_lines)
     try:
         args = args_of(run.job.args, task.args)
     except BadRequest as misfit:
-        return GiveUp(str(misfit))  # the same args would be refused at the next attempt
+        return GiveUp(str(misfit))  # the next attempt would refuse the same args
     with keep_lines(port, services.max_lines):
         if task.asyncio:
             return await _call_asyncio(task, run, args, services, port)

@@ -1,4 +1,4 @@
-"""What a job's handle tells, of whatever class it is: from the claim, and from what crosses to a body's process."""
+"""Fields of a job's handle, of whatever class it is: from the claim, or from a message to a body's process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataloader.jobs.model import ClaimedJob
 
 
 def fields_of(claimed: ClaimedJob) -> dict[str, Any]:
-    """What every handle tells of a claimed job, but for its args."""
+    """Return the fields that every handle has from a claimed job, without its args."""
     fields = {
         "job_id": claimed.job_id,
         "queue": claimed.queue,
@@ -25,7 +25,7 @@ def fields_of(claimed: ClaimedJob) -> dict[str, Any]:
 
 
 def _more(more: Mapping[str, Any]) -> dict[str, Any]:
-    """What only some jobs have."""
+    """Return the fields that only some jobs have."""
     planned_at = more.get("planned_at")
     return {
         "previous": more.get("previous"),
@@ -36,7 +36,7 @@ def _more(more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same after JSON."""
+    """Convert the fields back after JSON."""
     planned_at = fields.get("planned_at")
     return {
         **fields,

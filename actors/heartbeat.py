@@ -1,8 +1,9 @@
-"""Renews the leases of all running jobs in one statement, and stops those whose lease can't be held (Q8).
+"""Renews the leases of all running jobs in one statement, and stops jobs that have lost theirs.
 
-Its own connection, so that no other work of this process can delay it. The period is the setting or a third of the
-shortest lease, whichever is less. The same answer brings cancel requests whose notification was lost. A write of its
-own shows the worker as alive. It runs longer than the recorder: a job whose end is not written yet needs its lease.
+It has a dedicated connection, so that no other work of this process can delay it. The period is the setting or a third
+of the shortest lease, whichever is less. The same answer brings cancel requests whose notification was lost. A separate
+write shows the worker as alive. The heartbeat outlives the recorder: a job whose end is not written yet needs its
+lease.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5
 MIN_TIMEOUT_S: Final = 1.0
 SHOW_AGAIN_S: Final = 1.0
-"""The pause after a sign of life that could not be written: `/ready` waits for the next one."""
+"""Pause in seconds after a sign of life that could not be written: `/ready` waits for the next one."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Heartbeat:
-    """Beats for all runs of this process.
+    """Heartbeat for all runs of this process.
 
-    Each sign of life calls `clock_read` with what the database's clock shows, and `restored` if older tables have come
-    in the place of those that had the last one.
+    Each sign of life calls `clock_read` with a reading of the database's clock. It calls `restored` if older tables
+    have replaced those that had the last sign of life.
     """
 
     session: Session
@@ -58,12 +59,12 @@ class Heartbeat:
     signals: Signals | None = None
     wake: Wake = attrs.field(factory=Wake)
     can_write: bool = attrs.field(default=True, init=False)
-    """Whether the last sign of life was written: a server may answer, and accept no writes."""
+    """True if the last sign of life was written: a server may answer, but accept no writes."""
     _has_left: bool = attrs.field(default=False, init=False)
     _journalled_at: dict[int, float] = attrs.field(factory=dict, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Beat until cancelled."""
+        """Send heartbeats until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_for_cancels)
@@ -82,14 +83,14 @@ class Heartbeat:
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
     async def _look_for_cancels(self) -> None:
-        """After a notification of a cancel, read the row of that run, and of no other."""
+        """After notifications of cancels, read only the rows of those runs."""
         while True:
             await self.runs.asked.wait(math.inf)
             if not await self._beat(self.runs.take_asked()):
                 self.wake.set()
 
     async def _beat(self, some: list[Run]) -> bool:
-        """One heartbeat for `some` runs; True when each one's lease was renewed or is known to be lost."""
+        """Send one heartbeat for `some` runs. Return True if each one's lease was renewed or is known to be lost."""
         runs = {run.job.token: run for run in some if not run.committed}
         if not runs:
             await self._stay_connected()
@@ -119,7 +120,7 @@ class Heartbeat:
             self.outage.worked("heartbeat")
 
     async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
-        """Renew leases that have ended by the database's clock and not by ours: the database's has jumped (F32).
+        """Renew leases that have ended by the database's clock but not by ours, because the database's has jumped.
 
         A job with a key is still ours while we hold its key, one without while its row has our token. Returns each
         token with `RENEWED`, or with `UNKNOWN` if the renewal failed or another session had locked the row.
@@ -163,12 +164,12 @@ class Heartbeat:
         return True
 
     async def leave(self) -> None:
-        """Remove the worker's row, and show no more signs of life. Leases are renewed until `run` is cancelled."""
+        """Remove the worker's row and stop the signs of life. Leases are renewed until `run` is cancelled."""
         self._has_left = True
         await self.session.write(aio_leave, self.worker)
 
     async def _show_for_ever(self) -> None:
-        """Show the worker as alive, in a separate write, which may fail or wait without costing a lease."""
+        """Show the worker as alive with separate writes, which may fail or wait without costing a lease."""
         seen_at: str | None = None
         while not self._has_left:
             try:
@@ -186,6 +187,6 @@ class Heartbeat:
 
 
 async def _aio_timed_beat(connection: Any, beats: list[tuple[UUID, int, bool]]) -> tuple[float, list[Pulse]]:
-    """The beat, and when it was sent: leases count from then."""
+    """Send a heartbeat; return the time at which it was sent, from which leases count, and the answer."""
     sent_at = lease_time()
     return sent_at, await aio_beat(connection, beats)

@@ -1,8 +1,8 @@
-"""Notices that the database has another history: it was restored, or a standby was promoted.
+"""Detects that the database has another history: it was restored, or a standby was promoted.
 
-It looks every 20 seconds, and when the lock session was lost. The heartbeat reports when older tables were restored in
-place: they lack the last sign of life of this process. The watch warns, counts, and has this process declare again what
-its tasks need. No guarantee depends on it (`store.connection.history`).
+It checks every 20 seconds, and when the lock session was lost. The heartbeat reports older tables that were restored in
+place: they lack the last sign of life of this process. The watch logs a warning, counts the event, and makes this
+process declare again what its tasks need. No guarantee depends on it (`store.connection.history`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETRY_S: Final = 2.0
 
 @attrs.define(eq=False, kw_only=True)
 class HistoryWatch:
-    """The watch of one process. `changed` is called, again after an error, when the history is another."""
+    """Watch of one process. After a change of the history `changed` is called, and again after an error."""
 
     database: Database
     telemetry: Telemetry
@@ -40,10 +40,10 @@ class HistoryWatch:
     _known: UUID | None = attrs.field(default=None, init=False)
     _is_to_declare: bool = attrs.field(default=False, init=False)
     _refusals: set[str] = attrs.field(factory=set, init=False)
-    """The refusals that are already logged."""
+    """Refusals that are already logged."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         task_status.started()
         while True:
             self.wake.lower()
@@ -52,14 +52,14 @@ class HistoryWatch:
                 await self._look()
             except StoreUnavailable:
                 pause_s = RETRY_S  # the other parts report the outage
-            except StoreError as error:  # such as a role without the right: it is no outage
+            except StoreError as error:  # for example, the role lacks a right: this is no outage
                 self._refused("whether the database was restored can't be seen", error)
-            except BadRequest as error:  # such as a limit that older tables do not allow
+            except BadRequest as error:  # for example, older tables do not allow a limit
                 self._refused("what the tasks need can't be declared again in the restored database", error)
             await self.wake.wait(pause_s)
 
     def tables_restored(self) -> None:
-        """Declare again: the tables do not have what this process has written last."""
+        """Declare again, because the tables lack the last sign of life of this process."""
         log.warning(
             "the last sign of life of this process is gone: older tables were restored; what was committed last may be"
             " gone, too: compare with the external systems"

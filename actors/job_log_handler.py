@@ -1,4 +1,4 @@
-"""Keeps with a job what its handler logs by the standard library's `logging`, as `job.log` does (Q9).
+"""`logging` handler that keeps the lines of a job's handler with the job, as `job.log` does.
 
 A context variable names the run, so asyncio tasks and threads that a handler starts with its context belong to it. A
 child process sends its output itself (`actors.children`).
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Running:
-    """A run in this process, for the length of a block. `left` is how many lines other threads may still send."""
+    """Run in this process, for the length of a block. `left` lines may still come from other threads."""
 
     port: TrioPort
     left: int
@@ -51,17 +51,17 @@ def keep_lines(port: TrioPort, max_lines: int) -> AbstractContextManager[None]:
 
 
 class JobLogHandler(logging.Handler):
-    """A handler for the root logger: lines from `info` on that a job's handler logs are kept with the job.
+    """Handler for the root logger: keeps lines from `info` on that a job's handler logs with the job.
 
     `dataloader serve` has it. In an embedding program: `logging.getLogger().addHandler(JobLogHandler())`.
     """
 
     def __init__(self) -> None:
-        """It has no formatter: the job keeps message, level, logger and exception."""
+        """Create the handler without a formatter: the job keeps message, level, logger and exception."""
         super().__init__(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; our own loggers' records are about jobs and not of them."""
+        """Keep a record of the job's handler; ignore records of our own loggers, which are about jobs."""
         run = _running.get()
         if run is None or record.name.partition(".")[0] == ROOT:
             return
@@ -69,7 +69,7 @@ class JobLogHandler(logging.Handler):
             if threading.get_ident() == run.thread:
                 run.keep(*_line(record))
             elif run.left > 0:
-                # Never a wait for the loop, which may wait for this thread.
+                # Do not wait for the loop, which may wait for this thread.
                 run.left -= 1
                 run.token.run_sync_soon(run.keep, *_line(record))
         except trio.RunFinishedError:

@@ -1,7 +1,7 @@
-"""The runs of this process: which jobs are ours now, until when, and why each was stopped.
+"""Runs of this process: which jobs are ours, until when, and why each was stopped.
 
-The deadline of a run's cancel scope comes from its `Lease`: the earliest of its task's timeout, the end of its work
-period, its lease and the time until which its key is safe, less a margin in which the body can clean up. A run is here
+The deadline of a run's cancel scope comes from its `Lease`. It is the earliest of its task's timeout, the end of its
+work period, its lease, and the time until which its key is safe, less a margin for cleanup. A run is registered here
 from its claim until its end is recorded, and gets heartbeats all that time.
 """
 
@@ -31,9 +31,9 @@ REMEMBERED_CANCELS: Final = 1_000
 
 
 class BeginsTooLate(Exception):  # noqa: N818 - a state of the world
-    """A body would begin later than its supplier's budget counts it, or has no place where it runs: the job goes back.
+    """Error: a body would begin after its rate-limit reservation ends, or has nowhere to run. Its job is released.
 
-    It goes on in `for_s` seconds, its attempt not counted.
+    The job continues after `for_s` seconds, and the attempt is not counted.
     """
 
     def __init__(self, text: str, *, for_s: float = 0.0) -> None:
@@ -43,20 +43,20 @@ class BeginsTooLate(Exception):  # noqa: N818 - a state of the world
 
 @attrs.define(eq=False, kw_only=True)
 class Run:
-    """One run of one job; `stop_reason` is set before the scope is cancelled. Times are Trio's clock, but the lease's.
+    """One run of one job; `stop_reason` is set before the scope is cancelled. Times are Trio's, except the lease's.
 
-    After `begin_by` its body may not begin: a supplier's budget counts it up to then.
+    After `begin_by` its body may not begin: its supplier's rate-limit reservation ends then.
 
     `when_ended` is called when the handler has ended, `when_recorded` when the run's end is recorded.
 
-    `movers` of processes that work for it are called when the run's lease or key is safe for longer.
+    `movers` are called when the run's lease or key is safe for longer; they belong to child processes that work for it.
 
-    `former` is an earlier run of the same job that was here when this run was added: only the token tells them apart.
-    `Runs.add` stops the former run, and this one's handler starts after its end.
+    `former` is an earlier run of the same job that was registered when this one was added. Only the token tells them
+    apart. `Runs.add` stops the former run, and this one's handler starts after its end.
 
-    `scope` is None until the handler waits or begins in a scope of its own. The runner sets `body_ended` and `run_s`,
-    the seconds that it took, the run's port the result that it has `kept`, and what its transaction is `committed_as`;
-    all else is changed by methods.
+    `scope` is None until the handler waits or begins in its own scope. The runner sets `body_ended`, and `run_s`, the
+    duration in seconds. The run's port sets `kept`, the result to keep, and `committed_as`, the step that its
+    transaction has written. Methods change everything else.
     """
 
     job: ClaimedJob
@@ -74,7 +74,7 @@ class Run:
     run_s: float = attrs.field(default=0.0, init=False)
     kept: str | None = attrs.field(default=None, init=False)
     late: Callable[[], Awaitable[object]] | None = attrs.field(default=None, init=False)
-    """Writes the run's end, which a library could not write before the lease ended."""
+    """Function that writes the run's end, which a library could not write before the lease ended."""
     _late_scope: trio.CancelScope | None = attrs.field(default=None, init=False)
     _is_left: bool = attrs.field(default=False, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
@@ -86,19 +86,19 @@ class Run:
 
     @property
     def deadline(self) -> float:
-        """When the body must stop by what is known now, by Trio's clock."""
+        """Time by Trio's clock at which the body must stop, as known now."""
         return self._body_ends()[0] if self.scope is None else self.scope.deadline
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the body was stopped, or its deadline has passed."""
+        """Return whether the body was stopped, or its deadline has passed."""
         if self.scope is not None:
             return self.scope.cancel_called
         return self._stop_reason is not None or trio.current_time() >= self.deadline
 
     @property
     def may_share(self) -> bool:
-        """Whether the body may begin in a scope with others: nothing but its lease and key bounds it."""
+        """Return whether the body may begin in a scope with others: only its lease and key bound it."""
         return (
             self._stop_reason is None
             and self.former is None
@@ -108,23 +108,23 @@ class Run:
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why it was stopped. None while it was not, and after a passed deadline until `stopped_by` is called."""
+        """Reason of the stop. None without a stop, and after a passed deadline until `stopped_by` is called."""
         return self._stop_reason
 
     def limit_to(self, timeout_at: float) -> None:
-        """Set the end of its task's timeout, at which it is stopped even if its lease and key are safe for longer."""
+        """Set the end of the task's timeout, at which the run is stopped even if lease and key are safe for longer."""
         self.lease.timeout_at = timeout_at
         if timeout_at < self.deadline:
             self._move_deadline()
 
     def period_ends_at(self, at: float) -> None:
-        """Set when its work period closes, by what is known now. A run that was stopped keeps its reason."""
+        """Set when the work period closes, as known now. A run that was stopped keeps its reason."""
         if at != self.lease.period_ends_at and not self.is_stopped:
             self.lease.period_ends_at = at
             self._move_deadline()
 
     def stop(self, reason: StopReason) -> None:
-        """Cancel the body. The first reason counts; a lost lease overrides it, since nothing may be written then."""
+        """Cancel the body. The first reason counts, but a lost lease overrides it: nothing may be written then."""
         if self.body_ended:
             return
         is_first = not self.is_stopped
@@ -137,7 +137,7 @@ class Run:
             self._commit.cancel(reason=f"{reason}")
 
     def end_body(self) -> None:
-        """The handler has ended, or was never called."""
+        """Note that the handler has ended, or was never called."""
         self.body_ended = True
         self.when_ended()
         if self._ended is not None:
@@ -157,21 +157,21 @@ class Run:
             self.former = self.former.former
 
     def returned_with_tasks_left(self) -> None:
-        """The handler has returned and left tasks that go on: like a stopped handler, they must end from now on."""
+        """Note that the handler has returned but left tasks running. Like a stopped handler, they must end."""
         self.stopped_at = min(self.stopped_at, trio.current_time())
 
     def shield_commit(self) -> trio.CancelScope:
-        """The scope in which the run's transaction commits, shielded until the moment when the body must have ended.
+        """Return the scope in which the run's transaction commits, shielded until the body must have ended.
 
-        If that passes, it may be unknown whether the transaction has committed; the row's token decides. From this call
-        on no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
+        If that time passes, it may be unknown whether the transaction has committed; the row's token decides. From this
+        call on no heartbeat renews the run's lease, because one that found the row ended would consider the job lost.
         """
         self.committed = True
         self._commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends(slept_s()))
         return self._commit
 
     def commit_ended(self, *, well: bool) -> None:
-        """The commit is over. After success (`well`) the run needs only its key; after a failure its lease again."""
+        """End the commit. After success (`well`) the run needs only its key, after a failure its lease again."""
         self._commit, self.committed = None, well
         self._move_deadline()
 
@@ -188,7 +188,7 @@ class Run:
             self._late_scope.cancel(reason="drain")
 
     def stopped_by(self) -> StopReason:
-        """Why a cancelled body was stopped: the reason that was noted, or else that of the deadline that has passed.
+        """Return why a cancelled body was stopped: the reason that was noted, or that of the passed deadline.
 
         The latter is the reason with which the deadline was set last; a commit changes it only when it is over.
         """
@@ -203,7 +203,7 @@ class Run:
         return self._stop_reason
 
     def open_scope(self) -> trio.CancelScope:
-        """Return a scope of its own, to be entered. It has its deadline already: moving one takes ten times as long."""
+        """Return a dedicated scope to enter. It already has its deadline: moving one takes ten times as long."""
         deadline, self._deadline_reason = self._body_ends()
         self.scope = trio.CancelScope(deadline=deadline)
         if self._stop_reason is not None:
@@ -211,19 +211,19 @@ class Run:
         return self.scope
 
     def waits_in(self, scope: trio.CancelScope) -> None:
-        """The body waits in `scope`, which is its own from now on."""
+        """Make `scope`, in which the body waits, the run's own scope."""
         self.scope = scope
         self._move_deadline()
         if self._stop_reason is not None:
             scope.cancel(reason=f"{self._stop_reason}")
 
     def renewed(self, sent_at: float) -> None:
-        """A heartbeat that was sent at `sent_at`, by the clock of leases, has renewed the lease."""
+        """Note that a heartbeat sent at `sent_at`, by the lease clock, has renewed the lease."""
         self.lease.renewed(sent_at)
         self._move_deadline()
 
     def key_is_safe_until(self, until: float) -> None:
-        """The keeper of the lock session has learned until when no other session can get the key."""
+        """Note until when no other session can get the key, as the keeper of the lock session has learned."""
         self.lease.key_safe_until = until
         self._move_deadline()
 
@@ -245,11 +245,11 @@ class Run:
 class Runs:
     """All runs of this process.
 
-    `period_end` tells when the work period of a task closes; None while no task has its runs stopped then.
+    `period_end` returns when the work period of a task closes. It is None while no task has its runs stopped then.
     """
 
     def __init__(self, default_lease_s: float = 60.0) -> None:
-        """There are none yet. `default_lease_s`, in seconds, is the shortest lease to plan for while none runs."""
+        """Create an empty set. `default_lease_s` is the shortest lease in seconds to plan for while there is no run."""
         self._by_token: dict[int, Run] = {}
         self._newest: dict[UUID, Run] = {}
         self._early_cancels: OrderedDict[int, None] = OrderedDict()
@@ -264,15 +264,15 @@ class Runs:
         self._default_lease_s = self._planned_for_s = default_lease_s
 
     def __len__(self) -> int:
-        """How many there are, ended but unrecorded ones included."""
+        """Return the number of runs, including ended ones that are not recorded yet."""
         return len(self._by_token)
 
     def __iter__(self) -> Iterator[Run]:
-        """A snapshot of them."""
+        """Iterate over a snapshot."""
         return iter(list(self._by_token.values()))
 
     def add(self, run: Run) -> None:
-        """Add the run of a claimed job; once no more are wanted (`closed`) it is stopped immediately.
+        """Add the run of a claimed job; after `closed` was set, stop it immediately.
 
         If the job still runs here, because another service or a restore has queued it again, its former run is stopped.
         """
@@ -315,7 +315,7 @@ class Runs:
     def _replace(self, former: Run, run: Run) -> None:
         run.former = former
         if not former.body_ended:
-            # What has committed may have queued its job again, as a step of a durable process does.
+            # A committed run may have queued its job again, as a step of a durable process does.
             say = log.debug if former.committed else log.warning
             say(
                 "a job that still runs here was claimed again: its former run is stopped first",
@@ -325,7 +325,7 @@ class Runs:
             former.stop(StopReason.LEASE_LOST)
 
     async def wait_any(self) -> None:
-        """Return when there is one; at once if there is."""
+        """Return when there is a run; immediately if there is one."""
         while not self._by_token:
             if self._added is None:
                 self._added = trio.Event()
@@ -338,11 +338,11 @@ class Runs:
         await self._removed.wait()
 
     def by_token(self, token: int) -> Run | None:
-        """The run that has this token."""
+        """Return the run that has this token; None without one."""
         return self._by_token.get(token)
 
     def cancel(self, token: int) -> None:
-        """A notification said that this run is to be canceled. It may arrive before the reply of the run's claim.
+        """Note a notification of a cancel of this run. It may arrive before the reply of the run's claim.
 
         Any role can send notifications, so this stops nothing: it wakes the heartbeat (`asked`), which reads the row.
         """
@@ -355,21 +355,21 @@ class Runs:
             self._early_cancels.popitem(last=False)
 
     def take_asked(self) -> list[Run]:
-        """The runs for which a notification of a cancel has come since the last call."""
+        """Return the runs for which a cancel notification has arrived since the last call."""
         tokens, self._asked = self._asked, set()
         return [self._by_token[token] for token in tokens if token in self._by_token]
 
     def shortest_lease_s(self) -> float:
-        """The shortest lease among them in seconds, or the default if that is shorter.
+        """Return the shortest lease of the runs in seconds, or the default if that is shorter.
 
-        When a run with a shorter one is added, `attend` is called, so that callers plan anew before it could end.
+        When a run with a shorter one is added, `attend` is called, so that callers plan again before it could end.
         """
         shortest = min((run.job.lease_s for run in self._by_token.values()), default=math.inf)
         self._planned_for_s = min(shortest, self._default_lease_s)
         return self._planned_for_s
 
     def key_is_safe_until(self, until: float) -> None:
-        """The lock session has answered: no other session can get our keys before `until` and a margin to clean up."""
+        """Note the lock session's answer: no other session can get our keys before `until` and a margin for cleanup."""
         self.key_safe_until = until
         for run in self._by_token.values():
             if run.job.lock_hash is not None:

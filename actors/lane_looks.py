@@ -1,10 +1,11 @@
-"""Decides which lanes of a queue to claim from, and when (S1, S4), by notifications and the results of former claims.
+"""Decides which limit queues (lanes) of a queue to claim from, and when.
 
-Uses neither the database nor a clock. The lanes are those of this process's tasks; all its queues have the same ones.
+It decides by notifications and the results of former claims, and uses neither the database nor a clock. The lanes are
+those of this process's tasks; all its queues have the same ones.
 
-If the database refuses a claim with lanes, one of them may be at fault. From then on each of them is claimed from by
-itself: a lane whose own claim is refused, too, is closed for a pause that grows, and the others are claimed from
-together again. If claims of several lanes are refused although each lane works by itself, they stay apart for a time
+If the database refuses a claim with lanes, one of them may be the cause. From then on each of them is claimed from
+separately. A lane whose own claim is refused, too, is closed for a pause that grows, and the others are claimed from
+together again. If claims of several lanes are refused although each lane works alone, they stay separate for a time
 that grows.
 """
 
@@ -20,16 +21,16 @@ from dataloader.jobs.growing_pauses import Pauses
 from dataloader.store.queue.claim import Claim
 
 MAX_LOCKED_S: Final = 1.0
-"""The longest pause between two checks of a lane, or a supplier, that another session has locked."""
+"""Maximum pause in seconds between two checks of a lane, or a supplier, that another session has locked."""
 CLOSED_S: Final = (1.0, 60.0)
-"""The first and the longest pause between two claims from a closed lane."""
+"""First and longest pause in seconds between two claims from a closed lane."""
 MAX_APART_S: Final = 60.0
-"""The longest time for which lanes that work by themselves are not claimed from together."""
+"""Maximum time in seconds for which lanes that work alone are not claimed from together."""
 
 
 @attrs.define
 class _Closed:
-    """A lane whose own claim was refused, with the last error."""
+    """Lane whose own claim was refused, with the last error."""
 
     error: str
     pauses: Pauses = attrs.field(factory=lambda: Pauses(*CLOSED_S))
@@ -37,7 +38,7 @@ class _Closed:
 
 @attrs.define
 class LaneLooks:
-    """The lanes of one queue. Times are seconds of any monotonic clock. `stale`: the set of lanes must be read again.
+    """Lanes of one queue. Times are in seconds by any monotonic clock. `stale`: the set of lanes must be read again.
 
     Notifications may have been lost: if no poll has covered all lanes for `poll_s` seconds, each of them is due.
     """
@@ -77,7 +78,7 @@ class LaneLooks:
         return known
 
     def polled(self, lanes: Iterable[str], at: float) -> bool:
-        """Note that, of all lanes, jobs waited in these at that time. Returns whether one of them is known here."""
+        """Note that at `at` jobs waited in these lanes only. Returns whether one of them is known here."""
         self._all_at = max(self._all_at, at)
         return sum(self.told(lane) for lane in lanes) > 0
 
@@ -138,7 +139,7 @@ class LaneLooks:
         self.failed(lanes)
 
     def refused_apart(self, lane: str, error: str, now: float) -> bool:
-        """Close a lane, since the database has refused a claim from it alone. Returns whether that is new."""
+        """Close a lane because the database has refused a claim from it alone. Returns whether that is new."""
         closed = self._closed.get(lane)
         is_new = closed is None or closed.error != error
         if closed is None:

@@ -1,7 +1,7 @@
-"""Reports in the log, the metrics and the database which lanes of a queue are closed because of an error (S1, S4).
+"""Reports which limit queues (lanes) are closed because of an error: in the log, the metrics and the database.
 
-Each change is one log line. Each try stores its error in the lane's row, for readers of its task and its jobs; claims
-do not depend on that.
+Each change is one log line. Each attempt stores its error in the lane's row, for readers of its task and its jobs;
+claims do not depend on that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 @attrs.define(eq=False, kw_only=True)
 class LaneStates:
-    """The states of the lanes of one queue, whose claims are made on the session `locks`."""
+    """States of the lanes of one queue, whose claims are made on the session `locks`."""
 
     queue: str
     lanes: LaneLooks
@@ -32,7 +32,7 @@ class LaneStates:
     telemetry: Telemetry
 
     async def refused(self, lane: str, error: StoreError) -> None:
-        """Close the lane, since the database has refused a claim from it alone."""
+        """Close the lane, because the database has refused a claim from it alone."""
         text = str(error)
         if self.lanes.refused_apart(lane, text, trio.current_time()):
             log.error(
@@ -41,17 +41,17 @@ class LaneStates:
         await self._note(aio_lane_failed, lane, text)
 
     async def worked(self, lane: str) -> None:
-        """Open the lane, if it was closed, since a claim from it alone was answered."""
+        """Open the lane, if it was closed, because a claim from it alone was answered."""
         if self.lanes.worked_apart(lane, trio.current_time()):
             log.warning("a limit queue is open again", queue=self.queue, task=lane)
             await self._note(aio_lane_works, lane)
 
     def count(self) -> None:
-        """Report the number of closed lanes, which falls also when a closed lane is dropped."""
+        """Report the number of closed lanes, which also falls when a closed lane is dropped."""
         self.telemetry.lanes_closed(self, self.lanes.closed)
 
     def left(self) -> None:
-        """Report no closed lanes, since this process claims no more from the queue."""
+        """Report no closed lanes, because this process no longer claims from the queue."""
         self.telemetry.lanes_closed(self, 0)
 
     async def _note(self, operation: Callable[..., Awaitable[None]], *values: Any) -> None:

@@ -1,7 +1,8 @@
-"""Until when a run's body may go on, and what ends it then: the lease, the key, the timeout or the work period.
+"""Time until which a run's body may continue, and what ends it then: lease, key, timeout or work period.
 
-Each of the four has one writer: the heartbeat renews the lease, the keeper of the lock session says until when the key
-is safe, the runner sets the timeout, `PeriodEnds` the close of the period. Uses neither a clock nor a cancel scope.
+Each of the four has one writer. The heartbeat renews the lease, the keeper of the lock session sets the time until
+which the key is safe, the runner sets the timeout, and `PeriodEnds` sets the close of the period. This file uses
+neither a clock nor a cancel scope.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataloader.jobs.outcomes import StopReason
 
 @attrs.define(eq=False)
 class Lease:
-    """The lease of one run, which lasts `seconds` from each renewal; with the bounds of its key, timeout and period.
+    """Lease of one run, which lasts `seconds` from each renewal, with the bounds of its key, timeout and period.
 
-    `until` and `key_safe_until` are by the clock of leases (`lease_clock`), the two others by Trio's. `key_safe_until`
-    is infinite for a job that has no key.
+    `until` and `key_safe_until` are by the lease clock (`lease_clock`), the two others by Trio's. `key_safe_until` is
+    infinite for a job without a key.
     """
 
     seconds: float
@@ -30,18 +31,18 @@ class Lease:
 
     @property
     def safe_until(self) -> float:
-        """When lease and key together are safe no more, less the margin, by the clock of leases."""
+        """Time by the lease clock until which both lease and key are safe, less the margin."""
         return min(self.until - margin_s(self.seconds), self.key_safe_until)
 
     def renewed(self, sent_at: float) -> None:
-        """A heartbeat that was sent at `sent_at` has renewed it."""
+        """Note that a heartbeat sent at `sent_at` has renewed the lease."""
         self.until = max(self.until, sent_at + self.seconds)
 
     def body_ends(self, *, committed: bool, slept_s: float = 0.0) -> tuple[float, StopReason]:
-        """When the body must be stopped by what is known now, by Trio's clock, and the reason of that stop.
+        """Return when the body must be stopped, by Trio's clock and as known now, and the reason of that stop.
 
-        `slept_s` is what the machine has slept: the clock of leases is ahead of Trio's by it.
-        A body that has `committed` needs only its key: nobody will run its job again.
+        `slept_s` is the time in seconds for which the machine has slept: the lease clock is ahead of Trio's by it. A
+        body that has `committed` needs only its key, because no worker will run its job again.
         """
         until, reason = self.timeout_at, StopReason.TIMEOUT
         if self.period_ends_at < until:
@@ -53,10 +54,10 @@ class Lease:
         return until, reason
 
     def body_is_killed(self) -> tuple[float, float]:
-        """When a body in a process of its own is killed, whatever it does: before its job, or key, can be another's.
+        """Return when a body in a child process is killed, by its guard and by the kernel, in the lease clock's time.
 
-        By the clock of leases.
-        A quarter of the margin after it was told to stop; and when the kernel does it, if nobody has: at its half.
+        Both times are before its job, or key, can be another worker's. The guard kills the body a quarter of the margin
+        after its stop. If it has not, the kernel does at half of the margin.
         """
         margin = margin_s(self.seconds)
         return (
@@ -65,10 +66,10 @@ class Lease:
         )
 
     def body_is_killed_for(self) -> StopReason:
-        """What has ended then."""
+        """Return whether such a kill is for the lease or for the key."""
         is_key = self.body_is_killed()[1] > self.key_safe_until
         return StopReason.KEY_LOST if is_key else StopReason.LEASE_ENDED
 
     def commit_ends(self, slept_s: float = 0.0) -> float:
-        """The last moment for a commit's reply, by Trio's clock: then another worker may have the job, or its key."""
+        """Return the latest time of a commit's reply, by Trio's clock: then another worker may have job or key."""
         return min(self.until - margin_s(self.seconds), self.key_safe_until) - slept_s

@@ -1,10 +1,9 @@
-"""Receives notifications and wakes the actors that they concern. Kept running by the tree; its loss costs latency only.
+"""Receives notifications and wakes the actors that they concern. Its loss costs latency only.
 
-After each connect it wakes all of them once, since it missed notifications before. A dead peer is silent, so the
-connection is pinged; `connected` says whether it is up.
+The tree keeps it running. After each connect it wakes all actors once, because it has missed notifications before. A
+dead peer is silent, so the connection is pinged; `connected` says whether it is up.
 
-After a flood of notifications it pauses, twice as long after each flood that follows another; polling does its work
-meanwhile.
+After a flood of notifications it pauses, twice as long after each further flood; polling does its work meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ MAX_REST_S: Final = 60.0
 
 @attrs.define(eq=False, kw_only=True)
 class Listener:
-    """Listens for this process: `queues` by name, the helpers' and the heartbeat's flags, the runs, those who wait."""
+    """Listener of this process. It wakes `queues` by name, other actors, and waiting callers, and informs the runs."""
 
     database: Database
     queues: Mapping[str, Sequence[Wake]]
@@ -74,7 +73,7 @@ class Listener:
     _rest_s: float = attrs.field(default=FIRST_REST_S, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until the connection is lost, then raise `StoreUnavailable`; we are started again then."""
+        """Listen until the connection is lost, then raise `StoreUnavailable`; the tree restarts the listener."""
         task_status.started()
         while True:
             try:
@@ -91,7 +90,7 @@ class Listener:
         try:
             async with open_listener(self.database, self._hear, self._channels) as listening:
                 self.connected, self._listening = True, listening
-                if self._rest_s == FIRST_REST_S:  # after a flood it may go on
+                if self._rest_s == FIRST_REST_S:  # after a flood, the next one may follow
                     self.outage.worked("listener")
                 self.wake_all()
                 if self.signals is not None:
@@ -109,21 +108,21 @@ class Listener:
 
     @property
     def _channels(self) -> frozenset[str]:
-        """A process that serves no queue does not hear what concerns those alone that do."""
+        """Channels to listen to: without queues, those that concern only queues are left out."""
         return CHANNELS if self.queues else CHANNELS - OF_RUNNING
 
     async def listen_to_queues(self) -> None:
-        """Hear at once what concerns the queues that there are now. Raises `StoreUnavailable`."""
+        """Listen immediately to the channels of the present queues. Raises `StoreUnavailable`."""
         if self._listening is not None:
             await self._hear_all(self._listening)
 
     async def _hear_all(self, listening: Listening) -> None:
-        # What was told before we listened to a channel, nobody has heard.
+        # Notifications sent before LISTEN are lost.
         if await listening.listen(self._channels):
             self.wake_all()
 
     def wake_all(self) -> None:
-        """Have everything looked at again, since notifications may have been missed."""
+        """Wake all actors and callers, because notifications may have been missed."""
         of_queues = (wake for wakes in self.queues.values() for wake in wakes)
         helpers = self.added, self.stager, self.scheduler, self.notifier, self.bulk, self.heartbeat
         for wake in (*of_queues, *helpers):
@@ -137,7 +136,7 @@ class Listener:
         if self.signals is not None:
             self.signals.notified.emit(notification)
 
-    def _deliver(self, notification: Notification) -> None:  # noqa: C901 - one case for each
+    def _deliver(self, notification: Notification) -> None:  # noqa: C901 - one case for each notification
         match notification:
             case QueueReady(queue):
                 for wake in self.queues.get(queue, ()):

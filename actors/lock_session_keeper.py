@@ -1,10 +1,10 @@
-"""Keeps the lock session alive, and tells the runs until when their keys are safe (Q7).
+"""Keeps the lock session alive, and reports to the runs until when their keys are safe.
 
 The server ends the session after a silence shorter than the shortest lease, so that the keys of a process behind a dead
-network come free in time. This actor pings the session more often than that, and reconnects at once when it ends. While
-no ping gets through, the runs' scopes end before the server could give their keys away. A ping may have to wait behind
-a claim that waits for a locked table; another connection then asks whether the server is at work on the session, in
-which case it does not count as silent.
+network become free in time. This actor pings the session more often than that, and reconnects immediately when it ends.
+While no ping gets through, the runs' scopes end before the server could release their keys. A ping may have to wait
+behind a claim that waits for a locked table. Another connection then checks whether the server is at work on the
+session, in which case the session does not count as silent.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from dataloader.store.queue.lock_session import MIN_PING_S, LockSession
 
 RETRY_S: Final = 0.5
 WATCH_SHARE: Final = 1 / 8
-"""The share of the shortest lease after which, and then in whose intervals, another connection asks about a ping that
-waits."""
+"""Share of the shortest lease after which another connection checks on a waiting ping, and between its checks."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Keeper:
-    """Pings the lock session, at once when `wake` is set."""
+    """Keeper that pings the lock session, immediately when `wake` is set."""
 
     locks: LockSession
     runs: Runs
@@ -53,9 +52,10 @@ class Keeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_for_ever)
             while True:
-                # A job of another service may have a shorter lease; the session needs more time to prove it is alive.
+                # A job of another service may have a shorter lease; the session needs more time to prove that it is
+                # alive.
                 self._lease_s = max(self.runs.shortest_lease_s(), MIN_LEASE_S)
-                # An event for each ping: the watch may begin only when its ping is over.
+                # Each ping has its own event, because the watch may begin only after its ping is over.
                 answered = self._answered = trio.Event()
                 self._pinging.set()
                 pause_s = await self._ping(self._lease_s)
@@ -66,7 +66,7 @@ class Keeper:
         """Ping, and repair what a lost reply has left behind. Returns the seconds until the next ping."""
         try:
             await self.locks.ping(lease_s)
-            # The margin of the shortest lease for all: that of a long lease may be longer than the allowed silence.
+            # Use the margin of the shortest lease for all: that of a long lease may be longer than the allowed silence.
             self._margin_s = margin_s(lease_s)
             self.runs.key_is_safe_until(self.locks.safe_until - self._margin_s)
             await self.locks.repair()
@@ -80,7 +80,7 @@ class Keeper:
         return min(self.period_s, lease_s / 4)
 
     async def _watch_for_ever(self) -> None:
-        """While a ping or a repair waits, ask on another connection whether the server is at work on the session."""
+        """Check on another connection, while a ping or repair waits, whether the server is at work on the session."""
         while True:
             await self._pinging.wait(math.inf)
             answered, every_s = self._answered, self._lease_s * WATCH_SHARE
@@ -97,9 +97,9 @@ class Keeper:
             await self.locks.end_watch()
 
     def answered(self) -> None:
-        """The session has answered a claim, which is as good as a ping: the next ping may have to wait."""
+        """Note that the session has answered a claim, which is as good as a ping: the next ping may have to wait."""
         now, until = lease_time(), self.locks.safe_until - self._margin_s
-        # Not after each claim: it moves the deadline of every run.
+        # Not after each claim, because this moves the deadline of every run.
         if self.runs.key_safe_until - now < (until - now) / 2:
             self.runs.key_is_safe_until(until)
             self._report()
@@ -109,7 +109,7 @@ class Keeper:
             self.signals.keys_safe.emit(self.runs.key_safe_until)
 
     async def settle(self) -> None:
-        """Ping until all rows of ours are known here: those of a claim whose reply was lost are given back (Q15)."""
+        """Ping until all our rows are known here: those of a claim whose reply was lost are released."""
         while not self.locks.settled:
             self.wake.set()
             with trio.move_on_after(RETRY_S):

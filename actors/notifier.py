@@ -1,7 +1,7 @@
-"""Adds the jobs that tell operators of failures (S6). Runs only in a process that has targets.
+"""Enqueues the jobs that notify operators of failures. Runs only in a process that has targets.
 
-A notification of the database wakes it when something has failed, its own clock when a group is to be told of. Its poll
-is for lost notifications; at its start it finds what a killed process has left.
+A database notification wakes it when a failure occurs, and its clock when a group is due. It polls in case
+notifications were lost; at its start it finds what a killed process has left.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = get_logger(__name__)
 
 POLL_S: Final = 60.0
 MIN_PAUSE_S: Final = 1.0
-"""However much fails, it looks once a second."""
+"""Minimum pause in seconds between two checks, however many failures occur."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Notifier:
-    """The notifier of one process. A group is told of after `gather_s` seconds, and then at most every `again_s`."""
+    """Notifier of one process. A group is reported after `gather_s` seconds, then at most every `again_s`."""
 
     database: Database
     outage: Outage
@@ -40,7 +40,7 @@ class Notifier:
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Tell until cancelled."""
+        """Enqueue such jobs until cancelled."""
         task_status.started()
         while True:
             self.wake.lower()

@@ -1,10 +1,10 @@
 """Logs the outages of all parts in one place: when one begins, once a minute, and when it is over.
 
-A part that retries reports under a name of its own: `failed` after a failed try, `worked` after a successful one,
-`left` when the part has ended. A single try is logged at level debug only: thirty seconds without a database are
-hundreds of them. A database that can't be used is one trouble that all parts share. Any other refusal is a trouble of
-that part alone, and shows that the database can be used. A trouble is over when the first of its parts works again; the
-other parts may fail a little longer, and that is logged only if it lasts.
+A part that retries reports under its own name: `failed` after a failed attempt, `worked` after a successful one, `left`
+when the part has ended. A single attempt is logged at level debug only, because 30 seconds without a database cause
+hundreds of them. A database that cannot be used is one problem that all parts share. Any other refusal is a problem of
+that part alone, and shows that the database can be used. A problem is over when the first of its parts works again. The
+other parts may fail a little longer, which is logged only if it lasts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TELL_EVERY_S: Final = 60.0
 
 @attrs.define
 class _Trouble:
-    """Since when, and which parts have not worked since."""
+    """One problem: since when it lasts, and which parts have not worked since."""
 
     began: float
     told: float
@@ -35,26 +35,26 @@ class _Trouble:
 
 @attrs.define(eq=False)
 class Outage:
-    """The troubles of all actors of a process."""
+    """Problems of all actors of a process."""
 
     _troubles: dict[str | None, _Trouble] = attrs.field(factory=dict, init=False)
-    """By part; the key None is the database that can't be used."""
+    """Problems by part; the key None is for a database that cannot be used."""
 
     @property
     def lasts(self) -> bool:
-        """Whether the database can't be used; the log says so already."""
+        """Return whether the database cannot be used, which the log already says."""
         trouble = self._troubles.get(None)
         return trouble is not None and not trouble.is_over
 
     def failed(self, part: str, error: StoreError, **fields: object) -> None:
-        """A try of `part` has failed, and it is going to try again within a minute."""
+        """Report a failed attempt of `part`, which must try again within a minute."""
         log.debug("a try failed", part=part, error=str(error), **fields)
         now = trio.current_time()
         whose = None if isinstance(error, StoreUnavailable) else part
         if whose is not None:
-            self._over(None, part)  # a database that refuses something is there
+            self._over(None, part)  # a database that refuses something can be used
         trouble = self._troubles.get(whose)
-        # A part that has worked since the trouble was over is in a new one.
+        # If a part has worked since the problem was over, it has a new one.
         if trouble is None or (trouble.is_over and part not in trouble.parts):
             trouble = self._troubles[whose] = _Trouble(now, now)
             what = "the database can't be used" if whose is None else "a part can't do its work"
@@ -72,19 +72,19 @@ class Outage:
             )
 
     def worked(self, part: str) -> None:
-        """A try of `part` has succeeded."""
+        """Report a successful attempt of `part`."""
         if self._troubles:
             self._over(None, part)
             self._over(part, part)
 
     def left(self, part: str) -> None:
-        """`part` has ended and will not try again."""
+        """Report that `part` has ended and will not try again."""
         for whose in (None, part):
             if whose in self._troubles:
                 self._leave(whose, part)
 
     def _over(self, whose: str | None, part: str) -> None:
-        """This trouble is over for `part`; the first part that works again has it logged."""
+        """End this problem for `part`; log it if this is the first part that works again."""
         trouble = self._troubles.get(whose)
         if trouble is None or part not in trouble.parts:
             return

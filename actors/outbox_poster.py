@@ -1,8 +1,8 @@
-"""Sees to it that what processes tell is delivered: partitions of the outbox get jobs for it (P9, P10).
+"""Enqueues jobs that make the deliveries of durable processes, for the partitions of the outbox.
 
-Runs in a process that has sinks or runs durable processes. Whoever stores something that is to be delivered wakes it
-after the commit. Its poll finds what a killed process has left, what other programs have stored, and what an operator
-has released; it is slow while nothing was ever found.
+It runs in a process that has sinks or runs durable processes. Code that stores a delivery wakes it after the commit.
+Its poll finds deliveries that a killed process has left, that other programs have stored, and that an operator has
+released. The poll is slow until a delivery was found.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataloader.store.processes.outbox_rows import know_sinks, post
 
 POLL_S: Final = 5.0
 UNUSED_POLL_S: Final = 60.0
-"""The same, while there are no sinks and there was nothing to deliver."""
+"""Poll period in seconds while there are no sinks and there was nothing to deliver."""
 KNOW_EVERY_S: Final = 1_800.0
 PAUSE_S: Final = 0.005
-"""However much is stored, it looks so often at most."""
+"""Minimum pause in seconds between two checks, however much is stored."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -40,7 +40,7 @@ class OutboxPoster:
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Post until cancelled. The start of the process has let the database know the sinks."""
+        """Post until cancelled. The start of the process has stored the sinks in the database."""
         task_status.started()
         know_at, used = trio.current_time() + KNOW_EVERY_S, bool(self.sinks)
         while True:

@@ -1,7 +1,7 @@
-"""Watches for handlers that go on after they had to end: reports them, and calls `unstoppable` for lost jobs (Q8).
+"""Watches for handlers that continue after they had to end: reports them, and calls `unstoppable` for lost jobs.
 
-Apart from the heartbeat, since it does not use the database: a beat may wait long for a silent database, and just then
-this watch is needed. It keeps what it has seen of a run, and forgets it when the run's body has ended.
+It is separate from the heartbeat because it does not use the database. A heartbeat may wait long for a silent database,
+and this watch is needed just then. It remembers what it has seen of a run until the run's body has ended.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
 SUSPENDED_S: Final = 0.5
-"""A look that comes later than this shows that the process was suspended, or blocked. No handler could stop then."""
+"""Delay of a check in seconds that shows that the process was suspended or blocked: no handler could stop."""
 
 
 @attrs.define(eq=False)
 class _Seen:
-    """Since when a body that had to end has been seen to go on, and what has been done about it."""
+    """Overdue body: the time `since` when it was seen, and whether it was reported and given up."""
 
     since: float = math.inf
     is_told: bool = False
@@ -37,9 +37,9 @@ class _Seen:
 
 @attrs.define(eq=False, kw_only=True)
 class OverdueWatch:
-    """Looks at all runs of this process, every `look_s` seconds and at each moment when one must have ended.
+    """Watch over all runs of this process, every `look_s` seconds and at each time when a body must have ended.
 
-    `unstoppable` is called once for each run that goes on although its lease is gone.
+    `unstoppable` is called once for each run that continues although its lease is gone.
     """
 
     runs: Runs
@@ -49,7 +49,7 @@ class OverdueWatch:
     _seen: dict[Run, _Seen] = attrs.field(factory=dict, init=False)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await self.runs.wait_any()
             planned = self._next_look()
@@ -57,17 +57,20 @@ class OverdueWatch:
             self._look(late_s=trio.current_time() - planned)
 
     def loop_blocked(self, for_s: float) -> None:
-        """The watchdog's thread says that the loop has been blocked for `for_s` seconds.
+        """Handle the watchdog thread's report that the loop has been blocked for `for_s` seconds.
 
         If no heartbeat can have renewed any lease by now, `unstoppable` is called with one of the runs.
         """
         runs = [run for run in self.runs if not run.body_ended and not self._is_given_up(run)]
-        # The grace is added as for a process that stood still: should the loop go on, its handlers can still stop.
+        # Add the grace period, as for a suspended process: if the loop continues, its handlers can still stop.
         if runs and for_s > max(run.job.lease_s for run in runs) + self.cancel_grace_s:
             self._give_up(runs[0], self._seen.setdefault(runs[0], _Seen()))
 
     def _next_look(self) -> float:
-        """Soon, and no later than the moment when a body must have ended: another worker may run its job then."""
+        """Return the time of the next check: soon, and no later than the time when a body must have ended.
+
+        After that, another worker may run its job.
+        """
         now = trio.current_time()
         moments, slept = [now + min(self.look_s, LOOK_EVERY_S)], slept_s()
         for run in self.runs:
@@ -79,7 +82,7 @@ class OverdueWatch:
     def _look(self, *, late_s: float) -> None:
         """Report handlers that continue after they were stopped, and those that continue without a lease.
 
-        `late_s` is the time that has passed since the moment for which this look was planned.
+        `late_s` is the time in seconds by which this check is late.
         """
         now, slept = trio.current_time(), slept_s()
         self._seen = {run: seen for run, seen in self._seen.items() if not run.body_ended}
@@ -90,8 +93,8 @@ class OverdueWatch:
             stopped_at = min(run.stopped_at, run.deadline)
             if run.body_ended or now < stopped_at:
                 continue
-            # The grace counts from the first look after the stop, not from the stop: if the whole process stood still
-            # since, the handler had no time to end.
+            # The grace period counts from the first check after the stop, not from the stop: if the whole process was
+            # suspended since, the handler had no time to end.
             seen = self._seen.setdefault(run, _Seen())
             seen.since = min(seen.since, now)
             has_had_its_grace = now - seen.since >= self.cancel_grace_s
@@ -104,12 +107,12 @@ class OverdueWatch:
                     why=None if run.stop_reason is None else run.stop_reason.value,
                     for_s=round(now - stopped_at, 1),
                 )
-            # A handler that had half of the margin in which to stop gets no grace beyond the end of its lease.
+            # A handler that had half of the margin in which to stop gets no grace period beyond the end of its lease.
             lease_until = run.lease.until - slept
             was_in_time = lease_until - seen.since >= margin_s(run.job.lease_s) / 2
             lease_is_gone = now >= lease_until and (was_in_time or has_had_its_grace)
             job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
-            # A job that has committed needs no lease: nobody will run it again. But it may lose its key.
+            # A committed job needs no lease, because no worker will run it again. But it may lose its key.
             is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST
             if (lease_is_gone or job_is_gone) and not is_harmless:
                 self._give_up(run, seen)

@@ -1,12 +1,12 @@
-"""Stops runs at the close of a work period, if their task says so (S4): sets the deadline of each.
+"""Stops runs at the close of a work period, if their task requires it, by the deadline of each run.
 
-It asks the database for the periods when limits have changed, as a notification or the poll tells, and once an hour if
-there are any: the closes follow from them and from the database's clock, which each sign of life reads. If that clock
-jumps, all deadlines are computed again.
+It reads the periods from the database when limits have changed, as a notification or the poll reports, and once an hour
+if there are any. The closes follow from them and from the database's clock, which each sign of life reads. If that
+clock jumps, all deadlines are computed again.
 
-The database's clock of a period's zone decides, as in the claim. Where its zone data differ from this machine's, the
-difference may begin at any time. So it also reads the periods again
-when a run starts in a period that is closed by the last reading.
+The database decides by its clock and zone data whether a period is open, as in the claim. If its zone data differ from
+this machine's, the difference may begin at any time. So this actor also reads the periods again when a run starts in a
+period that is closed by the last reading.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 @attrs.define(eq=False)
 class DatabaseClock:
-    """How far the database's clock is ahead of Trio's, in seconds since 1970: between the bounds of the last reading.
+    """Seconds by which the database's clock, counted from 1970, is ahead of Trio's: within the last reading's bounds.
 
-    A reading that agrees with what is known changes nothing, however long its answer took.
+    A reading that agrees with the known value changes nothing, however long its answer took.
     """
 
     ahead_s: float = math.nan
 
     def read(self, reading: ClockReading) -> bool:
-        """Take a reading; whether it has moved the clock."""
+        """Apply a reading; return whether it has moved the clock."""
         shown = reading.shown.timestamp()
         least, most = shown - reading.answered_at, shown - reading.asked_at
         if math.isnan(self.ahead_s):
@@ -62,7 +62,7 @@ class DatabaseClock:
 
 @attrs.define(eq=False, kw_only=True)
 class PeriodEnds:
-    """The work periods of those of `tasks` whose runs are stopped at the close, and when they close by Trio's clock."""
+    """Work periods of those of `tasks` whose runs are stopped at the close, and their closes by Trio's clock."""
 
     database: Database
     outage: Outage
@@ -76,7 +76,7 @@ class PeriodEnds:
     _learned_at: float = attrs.field(default=-math.inf, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Learn the periods at the start and whenever limits have changed, until cancelled."""
+        """Read the periods at the start and whenever limits have changed, until cancelled."""
         task_status.started()
         while True:
             self.wake.lower()
@@ -91,7 +91,7 @@ class PeriodEnds:
             await self.wake.wait(jittered(LEARN_EVERY_S) if periods else math.inf)
 
     def learned(self, reading: ClockReading, periods: Mapping[str, Sequence[tuple[WorkPeriods, float]]]) -> None:
-        """These tasks have their runs stopped at the close of any of their periods, each with its margin in seconds."""
+        """Set the tasks whose runs are stopped when one of their periods closes, each with its margin in seconds."""
         self._clock.read(reading)
         self._periods, self._learned_at = periods, trio.current_time()
         self.runs.period_end = self._end_for_a_start if periods else None
@@ -100,12 +100,12 @@ class PeriodEnds:
             self.signals.period_ends.emit(tuple(periods))
 
     def clock_read(self, reading: ClockReading) -> None:
-        """The database's clock was read. If it has jumped, the runs have other deadlines."""
+        """Apply a reading of the database's clock. If it has jumped, the runs get other deadlines."""
         if self._clock.read(reading) and self._ends:
             self._set()
 
     def _set(self) -> None:
-        """Compute the closes anew, for the runs that there are."""
+        """Compute the closes again, and apply them to the present runs."""
         now = trio.current_time()
         former, self._ends = self._ends, {task: self._end(task, now) for task in self._periods}
         for run in self.runs:
@@ -113,7 +113,7 @@ class PeriodEnds:
                 run.period_ends_at(self._ends.get(run.job.task, math.inf))
 
     def _end_for_a_start(self, task: str) -> float:
-        """When a run that starts now has to end: the close that was computed last, or the next one if that is over."""
+        """Return when a run that starts now has to end: at the last computed close, or the next if that is over."""
         if task not in self._periods:
             return math.inf
         now = trio.current_time()
@@ -124,7 +124,7 @@ class PeriodEnds:
         return self._ends[task]
 
     def _end(self, task: str, now: float) -> float:
-        """When the periods of a task close next; `now` if one is closed."""
+        """Return when the periods of a task close next; `now` if one is closed."""
         instant = _EPOCH + timedelta(seconds=now + self._clock.ahead_s)
         closes = closes_at(self._periods[task], instant)
         return math.inf if closes is None else now + (closes - instant).total_seconds()

@@ -1,7 +1,7 @@
-"""Asks every now and then for what notifications may have failed to tell, and wakes those whom it concerns.
+"""Polls for events whose notifications may have been lost, and wakes the actors that they concern.
 
-One statement for all queues, the stager and the scheduler: they have none to send while nothing is to be done. A queue
-that has heard nothing from here for too long, since the pool has no answer, claims without being told.
+One statement serves all queues, the stager and the scheduler, which send none while they have nothing to do. A queue
+that gets no answer from here for too long, because the pool has none, claims by itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.poll import poll
 
 EARLIER_S: Final = 0.1
-"""A time that a poll tells is none that was known if it is so much earlier."""
+"""Seconds by which a polled time must be earlier than the known one to count as another time."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Poller:
-    """The poll of one process, every `poll_s` seconds, a fifth earlier or later."""
+    """Poll of one process, every `poll_s` seconds, plus or minus a fifth."""
 
     database: Database
     outage: Outage
@@ -44,7 +44,7 @@ class Poller:
         """Poll until cancelled."""
         task_status.started()
         while True:
-            # Jittered, so that replicas which were started together don't ask together.
+            # Jittered, so that replicas that were started together do not poll together.
             await trio.sleep(jittered(self.poll_s))
             lanes = sorted({lane for one in self.dispatchers for lane in one.lanes.lanes})
             queues = list(dict.fromkeys(one.queue for one in self.dispatchers))
@@ -72,5 +72,5 @@ class Poller:
 
 
 def _is_earlier(in_s: float | None, known_at: float) -> bool:
-    """Whether that is earlier than what was known: a notification was lost, or the database's clock has jumped."""
+    """Return whether a time is earlier than the known one: a notification was lost, or the clock has jumped."""
     return in_s is not None and trio.current_time() + max(in_s, 0) + EARLIER_S < known_at

@@ -1,8 +1,8 @@
-"""Deletes what is too old to keep, in small batches: ended jobs with their journals, and rows of our other tables.
+"""Deletes old data in small batches: ended jobs with their event histories, and rows of our other tables.
 
-It also folds the statistics of runs by hour, which processes append to, cancels duplicates of waiting jobs where that
-is set, closes lanes that unknown tasks no longer need, and walks over the durable processes, which it gives the wake-up
-jobs that they miss. Jobs are kept for ever by default.
+It also folds the statistics of runs by hour, which processes append to, and cancels duplicates of waiting jobs where
+that is set. It closes limit queues that unknown tasks no longer need. It checks all durable processes and replaces
+missing wake-up jobs. Jobs are kept for ever by default.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ log = get_logger(__name__)
 
 EVERY_S: Final = 600.0
 FOLD_EVERY_S: Final = 60.0
-"""How often statistics are folded: what was appended since is read anew by each who asks for them."""
+"""Interval in seconds at which statistics are folded: each reader reads the rows appended since."""
 BETWEEN_BATCHES_S: Final = 0.1
-"""The pause between batches, in which claims and finishes get their turn."""
+"""Pause in seconds between batches, in which claims and finishes can run."""
 PAGES: Final = 100
-"""Pages of a thousand processes that are walked over each time: each takes some milliseconds of the server."""
+"""Pages of a thousand processes that are checked each time; each takes the server some milliseconds."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Pruner:
-    """Keeps finished jobs for `days` by status, and rows of other tables for `table_days`; 0 keeps them for ever.
+    """Pruner that keeps finished jobs for `days` by status, and rows of other tables for `table_days`.
 
-    Of waiting jobs of the tasks `duplicates_of` that are the same it keeps the best. A process keeps its newest
-    `keep_process_events` events (0: all), and its ended tasks for `process_task_days` (0: for ever).
+    0 keeps them for ever. Of identical waiting jobs of the tasks `duplicates_of` it keeps the best. A process keeps its
+    newest `keep_process_events` events (0: all), and its ended tasks for `process_task_days` days (0: for ever).
     """
 
     database: Database

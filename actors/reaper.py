@@ -1,10 +1,10 @@
-"""Takes back jobs whose lease has ended, every period, a bounded number at a time (Q10).
+"""Takes back jobs whose lease has ended, every period, a bounded number each time.
 
-Runs in every process, and skips rows that another reaper has locked. The database's clock decides. When that clock has
-jumped against ours between two sweeps (a failover to a host with another clock), the sweep takes nothing, so that a
-jump does not take every running job from its worker at once. The heartbeat is woken to renew its leases before the next
-sweep, one period later (F32). A worker that is cut off can't: after a jump ahead its leases count for their length from
-then on. After a jump back, leases that are too long by the new clock are cut.
+It runs in every process, and skips rows that another reaper has locked. The database's clock decides. If that clock has
+jumped against ours between two sweeps, as in a failover to a host with another clock, the sweep takes nothing. So a
+jump does not take all running jobs from their workers. The heartbeat is woken to renew its leases before the next
+sweep, one period later. A worker that is cut off cannot renew its leases: after a jump ahead, they last their whole
+length from then on. After a jump back, leases that are too long by the new clock are cut.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ log = get_logger(__name__)
 
 BATCH: Final = 500
 MAX_BATCHES: Final = 4
-"""The most batches in one sweep, even when every lease has expired."""
+"""Maximum number of batches in one sweep, even when every lease has expired."""
 MAX_PAUSE_S: Final = 10.0
-"""The longest pause between sweeps while the database can't be used: a sweep may be the first to notice its return."""
+"""Maximum pause in seconds between sweeps while the database is away; a sweep may be the first to notice its return."""
 SAY_ENDLESS_EVERY_S: Final = 60.0
 PING_S: Final = 5.0
 SETTLE_S: Final = 2.0
-"""The delay of the first sweep after an outage, in which other workers write how their runs have ended."""
+"""Delay in seconds of the first sweep after an outage, in which other workers write the ends of their runs."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Reaper:
-    """Sweeps every `period_s` seconds.
+    """Reaper that sweeps every `period_s` seconds.
 
-    Sets `jumped` when the database's clock has, by more than `jump_s` seconds, and calls `went_back` if it did so.
+    It sets `jumped` when the database's clock has jumped by more than `jump_s` seconds, and calls `went_back` if the
+    clock has jumped back.
     """
 
     database: Database
@@ -78,7 +79,7 @@ class Reaper:
             await trio.sleep(min(self.period_s, MAX_PAUSE_S) if self.outage.lasts else self.period_s)
 
     async def _sweep(self, ahead_s: float | None) -> float | None:
-        """Sweep unless the database's clock has jumped. Returns the seconds that it is ahead of ours, if known."""
+        """Sweep unless the database's clock has jumped. Returns the seconds by which it is ahead of ours, if known."""
         batches = 0
         while True:
             batches += 1
@@ -86,11 +87,11 @@ class Reaper:
             if reaped.jumped and ahead_s is not None:
                 by_s = reaped.ahead_s - ahead_s
                 if 0 < by_s <= reaped.took_s + self.jump_s:
-                    # The statement may just have waited that long for a locked table. The next try tells: it would see
-                    # a real jump as well.
+                    # The statement may only have waited that long for a locked table. The next attempt shows it,
+                    # because a real jump is seen again.
                     if batches < MAX_BATCHES:
                         continue
-                    return None  # every try was slow: the next sweep takes without the comparison, or none ever would
+                    return None  # every attempt was slow; the next sweep does not compare, or no sweep would take jobs
                 log.warning("the database's clock jumped: this sweep is left out", by_s=round(by_s, 1))
                 self.jumped.set()
                 if by_s > 0:
@@ -99,7 +100,7 @@ class Reaper:
                     self.went_back()
                     if cut := await self.database.write(aio_cut_back_leases):
                         log.warning("leases were cut back: the database's clock was ahead", jobs=cut)
-                ahead_s = None  # of before the jump: without it the next sweep takes, even if no newer value is known
+                ahead_s = None  # from before the jump; without it the next sweep takes, even if no newer value is known
             if reaped.became:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.became))
                 self.telemetry.taken_back(reaped.became)
@@ -109,7 +110,7 @@ class Reaper:
                 return reaped.ahead_s if reaped.took_s < self.jump_s else ahead_s
 
     async def _mend_processes(self, reaped: Reaped) -> None:
-        """A process needs another wake-up job whose own was to stop its step, and ended with its worker."""
+        """Replace lost wake-up jobs of processes: one that was to stop a step is lost when it ends with its worker."""
         if any(queue.startswith("process.") and status != Status.QUEUED for queue, status in reaped.became):
             await mend_ended(self.database, self.default_lease_s)
 

@@ -1,12 +1,12 @@
-"""Writes how runs ended, in batches.
+"""Writes the outcomes of runs, in batches.
 
-Outcomes that arrive while one batch is written form the next: a single one is written at once, and many share a
+Outcomes that arrive while one batch is written form the next: a single one is written immediately, and many share a
 statement. Progress and log lines are written with them, or within a second.
 
-The runners send to it through one channel. Only when the end of a run is recorded is the run removed and its key freed.
-It ends when the channel's senders are closed and everything is written, so a drain loses nothing. While the database
-can't be used it tries again, and the heartbeats go on renewing the leases; an outcome whose lease has ended meanwhile
-changes nothing. A job whose row another session has locked is in each later batch until it is written.
+The runners send to it through one channel. A run is removed and its key freed only when its end is recorded. The
+recorder ends when the channel's senders are closed and everything is written, so a drain loses nothing. While the
+database cannot be used it retries, and the heartbeats continue to renew the leases; an outcome whose lease has ended
+meanwhile changes nothing. A job whose row another session has locked is in each later batch until it is written.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ log = get_logger(__name__)
 
 MAX_BATCH: Final = 250
 KEYED_FIRST: Final = 200
-"""The most ends of jobs with a key that a batch writes before ends of jobs without one.
+"""Maximum number of ends of jobs with a key that a batch writes before ends of jobs without one.
 
-Without a bound, the latter would wait for as long as the former keep the recorder busy.
+Without a bound, the latter would wait while the former keep the recorder busy.
 """
 MAX_TURNS: Final = 10
-"""The most turns of the event loop in which a batch is gathered before it is written."""
+"""Maximum number of turns of the event loop in which a batch is gathered before it is written."""
 SHOW_EVERY_S: Final = 1.0
 MAX_PAUSE_S: Final = 2.0
 LOCKED_PAUSE_S: Final = 0.01
@@ -60,11 +60,11 @@ _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 @attrs.define(eq=False)
 class Recorder:
-    """The one writer of outcomes.
+    """The only writer of outcomes.
 
-    `released` is set when keys can be released. `sums` are the
-    statistics; `tally` counts the written outcomes since the start, by step. `insisting` becomes false when a drain has
-    reached its bound: outcomes that cannot be written from then on are left to the end of their leases.
+    `released` is set when keys can be released. `sums` are the statistics; `tally` counts the written outcomes since
+    the start, by step. `insisting` becomes false when a drain has reached its bound: outcomes that cannot be written
+    from then on are left to the end of their leases.
     """
 
     session: Session
@@ -108,8 +108,9 @@ class Recorder:
     async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
         """Return the next ends, after those whose row was locked before, and whether the channel has ended.
 
-        At least one end, unless it is time to write progress or sums, or the channel has ended. If there are more ends
-        than a batch has room for, those of jobs with a key come first: the next job of the key waits for them.
+        There is at least one end, unless it is time to write progress or sums, or the channel has ended. If there are
+        more ends than a batch holds, those of jobs with a key come first, because the next job of the key waits for
+        them.
         """
         ended = False
         try:
@@ -195,7 +196,7 @@ class Recorder:
         return [message for message in batch if message.run.job.token not in locked]
 
     async def _insist(self, outcomes: list[Outcome]) -> Finished:
-        """Write `outcomes`; retry while the database can't be used, which their tokens make safe."""
+        """Write `outcomes`; retry while the database cannot be used, which their tokens make safe."""
         if not outcomes:
             return Finished({}, [])
         pauses = Pauses(0.05, MAX_PAUSE_S)
@@ -206,21 +207,21 @@ class Recorder:
                 if isinstance(error, Unstorable):
                     return await self._without_the_unstorable(outcomes, error)
                 if not self.insisting:
-                    log.error(  # noqa: TRY400 - the drain's report follows, the trace would say nothing
+                    log.error(  # noqa: TRY400 - the drain's report follows; a traceback would add nothing
                         "outcomes could not be written: the jobs are left to their leases", jobs=len(outcomes)
                     )
                     return Finished({}, [])
                 pause_s = pauses.next()
                 self.outage.failed("recorder", error, jobs=len(outcomes), again_in_s=round(pause_s, 2))
                 await trio.sleep(pause_s)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one outcome, the others are written
+            except Exception as error:  # noqa: BLE001 - if one outcome is at fault, the others are written
                 return await self._without_the_unstorable(outcomes, error)
             else:
                 self.outage.worked("recorder")
                 return finished
 
     async def _without_the_unstorable(self, outcomes: list[Outcome], error: Exception) -> Finished:
-        """Write each outcome by itself: one of them makes the statement fail for all."""
+        """Write each outcome separately, because one of them makes the statement fail for all."""
         if len(outcomes) == 1:
             return await self._insist_without_text(outcomes[0], error)
         all_finished = Finished({}, [])
@@ -232,11 +233,11 @@ class Recorder:
         return all_finished
 
     async def _insist_without_text(self, outcome: Outcome, error: Exception) -> Finished:
-        """End the job although its outcome can't be stored: with a fixed error in place of its texts (F40)."""
+        """End a job whose outcome cannot be stored: write a fixed error instead of its texts."""
         log.error("an outcome could not be stored as it is", job_id=str(outcome.job_id), error=str(error))
         if outcome.error == UNSTORABLE and outcome.result is None:
             return Finished({}, [outcome.token])
-        # The next stage can't begin with what can't be stored.
+        # The next stage cannot begin with a value that cannot be stored.
         step = Step.FAIL if outcome.step is Step.MOVE else outcome.step
         return await self._insist([Outcome(outcome.job_id, outcome.token, step, UNSTORABLE, delay_s=outcome.delay_s)])
 
@@ -260,12 +261,12 @@ class Recorder:
                 self._show_again(run)
 
     async def _write_progress(self, shown: Sequence[tuple[Run, str]]) -> set[int]:
-        """Write what the runs have shown; the tokens of those whose progress is to be tried again."""
+        """Write the progress of runs; return the tokens of those whose progress must be written again."""
         rows = [(run.job.job_id, run.job.token, progress) for run, progress in shown]
         try:
             return await self._by_halves(aio_show_progress, rows)
         except StoreUnavailable as error:
-            # No trouble of ours: the run may end before its progress is tried again.
+            # Not reported as an outage of the recorder: the run may end before the next attempt.
             if not self.outage.lasts:
                 log.warning("progress waits for the database", jobs=len(shown), error=str(error))
             return {run.job.token for run, _ in shown}
@@ -274,7 +275,7 @@ class Recorder:
             return set()
 
     async def _by_halves(self, write: Callable[..., Awaitable[set[int]]], rows: Sequence[_Row]) -> set[int]:
-        """Write rows of several runs, without those that the database refuses. Return the tokens of locked runs."""
+        """Write rows of several runs, except those that the database refuses. Return the tokens of locked runs."""
         try:
             return await self.session.write(write, rows)
         except Unstorable as error:
@@ -290,7 +291,7 @@ class Recorder:
         self._take(Shown(run))
 
     async def _keep_lines(self, runs: Sequence[Run]) -> set[int]:
-        """Write the runs' log lines. Returns the tokens of runs that keep theirs, since their row is locked."""
+        """Write the runs' log lines. Return the tokens of runs that keep their lines, because their row is locked."""
         lines = {run: run.outbox.take_lines() for run in runs}
         texts = [(run.job.job_id, run.job.token, at, text) for run, pairs in lines.items() for at, text in pairs]
         if not texts:
@@ -299,7 +300,7 @@ class Recorder:
             of_loads = any(run.outbox.is_of_loads for run in lines)
             locked = await self._by_halves(partial(aio_keep_lines, of_loads=of_loads), texts)
         except StoreError as error:
-            # Not kept for later: they are many, and the process's own log has room for them.
+            # Not kept for another attempt: they are many, and the process's own log has room for them.
             if not self.outage.lasts:
                 log.warning("log lines could not be kept", lines=len(texts), error=str(error))
             return set()
@@ -320,5 +321,5 @@ UNSTORABLE: Final = "what the handler returned or raised could not be stored"
 
 
 def open_channel() -> tuple[trio.MemorySendChannel[ToRecord], trio.MemoryReceiveChannel[ToRecord]]:
-    """The recorder's channel, without a bound: a run has at most one `Shown` and one `Ended` under way."""
+    """Open the recorder's channel. It has no bound: a run has at most one `Shown` and one `Ended` under way."""
     return trio.open_memory_channel[Ended | Shown](math.inf)

@@ -1,4 +1,4 @@
-"""What the runs send to the recorder, the one writer of outcomes.
+"""Messages of the runs to the recorder, the only writer of outcomes.
 
 listener ── Wake ──► dispatcher ── start ──► runner ── Ended | Shown ──► recorder ── freed ──► dispatcher
 """
@@ -12,14 +12,14 @@ from dataloader.jobs.outcomes import Outcome
 
 
 class Ended(Struct, frozen=True, eq=False):
-    """A run has ended with `outcome`. None: write nothing; another worker has the job, or it is recorded already."""
+    """End of a run with `outcome`; None writes nothing: another worker has the job, or it is already recorded."""
 
     run: Run
     outcome: Outcome | None
 
 
 class Shown(Struct, frozen=True, eq=False):
-    """A run has progress or log lines to be written; not sent again before they are."""
+    """Progress or log lines of a run are to be written; not sent again before they are."""
 
     run: Run
 

@@ -1,6 +1,6 @@
-"""Frees the keys of ended jobs and wakes their next ones, as soon as their ends are recorded (Q7).
+"""Releases the keys of ended jobs, and wakes the next jobs of these keys, as soon as the ends are recorded.
 
-A claim that comes first frees the keys too; then there is nothing left to do here.
+A claim that comes first releases the keys too; then there is nothing left to do here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RETRY_S: Final = 0.5
 
 @attrs.define(eq=False)
 class Releaser:
-    """Works whenever `wake` is set."""
+    """Releaser that works whenever `wake` is set."""
 
     locks: LockSession
     outage: Outage

@@ -1,7 +1,7 @@
-"""Knows the retry delays that operators have set (S1): read when limits change, kept in memory for the ends of runs.
+"""Retry delays that operators have set: read when limits change, and kept in memory for the ends of runs.
 
-A notification tells of each change; after the listener's connection was lost, that it is there again. If one was lost,
-the poll tells. So an idle process asks nothing.
+A notification reports each change. The listener also reports that a lost connection is back, and the poll reports a
+change whose notification was lost. So an idle process reads nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import aio_retry_delays
 
 PAUSE_S: Final = 1.0
-"""After a failure."""
+"""Pause in seconds after a failure."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class RetryDelays:
-    """The delays of this process's tasks, `by_task` in seconds: of those alone for which one was set."""
+    """Delays of this process's tasks, `by_task` in seconds, for those with a delay set."""
 
     database: Database
     tasks: Mapping[str, Task[Any]]
@@ -37,7 +37,7 @@ class RetryDelays:
     wake: Wake = attrs.field(factory=Wake)
 
     async def learn(self) -> None:
-        """Read them. Raises `StoreUnavailable`."""
+        """Read the delays. Raises `StoreUnavailable`."""
         found = await self.database.run(aio_retry_delays, list(self.tasks))
         self.by_task.clear()
         self.by_task.update(found)
@@ -45,7 +45,7 @@ class RetryDelays:
             self.signals.retry_delays.emit(dict(found))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read them whenever `wake` is set, until cancelled."""
+        """Read the delays whenever `wake` is set, until cancelled."""
         task_status.started()
         while True:
             await self.wake.wait(math.inf)

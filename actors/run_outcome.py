@@ -1,6 +1,6 @@
-"""Decides what is written about a run that has ended.
+"""Decides the outcome of a run that has ended.
 
-That depends on what stopped it, if something did, and on what its handler returned or raised.
+It depends on the reason of a stop, if there was one, and on the value or exception of the handler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 def outcome_of(
     run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
 ) -> Outcome | None:
-    """The outcome to be written, None for nothing. Never raises, even if the handler's value or exception does."""
+    """Return the outcome to write, None for nothing. Never raises, even if the handler's value or exception does."""
     try:
         outcome = _outcome(run, task, value, error, stopped)
         if outcome is None or outcome.result is not None or run.kept is None:
@@ -41,7 +41,7 @@ def outcome_of(
         )
 
 
-def _outcome(  # noqa: C901, PLR0911 - one for each way to end
+def _outcome(  # noqa: C901, PLR0911 - one branch for each way to end
     run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
 ) -> Outcome | None:
     end = partial(Outcome, run.job.job_id, run.job.token)
@@ -99,7 +99,7 @@ def _outcome_when_stopped(
 
 
 def _again(end: Callable[..., Outcome], run: Run, error: str, delay_s: float) -> Outcome:
-    """A retry, or the end when this was the last attempt."""
+    """Return a retry, or a failure if this was the last attempt."""
     if run.job.attempt >= run.job.max_attempts:
         return end(Step.FAIL, error=error)
     return end(Step.RETRY, error=error, delay_s=delay_s)

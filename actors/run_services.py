@@ -1,4 +1,4 @@
-"""What every run of this process shares."""
+"""Services that all runs of this process share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LogLevel = Literal["info", "warning", "error", "off"]
 
 @attrs.define(eq=False, kw_only=True)
 class RunServices:
-    """One object for all runs.
+    """Shared services of all runs.
 
     `resources` has the value for each key of `job.resource()`: a declaration of `@tasks.resource`, or a type that a
     library on top of the queue needs. `around` wraps every run, the first one outermost. `aio` is the loop of asyncio
     handlers, None if no task needs one; `children` run tasks with `process=True`, `clusters` those with `dask=`.
-    `retry_delays`, in seconds by task, hold in place of its policy. Lines of `job.log` at level `logged_from` or above
-    also go to the process's log; `max_lines` of each run are kept with the job.
+    `retry_delays`, in seconds by task, replace the delays of a task's policy. Lines of `job.log` at level `logged_from`
+    or above also go to the process's log; `max_lines` of each run are kept with the job.
     """
 
     to_recorder: trio.MemorySendChannel[ToRecord]

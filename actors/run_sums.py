@@ -1,4 +1,4 @@
-"""The sums of runs that ended in this process, until they are written: once a second, and at the end (R3)."""
+"""Sums of runs that ended in this process, until they are written: once a second, and at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITE_EVERY_S: Final = 1.0
 
 @attrs.define(eq=False)
 class RunSums:
-    """What the recorder counts; `due_at`, on Trio's clock, is when it is to be written."""
+    """Sums of the recorder's counts; `due_at` is the time by Trio's clock when they must be written."""
 
     session: Session
     outage: Outage
@@ -37,7 +37,7 @@ class RunSums:
             self.due_at = trio.current_time() + WRITE_EVERY_S
 
     async def write(self) -> None:
-        """Write what was counted, if anything was. It is tried once: a lost answer must not count a run twice."""
+        """Write the counts, if there are any. There is one attempt: a lost answer must not count a run twice."""
         sums, self._sums = self._sums, defaultdict(RunSum)
         self.due_at = math.inf
         if not sums:

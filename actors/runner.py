@@ -1,8 +1,8 @@
-"""Runs one job: opens its scope, calls the handler, and turns whatever happened into one outcome for the recorder.
+"""Runs one job: opens its scope, calls the handler, and sends one outcome to the recorder.
 
-The scope's deadline comes from the lease (Q8). Whatever stops the job notes its reason and then cancels that one scope,
-so that the reason, not a guess from an exception, decides what is written: canceled, retried, given back, or nothing. A
-handler that returned before it noticed a stop has succeeded. The runner itself never uses the database.
+The scope's deadline comes from the lease. Every stop of the job notes its reason and then cancels that one scope. So
+the reason, not a guess from an exception, decides what is written: canceled, retried, released, or nothing. A handler
+that returned before it noticed a stop has succeeded. The runner itself never uses the database.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)
 
-# structlog's own variables. Its `bind_contextvars` takes five times as long, since it looks each one up by its name.
+# structlog's own variables. Its `bind_contextvars` takes five times as long, because it looks up each one by name.
 _JOB_ID, _QUEUE, _TASK, _ATTEMPT = (
     token.var
     for token in copy_context()
@@ -45,7 +45,7 @@ _TOO_LATE: Final = "job released: it would start after its rate-limit reservatio
 
 
 def release(run: Run, services: RunServices, why: str) -> None:
-    """Give a claimed job back whose handler is not called; `why` is the line of the log."""
+    """Release a claimed job whose handler is not called; `why` is the log message."""
     job = run.job
     log.info(why, job_id=str(job.job_id), task=job.task)
     run.end_body()
@@ -53,7 +53,7 @@ def release(run: Run, services: RunServices, why: str) -> None:
 
 
 ScopeOf = Callable[[Run], AbstractContextManager[Any]]
-"""Gives the cancel scope of a run's body."""
+"""Function that returns the cancel scope of a run's body."""
 
 
 async def run(
@@ -66,7 +66,7 @@ async def run(
     if started > run.begin_by:
         release(run, services, _TOO_LATE)
         return
-    if task.timeout_s is not None and task.dask is None and run.former is None:  # a cluster has to find a place first
+    if task.timeout_s is not None and task.dask is None and run.former is None:  # a cluster needs a free thread first
         run.limit_to(started + task.timeout_s)
     value, error = await _run_body(run, task, services, limiter, scope_of)
     run.end_body()
@@ -89,7 +89,7 @@ async def run(
 
 
 def _bind(job: ClaimedJob) -> None:
-    """Give the run's log lines the names of its job. They stay: the context is the run's own."""
+    """Bind the names of the job to the run's log lines. They stay bound, because the context is the run's own."""
     _JOB_ID.set(str(job.job_id))
     _QUEUE.set(job.queue)
     _TASK.set(job.task)
@@ -131,8 +131,8 @@ def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: Stop
 
 
 def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, object]:
-    """The fields of a failure's log line: with the traceback, unless the error is one of ours, whose text suffices."""
-    # The outcome mostly has the error's text already; making it again takes long.
+    """Return the fields of a failure's log line. The traceback is left out if the error is one of ours."""
+    # Usually the outcome already has the error's text; formatting it again takes long.
     text = (None if outcome is None else outcome.error) or ("" if error is None else error_text(error))
     said, _, trace = (text, "", "") if error is None else text.partition("\n\n")
     step = None if outcome is None else outcome.step.value
@@ -144,13 +144,16 @@ def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, 
 async def _run_body(
     run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter, scope_of: ScopeOf
 ) -> tuple[object, BaseException | None]:
-    """What the handler returned or raised; whatever it raises is the job's error, not ours."""
+    """Call the handler; return its value, or its exception as the job's error.
+
+    Raises only cancellations and ^C from outside the run.
+    """
     try:
         with scope_of(run):
             if run.former is not None:
                 await _wait_for_former(run, task)
             return await call_handler(task, run, services, limiter), None
-    except BaseException as raised:  # noqa: ASYNC103 - what comes from outside the run is raised again
+    except BaseException as raised:  # noqa: ASYNC103 - an error from outside the run is raised again
         if _comes_from_outside(raised):
             raise
         return None, raised  # noqa: ASYNC104 - as above
@@ -158,10 +161,10 @@ async def _run_body(
 
 
 def _comes_from_outside(error: BaseException) -> bool:
-    """Whether a cancellation of this process's work, or ^C, is in `error`: it is never swallowed.
+    """Return whether `error` has a cancellation of this process's work, or ^C: it must never be swallowed.
 
-    A `trio.Cancelled` while nothing around the run is cancelled is one that the handler has kept and raised again. Trio
-    would end the claims of the queue by it, without an error.
+    While nothing around the run is cancelled, a `trio.Cancelled` does not count: the handler has kept it and raised it
+    again. Trio would end the claims of the queue by it, without an error.
     """
     kinds = KeyboardInterrupt if trio.current_effective_deadline() > -math.inf else (trio.Cancelled, KeyboardInterrupt)
     return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)

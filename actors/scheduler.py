@@ -1,7 +1,7 @@
-"""Adds the jobs of schedules that are due (R7). Sleeps until the next one is.
+"""Enqueues the jobs of due schedules, and sleeps until the next one is due.
 
-A notification wakes it when a schedule was stored or resumed, the poller when that was lost. Every process has one:
-whoever locks a schedule's row first adds its jobs.
+A notification wakes it when a schedule was stored or resumed, the poller if that was lost. Every process has one; the
+first to lock a schedule's row enqueues its jobs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from dataloader.store.schedules.tick import tick
 log = get_logger(__name__)
 
 MAX_PAUSE_S: Final = 5.0
-"""After a failure."""
+"""Maximum pause in seconds after a failure."""
 MIN_PAUSE_S: Final = 0.001
 TELL_EVERY_S: Final = 3_600.0
-"""A schedule that stays unreadable for the same reason is logged again after this time."""
+"""Seconds after which a schedule that stays unreadable for the same reason is logged again."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Scheduler:
-    """The scheduler of one process. Leases last `default_lease_s` where neither the schedule nor its task says so.
+    """Scheduler of one process. Leases last `default_lease_s` seconds unless the schedule or its task sets them.
 
-    After a failure it tries again in `poll_s` seconds at the latest. `due_at` is Trio's time of the next schedule.
+    After a failure it tries again in `poll_s` seconds at the latest. `due_at` is the time of the next schedule by
+    Trio's clock.
     """
 
     database: Database
@@ -49,12 +50,12 @@ class Scheduler:
     _may_be_ahead: bool = attrs.field(default=True, init=False)
 
     def clock_went_back(self) -> None:
-        """Look for next times that the clock has computed while it was ahead, as at the start."""
+        """Correct next times that were computed while the clock was ahead, as at the start."""
         self._may_be_ahead = True
         self.wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Add jobs until cancelled."""
+        """Enqueue jobs until cancelled."""
         task_status.started()
         while True:
             self.wake.lower()
@@ -75,7 +76,7 @@ class Scheduler:
             await self.wake.wait(pause_s)
 
     def _tell(self, left: Mapping[str, str]) -> None:
-        """Log the schedules that are left, each once per hour and reason: they are met again at every tick."""
+        """Log the schedules that are left to other processes, each once per hour and reason: every tick meets them."""
         now = trio.current_time()
         self._told = {one: at for one, at in self._told.items() if now - at < TELL_EVERY_S}
         for name, why in left.items():

@@ -1,7 +1,7 @@
-"""The cancel scope of handlers that run one after another in one task, until one of them waits.
+"""Cancel scope of handlers that run one after another in one task, until one of them waits.
 
-Entering and leaving a scope takes a quarter of a short run. A handler that does not wait can't be stopped, so such
-handlers share one. The first that waits keeps it, and the scope gets the deadline of that run.
+Entering and leaving a scope takes a quarter of the time of a short run. A handler that does not wait cannot be stopped,
+so such handlers share a scope. The first that waits keeps it, and the scope gets the deadline of that run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LEFT_OPEN: Final = "a handler has left a cancel scope open"
 
 @attrs.define(eq=False)
 class SharedScope:
-    """The scope of one task; `of` gives the block of a handler.
+    """Scope of one task; `of` returns the block of a handler.
 
     Between the blocks the scope stays open. Until a handler waits, the scope has the deadline of the run that opened
-    it, which is not later than that of the current run. It is shielded meanwhile, so its deadline is the effective one;
-    another effective deadline means that a handler has left a scope of its own open, and its job fails. A left scope
+    it, which is not later than that of the current run. It is shielded meanwhile, so its deadline is the effective one.
+    Another effective deadline means that a handler has left its own scope open, and its job fails. An open scope
     without a deadline is noticed when the shared scope ends: it is logged, and fails no other job.
     """
 
@@ -35,11 +35,11 @@ class SharedScope:
     _deadline: float = attrs.field(default=0.0, init=False)
     _safe_until: float = attrs.field(default=0.0, init=False)
     _has_shared: bool = attrs.field(default=False, init=False)
-    """Whether a handler has ended in the open scope."""
+    """True if a handler has ended in the open scope."""
     _run: Run = attrs.field(init=False)
 
     def of(self, run: Run) -> AbstractContextManager[Any]:
-        """Return the block of `run`: in the shared scope, or in one of its own if more than its lease bounds it."""
+        """Return the block of `run`: in the shared scope, or in a separate one if more than its lease bounds it."""
         may_share = run.may_share
         if not may_share or run.lease.safe_until < self._safe_until:
             self.close()
@@ -57,7 +57,7 @@ class SharedScope:
             self._scope.__enter__()
 
     def keep(self) -> None:
-        """The run waits: leave the scope to it, unless its handler has ended."""
+        """Leave the scope to the run, which waits, unless its handler has ended."""
         scope = self._scope
         if scope is None or self._run.body_ended:
             self.close()
@@ -69,7 +69,7 @@ class SharedScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Leave the scope if the handler has waited, or has left a scope of its own open, which Trio then reports."""
+        """Leave the scope if the handler has waited, or has left its own scope open, which Trio then reports."""
         scope = self._run.scope
         if scope is not None:
             try:

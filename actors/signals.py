@@ -1,7 +1,7 @@
-"""Test signals: a test waits for something that a supervisor has done (`dataloader.testing`).
+"""Test signals, for tests that wait for an action of a supervisor (`dataloader.testing`).
 
-Each actor emits its signals at the place where the thing has happened. Without `Signals` it only checks one attribute,
-once for a claim or a batch.
+Each actor emits its signals where the action happens. Without `Signals` it only checks one attribute, once for a claim
+or a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataloader.store.queue.notifications import Notification
 T = TypeVar("T")
 
 PATIENCE_S: Final = 60.0
-"""The default timeout of a wait: long, for a busy machine."""
+"""Default timeout of a wait in seconds: long, for a busy machine."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +53,7 @@ class KnownTasks:
 
 @attrs.frozen(kw_only=True)
 class Recorded:
-    """The end of a run that is recorded. `token` tells apart the runs of one job."""
+    """Recorded end of a run. `token` tells apart the runs of one job."""
 
     job_id: UUID
     token: int
@@ -151,7 +151,7 @@ class Signals:
         self.resting.emit((*(self.resting.last or ()), queue))
 
     def rests_no_more(self, queue: str) -> None:
-        """Report the opposite."""
+        """Report that a queue no longer waits for a ready job."""
         queues = list(self.resting.last or ())
         queues.remove(queue)
         self.resting.emit(tuple(queues))

@@ -1,4 +1,4 @@
-"""The slots of one queue of this process, and the start of a handler in each.
+"""Slots of one queue of this process, and the start of a handler in each.
 
 Claimed jobs start immediately: the dispatcher claims no more jobs than there are free slots. A slot is free again when
 its handler has ended, before the recorder has written that. If more ends than half of the slots are unrecorded, each
@@ -31,27 +31,27 @@ from dataloader.store.queue.lease_clock import lease_time, slept_s
 
 STARTS_PER_TURN: Final = 24
 TURN_S: Final = 0.001
-"""Jobs started in one turn of the event loop, and the time after which no more are started in it.
+"""Maximum time in seconds for which jobs are started in one turn of the event loop, at most `STARTS_PER_TURN`.
 
-A job takes about 20 µs, plus its handler's time until the first wait. That of a handler with its own Trio task passes
-in the next turn; it counts as what it was when handlers of the task last ran.
+A job takes about 20 µs, plus its handler's time until the first wait. For a handler with a separate Trio task, that
+time passes in the next turn, so it counts as measured when handlers of the task last ran.
 """
 WAITS_AGAIN_WITHIN: Final = 16
-"""After a handler has waited, the number of further ones of its task with separate Trio tasks, if none of them waits.
+"""Number of handlers without a wait after which handlers of their task share a Trio task again.
 
 A handler that waits in a shared Trio task ends the turn, which costs mixed handlers a fifth of their rate.
 """
 FADES: Final = 0.9
-"""The factor by which the time that a handler has computed counts less after each run that took less."""
+"""Factor by which the remembered computing time of a task's handlers falls after each run that took less."""
 MAX_TURNS: Final = 10
-"""The most turns of the event loop in which slots become free for one claim."""
+"""Maximum number of turns of the event loop in which more slots may become free for one claim."""
 BEGIN_SHARE: Final = 0.8
-"""The share of a supplier's margin within which a handler must begin. The rest is for the way to its first line."""
+"""Share of a supplier's margin within which a handler must begin. The rest is for the time to its first line."""
 
 
 @attrs.define
 class _Waiting:
-    """A task whose handler has waited: the seconds that its handlers compute, and how many have ended since the wait.
+    """Task whose handler has waited: the seconds that its handlers compute, and how many have ended since the wait.
 
     The seconds are those until the wait or the end, in one of the last runs that took long.
     """
@@ -104,7 +104,7 @@ class Slots:
         return self.count - self.used
 
     async def wait_free(self, wanted: int) -> None:
-        """Wait until a slot is free; until `wanted` are, while each turn of the event loop frees more of them."""
+        """Wait until a slot is free, or until `wanted` are while each turn of the event loop frees more of them."""
         while self.free <= 0:
             await self.wake.wait(math.inf)
         for _ in range(MAX_TURNS):
@@ -182,8 +182,8 @@ class Slots:
     async def _run_in_turns(self, runs: deque[Run]) -> None:
         """Run the jobs, a few in each turn of the event loop, so that other tasks run in between.
 
-        They run one after another in this task, as long as no handler waits. The first that waits keeps this task, and
-        another one runs the rest. A handler that is known to wait has a task of its own from the beginning.
+        They run one after another in this task while no handler waits. The first that waits keeps this task, and
+        another task runs the rest. A handler that is known to wait has a separate task from the beginning.
         """
         while runs:
             shared, ends_at = SharedScope(), time.monotonic() + TURN_S
@@ -216,14 +216,14 @@ class Slots:
             runner.release(run, self.services, "job released: its task is unknown to this process")
             return None
         began = time.monotonic()
-        # With a context of its own, so that nothing that a handler leaves there reaches the next one.
+        # With a separate context, so that nothing that a handler leaves there reaches the next one.
         rest = begin(runner.run(run, task, self.services, self._limiter, scope_of), self._context.copy())
         if rest is not None or task.name in self._waiting_tasks:
             self._note(task.name, time.monotonic() - began, waits=rest is not None)
         return rest
 
     def _note(self, task: str, computed_s: float, *, waits: bool) -> None:
-        """Keep that a handler has computed for `computed_s` seconds until its first wait, or its end."""
+        """Remember the seconds that a handler has computed until its first wait or its end."""
         waiting = self._waiting_tasks.setdefault(task, _Waiting())
         waiting.computes_s = max(computed_s, FADES * waiting.computes_s)
         waiting.ended_since = 0 if waits else waiting.ended_since + 1

@@ -1,11 +1,10 @@
-"""Makes waiting jobs ready: their time has come, their key is free, their task is known, what they run after has ended.
+"""Makes waiting jobs ready: when they are due, their key is free, their task is known, or their predecessors ended.
 
-Sleeps until the next job falls due. Notifications wake it for a job that is due earlier, and for the end of a job that
-others wait for; the poller does when they were lost. After such an end it looks only at the jobs that wait for it. It
-looks at newly added jobs that run after others when a notification, a poll or its own look says that there are some. In
-every backoff period it looks for parked jobs, and sweeps their keys, for wake-ups that were lost. When more jobs have
-fallen due than one batch takes, it pauses between batches, in proportion to the time that they take, so that claims and
-outcomes go on.
+It sleeps until the next job is due. Notifications wake it for a job that is due earlier, and for the end of a job that
+others wait for; the poller does if they were lost. After such an end it checks only the jobs that wait for it. It
+checks new jobs that run after others when a notification, a poll or its own check reports some. In every backoff period
+it looks for parked jobs and checks their keys, in case wake-ups were lost. When more jobs are due than one batch takes,
+it pauses between batches, in proportion to their time, so that claims and outcomes continue.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ log = get_logger(__name__)
 
 LOCKED_S: Final = 0.5
 MAX_PAUSE_S: Final = 5.0
-"""After a failure."""
+"""Maximum pause in seconds after a failure."""
 REST: Final = 2.5
-"""The pause after a batch that left others due, as a multiple of the time that the batch took."""
+"""Pause after a batch that left due jobs, as a multiple of the batch's time."""
 MAX_REST_S: Final = 0.2
-"""The longest such pause: even where batches are slow, 300,000 jobs that fall due together are ready in a minute."""
+"""Maximum such pause in seconds: even with slow batches, 300,000 jobs due together become ready in a minute."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Stager:
-    """Stages for all queues.
+    """Stager for all queues.
 
-    Jobs parked for an unknown task are made ready if this process takes jobs of the task from the queue: `served` gives
-    queues with the tasks of which it does. After a failure it tries again in `poll_s` seconds at the latest. `due_at`
-    is Trio's time of the next job.
+    Jobs parked for an unknown task are made ready if this process takes jobs of the task from the queue: `served`
+    returns such queues with their tasks. After a failure it tries again in `poll_s` seconds at the latest. `due_at` is
+    the time of the next due job by Trio's clock.
     """
 
     database: Database
@@ -91,7 +90,7 @@ class Stager:
                 judging = True
 
     async def _sweep(self) -> bool:
-        """Wake what is parked and should not be; whether jobs that run after others are to be judged."""
+        """Make parked jobs ready that need not wait; return whether jobs that run after others must be checked."""
         parked = await look_for_parked(self.database)
         if parked.for_tasks:
             for queues, tasks in self.served():
@@ -102,8 +101,8 @@ class Stager:
 
 
 def _due_in_s(staged: Staged) -> float:
-    """In how many seconds jobs are to be made ready again."""
+    """Return the seconds until jobs must be made ready again."""
     if staged.next_due_s is None:
         return math.inf
-    # A job that is due and was not made ready has a locked row.
+    # A due job that was not made ready has a locked row.
     return staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S

@@ -1,4 +1,4 @@
-"""What is written when a run has gone well: the job has succeeded, or, where its task is a stage, moves on."""
+"""Outcome of a run that went well: the job has succeeded or, if its task is a stage, moves on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataloader.jobs.text import MAX_JSON, exact_json, storable_json
 
 
 def success_of(job: ClaimedJob, task: Task, value: object) -> Outcome:
-    """The outcome of a run whose handler, or transaction, ended with `value`.
+    """Return the outcome of a run whose handler or transaction ended with `value`.
 
-    Raises `MoveRefused` for a stage that does not exist, and for a value that can't be given to the next one.
+    Raises `MoveRefused` for a stage that does not exist, and for a value that cannot be passed to the next one.
     """
     stages, to = task.stages, None
     if stages is None:

@@ -1,7 +1,7 @@
-"""The port of a thread's `ThreadJob`: the Trio port does everything, in Trio's thread.
+"""Port of a thread's `ThreadJob`: every operation runs in the Trio port, in Trio's thread.
 
-Each operation runs in the Trio task that waits for the handler's thread, inside of the run's scope: it is stopped as an
-async handler would be, and then raises `trio.Cancelled` in the thread.
+Each operation runs in the Trio task that waits for the handler's thread, within the run's scope. So it is stopped as in
+an async handler, and then raises `trio.Cancelled` in the thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloader.jobs.task import A, Task
 
 @attrs.frozen(eq=False)
 class ThreadRunPort:
-    """One run's; used in the handler's thread alone."""
+    """Port of one run, used only in the handler's thread."""
 
     _port: TrioPort
 
@@ -34,7 +34,7 @@ class ThreadRunPort:
         trio.from_thread.run_sync(self._port.progress, progress)
 
     def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Keep a line."""
+        """Keep a log line."""
         trio.from_thread.run_sync(self._port.log, level, message, fields, load)
 
     def end_log(self, load: str) -> None:
@@ -52,14 +52,14 @@ class ThreadRunPort:
         transaction = _Transaction(trio.from_thread.run(opened.__aenter__))
         try:
             yield transaction
-        except BaseException as error:  # noqa: ASYNC103 - raised again, as the transaction's end never swallows it
+        except BaseException as error:  # noqa: ASYNC103 - raised again, because the transaction's end never swallows it
             if not trio.from_thread.run(opened.__aexit__, type(error), error, error.__traceback__):
                 raise
         else:
             trio.from_thread.run(opened.__aexit__, None, None, None)
 
     def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits and take them."""
         trio.from_thread.run(self._port.take, supplier, units, max_wait_s)
 
     def after(self) -> dict[UUID, AfterResult]:
@@ -67,35 +67,35 @@ class ThreadRunPort:
         return trio.from_thread.run(self._port.after)
 
     def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job."""
+        """Enqueue a job."""
         return trio.from_thread.run(self._port.enqueue, task, args, options)
 
     def deadline(self) -> float:
-        """The deadline of the run's scope."""
+        """Return the deadline of the run's scope."""
         return self._port.deadline()
 
     def stopped_by(self) -> StopReason | None:
-        """Why the run was stopped."""
+        """Return the reason why the run was stopped; None while it continues."""
         return trio.from_thread.run_sync(self._port.stopped_by)
 
     def keep(self, result: object) -> None:
-        """Keep a result for whatever outcome comes."""
+        """Keep a result, whatever the outcome of the run is."""
         trio.from_thread.run_sync(self._port.keep, result)
 
     def resource(self, kind: object) -> Any:
-        """What the process has for all."""
+        """Return a resource of the process."""
         return self._port.resource(kind)
 
 
 @attrs.define(eq=False)
 class _Transaction:
-    """A `ThreadTransaction`."""
+    """`ThreadTransaction` of a run."""
 
     _transaction: Transaction
 
     @property
     def result(self) -> object:
-        """What becomes the job's result."""
+        """Value that becomes the job's result."""
         return self._transaction.result
 
     @result.setter
@@ -115,20 +115,20 @@ class _Transaction:
         return trio.from_thread.run(partial(self._transaction.fetch, sql, *args))
 
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table`."""
+        """Copy rows into `table` with COPY; return their number."""
         return trio.from_thread.run(self._transaction.copy, table, columns, rows)
 
     def enqueue(
         self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job."""
+        """Enqueue a job."""
         return trio.from_thread.run(partial(self._transaction.enqueue, task, args, **options))
 
     def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none."""
+        """Enqueue jobs, all or none."""
         return trio.from_thread.run(self._transaction.enqueue_many, jobs)
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:
-        """The jobs that have been enqueued in it."""
+        """IDs of the jobs that were enqueued in it."""
         return self._transaction.enqueued

@@ -1,4 +1,4 @@
-"""The port of a Trio handler's `Job`; the other flavours' ports call this one."""
+"""Port of a Trio handler's `Job`; the ports of the other flavors call this one."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from dataloader.store.queue.reads import results_of
 job_log = get_logger("dataloader.job")
 
 MAX_LINE: Final = 8_192
-"""Bytes kept of one log line."""
+"""Maximum size of a stored log line in bytes."""
 _BEGINNING: Final = 500
 """Characters kept of the message of a load's line that is longer."""
 
 
 @attrs.define(eq=False)
 class RunEnd:
-    """The block in which a library writes the end of a run itself, or that it goes on."""
+    """Block in which a library itself writes that a run has ended, or that it continues."""
 
     _run: Run
     written: bool = False
@@ -60,23 +60,23 @@ class RunEnd:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """The run has ended, or needs its lease again."""
+        """Note that the run has ended, or that it needs its lease again."""
         try:
             is_handled = self._scope.__exit__(kind, error, traceback)
         finally:
             self._run.late = self.later
             self._run.commit_ended(well=self.written or self.later is not None)
         if self._scope.cancelled_caught:
-            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - it is cancelled by now, and shall be
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - it is cancelled by now, as intended
             raise LeaseLost("the lease ended before the run's end was written")
         return bool(is_handled)
 
 
 class TrioPort:
-    """The port of one run. Progress and lines go into the run's outbox, and the recorder gets a message about it."""
+    """Port of one run. Progress and lines go into the run's outbox, and the recorder gets a message about them."""
 
     def __init__(self, run: Run, services: RunServices, task: Task) -> None:
-        """Nothing is shown yet, and no transaction is open."""
+        """Create the port of a run, which has no open transaction."""
         self._run = run
         self._task = task
         self._services = services
@@ -90,9 +90,9 @@ class TrioPort:
     def log(
         self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None, *, is_logged: bool = False
     ) -> None:
-        """Keep a line. After `DL_LOG_LINES_PER_JOB` lines of the run, or of a load, one says that no more are kept.
+        """Keep a log line. After `DL_LOG_LINES_PER_JOB` lines of the run, or of a load, one says that the rest is lost.
 
-        `is_logged`: the process's log already has it.
+        `is_logged`: the process's log already has the line.
         """
         most = self._services.max_lines
         count = self._run.outbox.count_line(load)
@@ -103,7 +103,7 @@ class TrioPort:
         self._put_line(level, message, fields, load, is_logged=is_logged)
 
     def end_log(self, load: str) -> None:
-        """A load has ended: the last of its lines says how many were not kept, if any (E11)."""
+        """End the log of a load: its last line gives the number of lines that were not kept, if there are some."""
         if (lost := self._run.outbox.lines_of(load) - self._services.max_lines) > 0:
             self._put_line("warning", f"{lost:,} lines were not kept", {"not_kept": lost}, load)
 
@@ -116,7 +116,7 @@ class TrioPort:
         payload = {"level": level, "message": text, **({"fields": mask(cut_texts(fields))} if fields else {})}
         line = storable_json(payload, MAX_LINE)
         if load is not None and line.startswith('{"truncated":'):
-            # It stays one of its load's.
+            # It must stay a line of its load.
             payload |= {"message": text[:_BEGINNING], "fields": {"load": load, **read_json(line)}}
             line = storable_json(payload, MAX_LINE)
         self._run.outbox.put_line(datetime.now(UTC), line)
@@ -125,7 +125,7 @@ class TrioPort:
             _log_line(level, line)
 
     async def checkpoint(self) -> None:
-        """Trio's own."""
+        """Run Trio's checkpoint."""
         await trio.lowlevel.checkpoint()
 
     @asynccontextmanager
@@ -159,14 +159,15 @@ class TrioPort:
             self._in_transaction = False
         run.commit_ended(well=failure is None)
         if failure is not None:
-            # If the lease has ended meanwhile, the body gets that cancellation rather than this error.
+            # If the lease has ended meanwhile, the body gets that cancellation instead of this error.
             await trio.lowlevel.checkpoint()
             raise failure
 
     def ending(self) -> RunEnd:
-        """Let a library write how the run ended, or that it goes on: no heartbeat looks at the row meanwhile.
+        """Return the block in which a library writes how the run ended, or that it continues.
 
-        If the moment passes when the body must have ended, the block is left, and so is the body: it is cancelled.
+        No heartbeat reads the row meanwhile. When the time passes at which the body must have ended, the block and the
+        body are cancelled.
         """
         return RunEnd(self._run)
 
@@ -175,33 +176,32 @@ class TrioPort:
         return await results_of(self.resource(Database), self._run.job.job_id)
 
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits and take them."""
         await take(self.resource(Database), supplier, units, max_wait_s)
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job. Allowed while the process drains, so that a running handler can finish."""
+        """Enqueue a job. Allowed while the process drains, so that a running handler can finish."""
         new = new_job(task, args, **({"root": self._run.job.job_id} | options))
         [enqueued] = await self._services.enqueuer.enqueue([new])
         return enqueued
 
     def deadline(self) -> float:
-        """The deadline of the run's body."""
+        """Return the deadline of the run's body, by Trio's clock."""
         return self._run.deadline
 
     def stopped_by(self) -> StopReason | None:
-        """Why the run was stopped: a reason is noted before its scope is cancelled, or its deadline has passed."""
+        """Return why the run was stopped, None if it was not. The deadline may have passed without a noted reason."""
         return self._run.stopped_by() if self._run.is_stopped else None
 
     def keep(self, result: object) -> None:
-        """Keep a result for whatever outcome comes."""
+        """Keep a result, whatever the outcome of the run is."""
         self._run.kept = None if result is None else storable_json(result)
 
     def resource(self, kind: object) -> Any:
-        """The resource that was declared as `kind`, or the one of type `kind`.
+        """Return the resource that was declared as `kind`, or the one of type `kind`.
 
-        For `ClaimedJob` the claimed job itself, for `Calls` or a `CallsOn` processes for its run.
-
-        Raises `LookupError` if there is none, or if several have that type.
+        For `ClaimedJob` this is the claimed job itself, for `Calls` or a `CallsOn` child processes for its run. Raises
+        `LookupError` if there is none, or if several have that type.
         """
         if kind is ClaimedJob:
             return self._run.job
@@ -222,7 +222,7 @@ class TrioPort:
         children, clusters = self._services.children, self._services.clusters
         if isinstance(kind, CallsOn) and clusters is not None:
             return ChildCalls(self._run, partial(clusters.lend_to_calls, kind.dask))
-        # Where no clusters are known, in tests, these processes are this one's children.
+        # Without clusters, in tests, the processes are children of this process.
         assert children is not None, "a process with async handlers has children"  # noqa: S101
         return ChildCalls(self._run, children.lend_to_calls)
 
@@ -233,7 +233,7 @@ class TrioPort:
 
 
 def _log_line(level: Level, line: str) -> None:
-    """Send a line of a job to the process's log as it is kept: masked, bounded and readable by all."""
+    """Send a job's stored line to the process's log: masked, bounded and readable by all."""
     kept = read_json(line)
     fields = {name: value for name, value in kept.items() if name not in {"level", "message"}}
     getattr(job_log, level)(kept.get("message", "a line too long to be kept"), **fields)

@@ -1,6 +1,6 @@
-"""The flag that wakes an actor.
+"""Flag that wakes an actor.
 
-A flag rather than a queue of messages: ten notifications need only one look at the database.
+It is a flag rather than a queue of messages, because ten notifications need only one check of the database.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import trio
 
 
 class Wake:
-    """A flag that one actor waits for and anybody sets. Setting it twice before it is seen is one wake-up."""
+    """Flag that one actor waits for and any code sets. Setting it twice before it is seen is one wake-up."""
 
     def __init__(self) -> None:
-        """Not set."""
+        """Create the flag, not set."""
         self._event = trio.Event()
 
     def set(self) -> None:
@@ -25,11 +25,11 @@ class Wake:
 
     @property
     def is_set(self) -> bool:
-        """Whether it is set and not cleared yet."""
+        """Return whether it is set and not cleared yet."""
         return self._event.is_set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the flag, and clear it. Returns whether it was set."""
+        """Wait up to `timeout_s` seconds for the flag and clear it. Returns whether it was set."""
         with trio.move_on_after(timeout_s):
             await self._event.wait()
         was_set = self.is_set

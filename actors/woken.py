@@ -1,4 +1,4 @@
-"""The loop of an actor that works when it is woken, and again after a failure of the database."""
+"""Loop of an actor that works when it is woken, and again after a failure of the database."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 
 PAUSE_S: Final = 1.0
-"""The pause after a failure."""
+"""Pause in seconds after a failure."""
 
 
 async def work_when_woken(part: str, wake: Wake, work: Callable[[], Awaitable[None]], outage: Outage) -> None:
-    """Call `work` at each `wake`, until cancelled; after a failure of the database, which `part` reports, once more."""
+    """Call `work` at each `wake`, until cancelled; call it again after a database failure, reported as `part`."""
     while True:
         await wake.wait(math.inf)
         try:

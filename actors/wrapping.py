@@ -1,4 +1,4 @@
-"""Runs a handler within what `@tasks.around` has declared, in the handler's own task, thread or process."""
+"""Enters the wrappers of `@tasks.around` around a handler, in the handler's own task, thread or process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SWALLOWED: Final = "a wrapper of @tasks.around has swallowed the error of anothe
 
 @contextmanager
 def inside(around: tuple[Around, ...], job: AnyJob) -> Iterator[None]:
-    """Enter the wrappers. If one swallows the handler's error, it is raised again: the job would count as succeeded."""
+    """Enter the wrappers. If one swallows the handler's error, raise it again: the job would count as succeeded."""
     raised: BaseException = RuntimeError(SWALLOWED)
     with ExitStack() as stack:
         for wrap in around:
