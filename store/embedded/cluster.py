@@ -1,10 +1,10 @@
 """One PostgreSQL cluster in a data directory: creates, starts, recovers and stops it.
 
-Only postgres.py uses it. It blocks while it waits for programs, so it must not be called on Trio's loop. Beside it:
-data_dir.py has the directory, members.py counts the users of the server, server_programs.py runs PostgreSQL's programs.
+Only postgres.py uses it. It blocks while it waits for programs, so it must not be called on Trio's loop. data_dir.py
+handles the directory, members.py counts the users of the server, server_programs.py runs PostgreSQL's programs.
 
-The server itself, with all its processes, holds `server.lock`: no second server is started on the same files, even
-if it was started by another path or in another container, or has not answered for long.
+The server itself, with all its processes, holds `server.lock`. So no second server is started on the same files, even
+if the first was started by another path or in another container, or has not answered for long.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ STOP_TIMEOUT_S: Final = 60.0
 LONGEST_STEP_S: Final = START_TIMEOUT_S + STOP_TIMEOUT_S
 ORPHANS_TIMEOUT_S: Final = 10.0
 LOG_LIMIT_BYTES: Final = 10_000_000
-# sockaddr_un holds 108 bytes, the last of which is NUL.
+# sockaddr_un has 108 bytes, the last of which is NUL.
 SOCKET_PATH_LIMIT_BYTES: Final = 107
 PORT: Final = "5432"
 VERSION: Final = 18
-"""The major version of PostgreSQL that a new data directory gets."""
+"""Major version of PostgreSQL that a new data directory gets."""
 
 
 @attrs.frozen
 class Postmaster:
-    """The content of a server's lock file: its main process, its data directory and the directory of its socket."""
+    """Content of a server's lock file: its main process, its data directory and the directory of its socket."""
 
     pid: int
     directory: Path
@@ -58,9 +58,9 @@ class Postmaster:
 
 @attrs.frozen
 class Cluster:
-    """The files and processes of one cluster. `ensure_…` and `stop` are called under `serialised`.
+    """Files and processes of one cluster. `ensure_…` and `stop` must be called within `serialised`.
 
-    Processes that a former server has left behind may take `orphans_timeout_s` seconds to end.
+    Processes that a former server has left behind get `orphans_timeout_s` seconds to end.
     """
 
     data_dir: Path
@@ -70,9 +70,10 @@ class Cluster:
 
     @classmethod
     def in_directory(cls, data_dir: Path, version: int, bin_dir: Path | None = None) -> Cluster:
-        """The cluster in `data_dir`, with its programs and its user; creates the directory if it is missing.
+        """Return the cluster in `data_dir`, with its programs and its user; create the directory if it is missing.
 
-        Raises `EmbeddedDatabaseError` if the directory has another version or owner, `ConfigError` if it can't be made.
+        Raises `EmbeddedDatabaseError` if the directory has another version or owner, `ConfigError` if it cannot be
+        created.
         """
         bin_dir = bin_dir or programs_of(version)
         data_dir = make_writable(data_dir.expanduser())
@@ -84,7 +85,7 @@ class Cluster:
                 f"{version}: choose another data directory, and move the data by `dataloader backup` and `restore`"
             )
         account = system_user() if os.geteuid() == 0 else None
-        # Without getpwuid: in a container this process may run as a user without an account.
+        # Not by getpwuid: in a container this process may run as a user without an account.
         uid, gid = (os.geteuid(), os.getegid()) if account is None else (account.pw_uid, account.pw_gid)
         cluster = cls(data_dir, version, ServerPrograms(data_dir, bin_dir, uid, gid, LONGEST_STEP_S))
         cluster._check_owner()
@@ -100,37 +101,37 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """Unique on this machine. The command line of each of the cluster's processes shows it."""
+        """Name that is unique on this machine. The command line of each of the cluster's processes shows it."""
         return "dataloader-" + hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:16]
 
     @property
     def password_path(self) -> Path:
-        """The file with the superuser's password, which only its owner can read."""
+        """File with the superuser's password, which only its owner can read."""
         return self.data_dir / "postgres.password"
 
     def serialised(self) -> AbstractContextManager[None]:
-        """For a block in which no other process starts, joins or stops the server."""
+        """Return a block in which no other process starts, joins or stops the server."""
         return members.serialised(self.data_dir, LONGEST_STEP_S)
 
     def membership(self) -> AbstractContextManager[None]:
-        """Count as a user of the server; the last one to leave stops it."""
+        """Return a block that counts as a user of the server; the last one to leave stops it."""
         return members.membership(self.data_dir, LONGEST_STEP_S, self.stop)
 
     def has_members(self) -> bool:
-        """Whether any process uses the server. Call it within `serialised`, so that none joins or leaves meanwhile."""
+        """Return whether any process uses the server. Call it within `serialised`, so that none joins or leaves."""
         return members.has_members(self.data_dir)
 
     def ensure_initialised(self, *, durable: bool) -> None:
-        """Create the cluster if there is none. If this is killed, no incomplete cluster is left in its place."""
+        """Create the cluster if there is none. If this process is killed, no incomplete cluster takes its place."""
         for leftover in self.data_dir.glob(f"{self.directory.name}.*.new"):
-            shutil.rmtree(leftover, ignore_errors=True)  # an initdb whose starter was killed may still be writing there
+            shutil.rmtree(leftover, ignore_errors=True)  # an initdb whose starter was killed may still write there
         if self.directory.exists():
             return
         new = Path(tempfile.mkdtemp(prefix=f"{self.directory.name}.", suffix=".new", dir=self.data_dir))
         try:
             self.programs.give_to_server(new)
             password = secrets.token_urlsafe(32)
-            reader, writer = os.pipe()  # no file: a crash would leave it behind
+            reader, writer = os.pipe()  # not a file, which a crash would leave behind
             try:
                 self.programs.give_to_server(reader)
                 os.write(writer, password.encode())
@@ -142,7 +143,7 @@ class Cluster:
                     f"--pwfile=/dev/fd/{reader}",
                     "--auth=scram-sha-256",
                     "--encoding=UTF8",
-                    # Version 17 brought its own C.UTF-8; before, the machine's might be missing.
+                    # Version 17 introduced its own C.UTF-8; before, the machine's might be missing.
                     *(("--locale-provider=builtin", "--builtin-locale=C.UTF-8") if self.version >= 17 else ()),
                     "--locale=C",
                     "--data-checksums",
@@ -161,7 +162,8 @@ class Cluster:
     def ensure_running(self, extra_settings: Mapping[str, str]) -> None:
         """Start the server, or wait for one that is starting or recovering, until it accepts connections.
 
-        Starts it once only. Raises `EmbeddedDatabaseError` if it ends again, or is not ready within `START_TIMEOUT_S`.
+        It is started only once. Raises `EmbeddedDatabaseError` if it ends again, or is not ready within
+        `START_TIMEOUT_S`.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         started = False
@@ -179,11 +181,11 @@ class Cluster:
                 self._start(extra_settings, deadline)
 
     def state(self) -> Literal["ready", "busy", "absent"]:
-        """Whether the server accepts connections; `busy` means that it is starting, recovering, stopping or stuck.
+        """Return whether the server accepts connections; `busy` means starting, recovering, stopping or stuck.
 
-        A lock file that names another directory was copied with the files and is another server's. The socket is tried
-        first, since it also answers across containers that share the directory. A process id alone proves nothing: it
-        may belong to another process by now, or to a zombie.
+        A lock file that names another directory was copied with the files and belongs to another server. The socket is
+        tried first, because it also answers across containers that share the directory. A process ID alone proves
+        nothing: it may belong to another process by now, or to a zombie.
         """
         try:
             postmaster = self.postmaster()
@@ -194,22 +196,22 @@ class Cluster:
         if postmaster.socket_dir.is_absolute():  # the line is empty until the server listens
             arguments = ["--host", str(postmaster.socket_dir), "--port", PORT, "--timeout", "3", "--quiet"]
             answer = self.programs.run(["pg_isready", *arguments]).returncode
-            if answer in {0, 1}:  # 0: accepts connections; 1: refuses them at the moment
+            if answer in {0, 1}:  # 0: accepts connections; 1: refuses them now
                 return "ready" if answer == 0 else "busy"
         return "busy" if self.owns_process(postmaster.pid) else "absent"
 
     def postmaster(self) -> Postmaster:
-        """The server by its lock file, which may be stale."""
+        """Return the server that the lock file names, which may be stale."""
         lines = (self.directory / "postmaster.pid").read_text().splitlines()
         return Postmaster(pid=int(lines[0]), directory=Path(lines[1]), socket_dir=Path(lines[4]))
 
     def stop(self) -> None:
-        """Stop the server if it accepts connections. One that recovers is left running: the next start finds it."""
+        """Stop the server if it accepts connections. A recovering server is left running; the next start finds it."""
         if self.state() == "ready":
             postmaster = self.postmaster()
             socket_dir = postmaster.socket_dir
             timeout = f"--timeout={STOP_TIMEOUT_S:.0f}"
-            # pg_ctl waits for the end of the lock file, which the server removes shortly before it ends.
+            # pg_ctl waits until the lock file is gone, which the server removes shortly before it ends.
             with self._awaiting_end_of(postmaster.pid):
                 self.programs.run_as_server(
                     "pg_ctl", "stop", "--pgdata=.", "--mode=fast", "--wait", timeout, cwd=self.directory
@@ -220,7 +222,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _awaiting_end_of(self, pid: int) -> Iterator[None]:
-        """For a block that stops our process `pid`: it lasts until the process has ended, or `STOP_TIMEOUT_S` more."""
+        """After a block that stops our process `pid`, wait for its end, for at most `STOP_TIMEOUT_S` seconds."""
         process, ended = None, select.poll()
         with contextlib.suppress(OSError):  # it has ended, or runs in another container
             process = os.pidfd_open(pid)
@@ -234,7 +236,7 @@ class Cluster:
                 os.close(process)
 
     def _start(self, extra_settings: Mapping[str, str], deadline: float) -> None:
-        """Start a server where none runs, also after a crash."""
+        """Start a server if none runs, also after a crash."""
         self._end_orphans()
         server_lock = self._lock_for_server()
         try:
@@ -243,7 +245,7 @@ class Cluster:
             os.close(server_lock)
 
     def _lock_for_server(self) -> int:
-        """The lock that the server inherits and holds for as long as one of its processes lives."""
+        """Take the lock that the server inherits and holds while one of its processes lives."""
         lock = open_lock(self.data_dir / "server.lock")
         with contextlib.ExitStack() as unless_locked:
             unless_locked.callback(os.close, lock)
@@ -259,8 +261,8 @@ class Cluster:
 
     def _start_with(self, server_lock: int, extra_settings: Mapping[str, str], deadline: float) -> None:
         """Start a server that inherits the lock."""
-        # Both lock files name the process that has ended. If its id is in use again, even by a zombie, PostgreSQL would
-        # refuse to start.
+        # Both lock files name the process that has ended. If its ID is in use again, even by a zombie, PostgreSQL
+        # refuses to start.
         socket_dir = self._socket_dir()
         (self.directory / "postmaster.pid").unlink(missing_ok=True)
         (socket_dir / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
@@ -274,7 +276,7 @@ class Cluster:
             "max_connections": "100",
             **extra_settings,
         }
-        # pg_ctl hands its paths to a shell within double quotes, so it gets relative ones.
+        # pg_ctl passes its paths to a shell within double quotes, so it gets relative ones.
         options = " ".join(shlex.quote(f"--{name}={value}") for name, value in settings.items())
         timeout = f"--timeout={max(deadline - time.monotonic(), 1):.0f}"
         files = ("--pgdata=.", f"--log=../{self.programs.log_path.name}", f"--options={options}")
@@ -287,7 +289,7 @@ class Cluster:
                 raise
 
     def owns_process(self, pid: int) -> bool:
-        """Whether `pid` is a process of this cluster, by what /proc shows to every user."""
+        """Return whether `pid` is a process of this cluster, by the part of /proc that every user can read."""
         process = Path("/proc", str(pid))
         try:
             return (
@@ -299,9 +301,9 @@ class Cluster:
             return False
 
     def _end_orphans(self) -> None:
-        """Kill the processes that a killed server left behind: they block the next server until they notice its end.
+        """Kill the processes that a killed server left behind. They block the next server until they notice its end.
 
-        That is as safe as the crash before: recovery by the write-ahead log repairs both.
+        This is as safe as the crash before: recovery by the write-ahead log repairs both.
         """
         deadline = time.monotonic() + self.orphans_timeout_s
         pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
@@ -314,11 +316,11 @@ class Cluster:
             time.sleep(0.02)
 
     def _socket_dir(self) -> Path:
-        """The socket's directory: the cluster's, or a private one if that path is too long or has odd characters."""
+        """Return the socket's directory: the cluster's, or a private one if that path does not fit a socket."""
         if _fits_socket(self.directory):
             return self.directory
         bases = [Path("/tmp")]  # noqa: S108 - for a directory of a known name, whose owner and mode are checked
-        if os.geteuid() != 0:  # root's own directories are closed to the server's user
+        if os.geteuid() != 0:  # the server's user cannot enter root's own directories
             bases = [Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent")), Path(tempfile.gettempdir()), *bases]
         for base in bases:
             if os.access(base, os.W_OK | os.X_OK) and _fits_socket(base / self.name):
@@ -328,7 +330,7 @@ class Cluster:
         )
 
     def _private_directory(self, path: Path) -> Path:
-        """`path` as a directory that only the server's user can enter; others may be able to write to its parent."""
+        """Make `path` a directory that only the server's user can enter, even if others can write to its parent."""
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
             self.programs.give_to_server(path)
@@ -340,7 +342,7 @@ class Cluster:
         return path
 
     def _prepare_log(self) -> None:
-        """Make a log file that only the server's user can write; rename one that has grown too large to `.log.1`."""
+        """Create a log file that only the server's user can write; rename one that is too large to `.log.1`."""
         with contextlib.suppress(FileNotFoundError):
             if self.programs.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.programs.log_path.replace(self.programs.log_path.with_suffix(".log.1"))
@@ -349,7 +351,7 @@ class Cluster:
         os.close(log)
 
     def read_password(self) -> str:
-        """The password of the superuser `postgres`."""
+        """Return the password of the superuser `postgres`."""
         try:
             return self.password_path.read_text()
         except FileNotFoundError:
@@ -368,6 +370,6 @@ class Cluster:
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Whether the path of a socket in `directory` is short enough to bind, and needs no quotes in an address."""
+    """Return whether the path of a socket in `directory` is short enough to bind and needs no quotes in an address."""
     path = directory / f".s.PGSQL.{PORT}"
     return len(os.fsencode(path)) <= SOCKET_PATH_LIMIT_BYTES and re.fullmatch(r"[\w./+-]+", str(path)) is not None

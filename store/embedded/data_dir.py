@@ -1,4 +1,4 @@
-"""The data directory of the embedded PostgreSQL: its owner and mode, its versions, its password.
+"""Data directory of the embedded PostgreSQL: its owner and mode, its versions, its password.
 
 It has the cluster in `postgres-18/`, the files `postgres.password` and `postgres.log` with mode 0600, and the lock
 files of members.py and cluster.py.
@@ -18,9 +18,9 @@ from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 
 
 def make_writable(data_dir: Path) -> Path:
-    """Make the directory if it is missing; return its real path.
+    """Create the directory if it is missing; return its real path.
 
-    Raises `ConfigError` if it can't be made or written to.
+    Raises `ConfigError` if it cannot be created or written to.
     """
     try:
         found = data_dir.resolve()
@@ -38,7 +38,7 @@ def make_writable(data_dir: Path) -> Path:
 
 
 def check_own(data_dir: Path) -> None:
-    """Raise `EmbeddedDatabaseError` for a directory in which another user could replace the cluster or the password."""
+    """Raise `EmbeddedDatabaseError` if another user could replace the cluster or the password in the directory."""
     found = data_dir.stat()
     if found.st_uid != os.geteuid():
         raise EmbeddedDatabaseError(
@@ -53,9 +53,9 @@ def check_own(data_dir: Path) -> None:
 
 
 def versions_in(data_dir: Path) -> list[int]:
-    """The major versions of the clusters in a data directory.
+    """Return the major versions of the clusters in a data directory.
 
-    Raises `ConfigError` if this user may not look: a directory that can't be read is no empty one.
+    Raises `ConfigError` if this user may not read it, because an unreadable directory need not be empty.
     """
     found = []
     try:
@@ -73,7 +73,7 @@ def versions_in(data_dir: Path) -> list[int]:
 
 
 def write_password(path: Path, password: str) -> None:
-    """Write the password to disk, readable only by its owner, in place of an older one."""
+    """Write the password to disk, readable only by its owner, replacing an older one."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     new.touch(mode=0o600, exist_ok=False)

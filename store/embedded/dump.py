@@ -1,8 +1,8 @@
 """Backup and restore of the embedded database, by the programs that came with its server and fit its version.
 
-All functions block. A backup holds the database as of one moment, and is taken while the database is used; its file
-gets its name only when it is complete. A restore fills a new database beside the present one, and replaces that in one
-step: if it is interrupted, one of the two is there and complete.
+All functions block. A backup has the database as of one point in time, and is taken while the database is in use; its
+file gets its name only when it is complete. A restore fills a new database beside the present one, and replaces that in
+one step. If it is interrupted, one of the two is there and complete.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dataloader.store.embedded.postgres import DATABASE, EmbeddedPostgres
 from dataloader.store.embedded.server_programs import programs_of
 
 RESTORED: Final = f"{DATABASE}_restored"
-"""The database that a restore fills."""
+"""Database that a restore fills."""
 REPLACED: Final = f"{DATABASE}_replaced"
-"""The former database, renamed, until it is dropped."""
+"""Former database, renamed, until it is dropped."""
 LOCK_TIMEOUT_S: Final = 60
-"""How long a backup waits for tables that another session has locked exclusively, in seconds."""
+"""Seconds for which a backup waits for tables that another session has locked exclusively."""
 PSQL_TIMEOUT_S: Final = 600.0
 
 _STAGES: Final = "*.dl_stage_*"
-"""The staging tables of loads, which a run makes, fills and drops; a new run fills them again."""
+"""Staging tables of loads, which a run creates, fills and drops; a new run fills them again."""
 _JOBS: Final = re.compile(r"TABLE DATA \S+ dl_jobs\b")
 _TABLE: Final = re.compile(r'(?:dumping contents of|processing data for) table "(.+)"$')
 _USED: Final = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
-"""Client connections only: the server's own processes, such as autovacuum, leave by themselves."""
+"""It counts client connections only: the server's own processes, such as autovacuum, leave by themselves."""
 _NOT_EMPTY: Final = r"""
 SELECT format('SELECT 1 FROM %s LIMIT 1', c.oid::regclass)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -54,11 +54,11 @@ def back_up(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object])
     Args:
         server: the running server.
         file: must not exist.
-        tell: called with the name of each table when its turn comes.
+        tell: called with the name of each table when its dump begins.
 
     Raises:
-        ConfigError: the file exists already, or can't be written.
-        EmbeddedDatabaseError: the database can't be read.
+        ConfigError: the file already exists, or cannot be written.
+        EmbeddedDatabaseError: the database cannot be read.
     """
     _check_free(file)
     part = file.with_name(f".{file.name}.part")
@@ -87,9 +87,9 @@ def _check_free(file: Path) -> None:
 
 
 def _open_alone(part: Path, file: Path) -> IO[bytes]:
-    """Open the unfinished file of a backup, empty and locked while we or our pg_dump have it open.
+    """Open the unfinished file of a backup. It is empty, and locked while we or our pg_dump have it open.
 
-    That of a killed backup is used again.
+    The file of a killed backup is used again.
     """
     while True:
         output = os.fdopen(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
@@ -102,7 +102,7 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
             found = os.fstat(output.fileno())
             if found.st_uid != os.geteuid():
                 raise ConfigError(f"FILE: {part} belongs to another user; remove it, or choose another name")
-            # Otherwise another backup has ended meanwhile, and has renamed or removed this file: open it again.
+            # Otherwise another backup has ended meanwhile and has renamed or removed this file: open it again.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(found, part.lstat()):
                     output.truncate(0)
@@ -130,7 +130,7 @@ def _read(file: Path, how: str) -> str:
 
 
 def _argument(file: Path) -> str:
-    """The file's absolute path: a program would take a name that begins with a hyphen for an option."""
+    """Return the file's absolute path, because programs take a name that begins with a hyphen for an option."""
     return str(file.absolute())
 
 
@@ -140,14 +140,14 @@ def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object],
     Args:
         server: the running server, of the version that wrote the file or a newer one.
         file: a backup in which `check_backup` has found no fault.
-        tell: called with the name of each table when its turn comes.
+        tell: called with the name of each table when its restore begins.
         replace: whether a database that is not empty may be replaced.
 
     Raises:
         ConfigError: the database is not empty and may not be replaced.
-        EmbeddedDatabaseError: the database is in use, or the backup can't be restored; then nothing has changed.
+        EmbeddedDatabaseError: the database is in use, or the backup cannot be restored; then nothing has changed.
     """
-    # Of two restores at once, one would put the other's unfinished database in place.
+    # Of two concurrent restores, one would put the other's unfinished database in place.
     with _alone(server):
         _restore(server, file, tell, replace=replace)
 
@@ -201,7 +201,7 @@ def _in_use(server: EmbeddedPostgres, users: str) -> EmbeddedDatabaseError:
 
 
 def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
-    """Run statements, and return their rows as text."""
+    """Run statements and return their rows as text."""
     command, environment = server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=database)
     result = subprocess.run(  # noqa: S603
         command, env=environment, input=statements, capture_output=True, text=True, check=False, timeout=PSQL_TIMEOUT_S
@@ -214,7 +214,10 @@ def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
 def _run(
     program: tuple[list[str], dict[str, str]], tell: Callable[[str], object], output: IO[bytes] | None = None
 ) -> None:
-    """Run a program to its end, without a timeout. `tell` gets the table names in its output; errors are raised."""
+    """Run a program to its end, without a timeout. `tell` gets the names of tables in its output.
+
+    Raises `EmbeddedDatabaseError` with its errors if it fails.
+    """
     command, environment = program
     said: deque[str] = deque(maxlen=10)
     with subprocess.Popen(  # noqa: S603
@@ -226,7 +229,7 @@ def _run(
         text=True,
         errors="replace",
     ) as process:
-        assert process.stderr is not None  # noqa: S101 - for the type's sake
+        assert process.stderr is not None  # noqa: S101 - for the type checker
         for line in process.stderr:
             if table := _TABLE.search(line):
                 tell(table[1])

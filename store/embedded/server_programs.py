@@ -17,9 +17,9 @@ LOG_TAIL_BYTES: Final = 10_000
 
 @attrs.frozen
 class ServerPrograms:
-    """The programs in `bin_dir` for the server of `data_dir`, whose account has `uid` and `gid`.
+    """Programs in `bin_dir` for the server of `data_dir`, whose account has `uid` and `gid`.
 
-    No program runs longer than `timeout_s`.
+    No program runs longer than `timeout_s` seconds.
     """
 
     data_dir: Path
@@ -34,7 +34,7 @@ class ServerPrograms:
         return self.data_dir / "postgres.log"
 
     def give_to_server(self, file: str | Path | int) -> None:
-        """Give a file that root has made to the server's account."""
+        """Give a file that root has created to the server's account."""
         if os.geteuid() == 0:
             os.chown(file, self.uid, self.gid)
 
@@ -61,7 +61,7 @@ class ServerPrograms:
                 text=True,
                 errors="replace",
                 check=False,
-                start_new_session=True,  # Ctrl-C must not interrupt a start or a stop half way
+                start_new_session=True,  # Ctrl-C must not interrupt a start or a stop midway
                 timeout=self.timeout_s,
                 **options,
             )
@@ -69,7 +69,7 @@ class ServerPrograms:
             raise self.error(f"{command[0]} did not end in {error.timeout:.0f} s for {self.data_dir}") from error
 
     def log_tail(self, lines: int) -> list[str]:
-        """The last lines that the server has written."""
+        """Return the last lines that the server has written."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
@@ -78,12 +78,12 @@ class ServerPrograms:
             return []
 
     def error(self, message: str) -> EmbeddedDatabaseError:
-        """An error that ends with the last lines of the server's log."""
+        """Return an error that ends with the last lines of the server's log."""
         return EmbeddedDatabaseError("\n".join([message, *self.log_tail(20)]))
 
 
 def programs_of(version: int) -> Path:
-    """The folder of PostgreSQL's programs. Raises `EmbeddedDatabaseError` without the extra, or for another version."""
+    """Return the folder of PostgreSQL's programs. Raises `EmbeddedDatabaseError` without the extra or the version."""
     try:
         found: dict[int, Path] = package_utils().POSTGRES_VERSIONS
     except ImportError as error:
