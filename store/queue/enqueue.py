@@ -31,7 +31,16 @@ from dataloader.jobs.task import check_task
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
-from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert, aio_insert_all
+from dataloader.store.queue.job_inserts import (
+    ARGS,
+    HASH,
+    IDEMPOTENCY_KEY,
+    JOB_ID,
+    VERSION,
+    Row,
+    aio_insert,
+    aio_insert_all,
+)
 from dataloader.store.queue.unique_inserts import KeyTaken, Stand, aio_add_unique
 
 ANSWER_S: Final = 12.0
@@ -265,14 +274,14 @@ async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: li
         await connection.execute(_REPLICATE)
     winners = {record["idempotency_key"]: record for record in found if record["idempotency_key"] is not None}
     winners |= {record["job_id"]: record for record in found}
-    left = [row for row in new if row[0] not in added and winners.get(row[IDEMPOTENCY_KEY] or row[0]) is None]
+    left = [row for row in new if row[JOB_ID] not in added and winners.get(row[IDEMPOTENCY_KEY] or row[JOB_ID]) is None]
     stands = await aio_add_unique(connection, left) if left else {}
     by_key = {row[IDEMPOTENCY_KEY]: row for row in left if row[IDEMPOTENCY_KEY] is not None}
     answers = []
     for job, row in zip(jobs, rows, strict=True):
         first = row if job.job_id in stands else by_key.get(job.idempotency_key)
-        if first is not None and first[0] in stands and first[HASH] == row[HASH]:
-            answers.append(_stand_in(stands[first[0]], is_first=first is row))
+        if first is not None and first[JOB_ID] in stands and first[HASH] == row[HASH]:
+            answers.append(_stand_in(stands[first[JOB_ID]], is_first=first is row))
         else:
             answers.append(_answer(job, row, added, winners))
     return answers
@@ -303,7 +312,7 @@ def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any,
             and (winner["task"] == job.task or winner["task"].startswith(f"{job.task}."))
             and (job.queue is None or winner["queue"] == job.queue)
             and (job.lock_key is None or (winner["keyed"] and winner["lock_key"] == job.lock_key))
-            and shown_json(winner["args"]) == msgspec.json.decode(row[3])
+            and shown_json(winner["args"]) == msgspec.json.decode(row[ARGS])
         )
     if not same:
         raise IdempotencyConflict(job.idempotency_key or str(job.job_id), winner["job_id"])

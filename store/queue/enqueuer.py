@@ -14,7 +14,7 @@ from dataloader.jobs.model import ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, acquire
 from dataloader.store.queue.enqueue import ANSWER_S, enqueue, enqueue_unique, row_of
-from dataloader.store.queue.job_inserts import Row, aio_insert, aio_insert_started
+from dataloader.store.queue.job_inserts import JOB_ID, Row, aio_insert, aio_insert_started
 
 MAX_GROUP: Final = 250
 """Jobs that came one by one and are added in one statement, at the most."""
@@ -94,7 +94,7 @@ class Enqueuer:
         if group.error is not None:
             raise StoreUnavailable(str(group.error)) from group.error
         # For one request alone: another one with the same id in this group is answered as any that comes later.
-        return group.added.pop(row[0], None)
+        return group.added.pop(row[JOB_ID], None)
 
     async def _add(self, group: _Group) -> None:
         """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""

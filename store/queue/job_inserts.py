@@ -16,6 +16,7 @@ from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.lease_clock import lease_time
 
 Row = tuple[Any, ...]
+"""The values of `ROW_COLUMNS`, in their order. A plain tuple: one with attributes is several times slower to make."""
 
 KEY_WAIT_S: Final = 5.0
 """How long a key is waited for that a transaction of somebody else has added: others need the connection."""
@@ -38,11 +39,15 @@ _COLUMNS: Final = {
     "request_hash": "bytea",
 }
 _COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
-"""Those that stand behind them in a row, and that most jobs do without; the version is the last."""
-HASH: Final = list(_COLUMNS).index("request_hash")
-IDEMPOTENCY_KEY: Final = list(_COLUMNS).index("idempotency_key")
-AVAILABLE_AT: Final = list(_COLUMNS).index("available_at")
-VERSION: Final = -1
+ROW_COLUMNS: Final = _COLUMNS | _COLUMNS_OF_GRAPHS | {"version": "float8"}
+"""The columns of a row with their types. Most jobs have no values in those after the plain ones."""
+JOB_ID, TASK, ARGS, IDEMPOTENCY_KEY, AVAILABLE_AT, HASH, WHEN_FAILED, VERSION = (
+    list(ROW_COLUMNS).index(name)
+    for name in (
+        "job_id", "task", "args", "idempotency_key", "available_at", "request_hash", "when_failed", "version",
+    )
+)  # fmt: skip
+"""The places of these columns in a row."""
 _PLAIN: Final = len(_COLUMNS)
 _ADD: Final = """
 WITH added AS (
@@ -208,7 +213,7 @@ async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fals
     """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
     plain = [row[:_PLAIN] for row in rows]
     if any(value is not None for row in rows for value in row[_PLAIN:VERSION]):
-        may_wait = with_keys or any(row[_PLAIN] is not None for row in rows)
+        may_wait = with_keys or any(row[WHEN_FAILED] is not None for row in rows)
         whole = [row[:VERSION] for row in rows]
         records = await connection.fetch(_ADD_GRAPH if may_wait else _ADD_TO_WHOLE, *by_column(whole))
     elif len(rows) == 1:

@@ -16,21 +16,15 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import Did
 from dataloader.jobs.states import Status
 from dataloader.store.connection.error_meanings import TAKEN
-from dataloader.store.queue.job_inserts import Row, aio_insert_planned
+from dataloader.store.queue.job_inserts import JOB_ID, ROW_COLUMNS, TASK, WHEN_FAILED, Row, aio_insert_planned
 
-_COLUMNS: Final = (
-    "job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text,"
-    " priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, lease_s int, producer text,"
-    " consumer_group text, request_hash bytea, when_failed text, root_id uuid, version float8"
-)
-_NAMES, _TYPES = zip(*(column.split() for column in _COLUMNS.split(", ")), strict=True)
 # In the order of their keys: two lists with the same keys wait for each other in one order. OFFSET 0 keeps it.
 _ADD: Final = f"""
 SELECT r.job_id AS requested, u.job_id, u.did, u.status, u.queue
 FROM (
   SELECT r.*
-  FROM unnest({", ".join(f"${n}::{kind}[]" for n, kind in enumerate(_TYPES, 1))}) WITH ORDINALITY
-    AS r ({", ".join(_NAMES)}, number)
+  FROM unnest({", ".join(f"${n}::{kind}[]" for n, kind in enumerate(ROW_COLUMNS.values(), 1))}) WITH ORDINALITY
+    AS r ({", ".join(ROW_COLUMNS)}, number)
   LEFT JOIN dl_tasks t ON t.task = r.task
   ORDER BY CASE WHEN t.uniqueness IS NOT NULL THEN dl_unique_key(t.uniqueness, r.task, r.args::jsonb) END, r.number
   OFFSET 0
@@ -72,14 +66,14 @@ async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Sta
     Those are left out whose task is not, and whose idempotency key or id a job has got meanwhile. Raises `BadRequest`
     for a version that the task's jobs do not have, and for one that runs after others; `KeyTaken`.
     """
-    waiting = sorted({row[2] for row in rows if row[15] is not None})
+    waiting = sorted({row[TASK] for row in rows if row[WHEN_FAILED] is not None})
     if waiting and (found := await connection.fetch(_WAIT, waiting)):
         task = found[0]["task"]
         raise BadRequest("after", f"must not be given: one job of the unique task {task!r} stands for several requests")
     try:
         if len(rows) == 1:
             [row] = rows
-            records = await connection.fetch(_ADD_ONE, *row[:15], *row[16:])
+            records = await connection.fetch(_ADD_ONE, *row[:WHEN_FAILED], *row[WHEN_FAILED + 1 :])
         else:
             records = await connection.fetch(_ADD, *zip(*rows, strict=True))
     except TAKEN as error:
@@ -96,17 +90,17 @@ async def aio_add_planned(
 ) -> tuple[dict[UUID, str], dict[UUID, Stand]]:
     """As `aio_insert_planned`, also for unique tasks; and by their ids the jobs for which another one stands."""
     added = await aio_insert_planned(connection, rows, planned)
-    left = [(row, plan) for row, plan in zip(rows, planned, strict=True) if row[0] not in added]
+    left = [(row, plan) for row, plan in zip(rows, planned, strict=True) if row[JOB_ID] not in added]
     stands: dict[UUID, Stand] = {}
     if not left:
         return added, stands
-    unique = {record["task"] for record in await connection.fetch(_WAIT, sorted({row[2] for row, _ in left}))}
+    unique = {record["task"] for record in await connection.fetch(_WAIT, sorted({row[TASK] for row, _ in left}))}
     for row, plan in left:
-        if row[2] in unique and not await connection.fetchval(_HAS_JOB, *plan):
-            stand = (await aio_add_unique(connection, [row])).get(row[0])
+        if row[TASK] in unique and not await connection.fetchval(_HAS_JOB, *plan):
+            stand = (await aio_add_unique(connection, [row])).get(row[JOB_ID])
             if stand is not None and stand.did == "added":
-                await connection.execute(_PLANNED, row[0], *plan)
-                added[row[0]] = stand.queue
+                await connection.execute(_PLANNED, row[JOB_ID], *plan)
+                added[row[JOB_ID]] = stand.queue
             elif stand is not None:
-                stands[row[0]] = stand
+                stands[row[JOB_ID]] = stand
     return added, stands

@@ -25,7 +25,7 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import aio_is_unserved, is_bug, is_temporary, said
 from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.queue.enqueue import row_of
-from dataloader.store.queue.job_inserts import AVAILABLE_AT, Row, by_column
+from dataloader.store.queue.job_inserts import AVAILABLE_AT, JOB_ID, Row, by_column
 from dataloader.store.queue.unique_inserts import aio_add_planned
 from dataloader.store.schedules.left_out import LeftOut, aio_record_left_out
 from dataloader.store.schedules.rows import KNOWN, read_spec
@@ -352,7 +352,7 @@ async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) ->
         some = [_row(one, at, default_lease_s) for at in one.times]
         rows += some
         planned += [(one.schedule.name, at, None) for at in one.times]
-        ids.append([(row[0], at) for row, at in zip(some, one.times, strict=True)])
+        ids.append([(row[JOB_ID], at) for row, at in zip(some, one.times, strict=True)])
         if number % IN_A_TURN == 0:
             await asyncio.sleep(0)
     added, stands = await aio_add_planned(connection, rows, planned)
