@@ -1,1 +1,1 @@
-"""The way to PostgreSQL: an asyncio loop, the bridge between it and Trio, connections, the driver's errors."""
+"""Access to PostgreSQL: an asyncio loop, the bridge between it and Trio, connections, the driver's errors."""

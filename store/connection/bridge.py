@@ -1,11 +1,12 @@
-"""The bridge between Trio and asyncpg: one asyncio loop, sessions with a connection each, and a pool of them.
+"""Bridge between Trio and asyncpg: one asyncio loop, sessions with one connection each, and a pool of them.
 
-An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that contains all its statements. It
+An operation is an asyncio-flavored function `async def _aio_x(connection, *args)` that contains all its statements. It
 crosses the bridge once as a whole: a crossing costs two turns of the scheduler, and a transaction must never span two
 crossings. Driver errors become ours by their meaning (error_meanings.py): `StoreUnavailable` for temporary ones,
-`StoreError` for others; where the code of one does not tell, a probe statement does. Every statement
-has two deadlines, asyncpg's `command_timeout` and the server's `statement_timeout`: a Trio scope alone can't free a
-task whose connection hangs, since asyncpg waits for the acknowledgement of its own cancel request.
+`StoreError` for others. If the code of an error is ambiguous, a probe statement decides.
+
+Every statement has two deadlines, asyncpg's `command_timeout` and the server's `statement_timeout`. A Trio scope alone
+cannot free a task whose connection hangs, because asyncpg waits for the acknowledgement of its own cancel request.
 
 Not here: SQL. Rejected: triopg (unmaintained, one crossing for each statement); asyncpg's pool (a second kind of
 session, and a third of an operation's CPU).
@@ -39,11 +40,11 @@ log = get_logger(__name__)
 
 _NO_ANSWER: Final = "the database did not answer in time; whether the write happened is unknown"
 RETRIES: Final = 4
-"""The tries of an operation that the server rolls back because of other sessions (deadlock, serialization)."""
+"""Number of attempts of an operation that the server rolls back because of others (deadlock, serialization)."""
 
 
 async def acquire(lock: trio.Lock) -> None:
-    """Acquire `lock`; without a checkpoint if it is free, since the caller's next call is one."""
+    """Acquire `lock`; without a checkpoint if it is free, because the caller's next call has one."""
     try:
         lock.acquire_nowait()
     except trio.WouldBlock:
@@ -51,10 +52,10 @@ async def acquire(lock: trio.Lock) -> None:
 
 
 class Crossing:
-    """Runs asyncio-flavoured functions on one asyncio loop for any Trio task."""
+    """Runner of asyncio-flavored functions on one asyncio loop, for any Trio task."""
 
     def __init__(self, loop: Loop, options: DatabaseOptions) -> None:
-        """`loop` is an open one; a probe of the server connects by `options`."""
+        """Use `loop`, which must be open; a probe of the server connects by `options`."""
         self._loop = loop
         self._options = options
         self._probing = trio.Lock()
@@ -62,17 +63,17 @@ class Crossing:
         self._was_served = False
 
     async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` to its end. Raises our errors; a cancellation is raised once asyncpg has cleaned up."""
+        """Run `function` to its end. Raises our errors; a cancellation is raised after asyncpg has cleaned up."""
         try:
             return await self._loop.run(function, *args, **kwargs)
         except asyncio.CancelledError as error:
-            # Trio's cancellation would be trio.Cancelled: here the connection was closed during the operation.
+            # Trio's cancellation would be trio.Cancelled, so the connection was closed during the operation.
             message = "the operation was cut off: its connection was closed"
-            raise StoreUnavailable(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
+            raise StoreUnavailable(message) from error  # noqa: ASYNC104 - asyncio's cancellation ends here, not Trio's
         except Exception as error:
             ours = error if isinstance(error, DataloaderError) else translate(error)
             unclear = isinstance(ours, Unstorable) and (is_unclear(error) or is_unclear(error.__cause__))
-            if unclear and not await self.is_served():  # noqa: ASYNC120 - a cancellation takes the error's place
+            if unclear and not await self.is_served():  # noqa: ASYNC120 - a cancellation replaces the error
                 raise StoreUnavailable(f"the database can't serve us now ({ours})") from error
             if ours is None or ours is error:
                 raise
@@ -94,15 +95,15 @@ class Crossing:
     async def _probe(self) -> bool:
         try:
             return await self._loop.run(_aio_probe, self._options)
-        except (Exception, asyncio.CancelledError):  # noqa: ASYNC103, BLE001 - asyncio's; whatever it is, it is no answer
+        except (Exception, asyncio.CancelledError):  # noqa: ASYNC103, BLE001 - asyncio's; any error is no answer
             return False  # noqa: ASYNC104 - as above
 
 
 class Database:
-    """A pool of connections for short operations; each connection runs one operation at a time."""
+    """Pool of connections for short operations; each connection runs one operation at a time."""
 
     def __init__(self, options: DatabaseOptions, crossing: Crossing) -> None:
-        """Use `open_database`."""
+        """Create the pool; use `open_database` instead."""
         self.options = options
         self.crossing = crossing
         self._sessions = [Session(self, "pool") for _ in range(options.pool_size)]
@@ -110,7 +111,7 @@ class Database:
         self._places = trio.Semaphore(options.pool_size)
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation on a connection of the pool. After a cancel it is unknown whether it wrote: see `write`."""
+        """Run an operation on a connection of the pool. After a cancel its effect is unknown: see `write`."""
         await self._acquire()
         session = self._idle.pop()
         try:
@@ -131,9 +132,9 @@ class Database:
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run an operation shielded from cancellation, with the deadline `write_deadline_s`, or a sooner one around it.
+        """Run an operation shielded from cancellation, until `write_deadline_s` or an earlier deadline around it.
 
-        Raises `StoreUnavailable` if that passes; whether the operation wrote is then unknown.
+        Raises `StoreUnavailable` after that; whether the operation wrote is then unknown.
         """
         return await self.write_with_deadline(self.options.write_deadline_s, operation, *args, **kwargs)
 
@@ -144,9 +145,9 @@ class Database:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `write`, with a separate deadline in seconds, or that of the scopes around it if that comes first.
+        """Run an operation as `write` does, with a deadline in seconds, or that of the scopes around it if earlier.
 
-        So a silent database does not hold up a job's run beyond the end of its lease.
+        So a silent database does not delay a job's run beyond the end of its lease.
         """
         now = trio.current_time()
         if 0 < trio.current_effective_deadline() - now < deadline_s:
@@ -158,7 +159,10 @@ class Database:
     async def write_until(
         self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `write`, until a moment of Trio's clock. Then the connection is dropped: a cancellation waits for it."""
+        """Run an operation as `write` does, until a time of Trio's clock. Then the connection is dropped.
+
+        A cancellation waits until then.
+        """
         with trio.CancelScope(deadline=until, shield=True) as waiting:
             await self._acquire()
             session = self._idle.pop()
@@ -188,7 +192,7 @@ class Database:
                 nursery.start_soon(session.close)
 
     def pool_use(self) -> tuple[int, int]:
-        """The number of open connections of the pool, and how many of these are idle."""
+        """Return the number of open connections of the pool, and how many of these are idle."""
         opened = [session for session in self._sessions if session.connected]
         return len(opened), sum(session in self._idle for session in opened)
 
@@ -202,7 +206,7 @@ async def _aio_probe(options: DatabaseOptions) -> bool:
 
 
 async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncpg.Connection[Any]) -> T:
-    """Run `operation`; run it again if the server rolled it back because of other sessions."""
+    """Run `operation`; run it again if the server has rolled it back because of other sessions."""
     for attempt in range(1, RETRIES):
         try:
             return await operation(connection)
@@ -212,9 +216,9 @@ async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncp
 
 
 class Session:
-    """A connection for one role, opened when first needed and again after a loss; one operation at a time.
+    """Connection for one role, opened when first needed and again after a loss; one operation at a time.
 
-    Only the session keeps the connection. `on_connect` (asyncio-flavoured) prepares each new one.
+    Only the session keeps the connection. `on_connect` (asyncio-flavored) prepares each new one.
     """
 
     def __init__(
@@ -225,7 +229,7 @@ class Session:
         direct: bool = False,
         on_connect: Callable[[asyncpg.Connection[Any]], Awaitable[None]] | None = None,
     ) -> None:
-        """`role` is shown in pg_stat_activity; `direct` uses `direct_dsn`, which leads past a pooler."""
+        """Create the session. pg_stat_activity shows `role`; `direct` uses `direct_dsn`, which bypasses a pooler."""
         self._database = database
         self._role = role
         self._direct = direct
@@ -242,27 +246,30 @@ class Session:
 
     @property
     def operation(self) -> object:
-        """The operation that runs now, as an object to compare; None while there is none."""
+        """Object that identifies the operation in progress; None while there is none."""
         return self._at_work
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation in turn. After a cancellation it is unknown whether it wrote: see `write`."""
+        """Run an operation after those before it. After a cancellation its effect is unknown: see `write`."""
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
 
     async def run_until(
         self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `run`; at `until`, by Trio's clock, the connection is dropped, and `StoreUnavailable` raised."""
+        """Run an operation as `run` does; at `until`, by Trio's clock, drop the connection.
+
+        Raises `StoreUnavailable` then.
+        """
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs), drop_at=until)
 
     async def open(self) -> None:
-        """Connect, unless it is connected as far as we know, so that the next operation need not."""
+        """Connect, unless the session is connected as far as we know, so that the next operation need not connect."""
         await self.run(_aio_nothing)
 
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run an operation in turn, shielded with a deadline. Raises `StoreUnavailable` when its effect is unknown."""
+        """Run an operation shielded, with a deadline. Raises `StoreUnavailable` when its effect is unknown."""
         return await self.write_within(None, operation, *args, **kwargs)
 
     async def write_within(
@@ -272,9 +279,9 @@ class Session:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `write`; the operation gets at most `timeout_s` seconds once it has its turn and its connection.
+        """Run an operation as `write` does, for at most `timeout_s` seconds once it has the connection.
 
-        For operations that must be repeated on a new connection long before the statement timeout.
+        This is for operations that must be repeated on a new connection long before the statement timeout.
         """
         with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
             return await self._in_turn(timeout_s, lambda connection: operation(connection, *args, **kwargs))
@@ -306,7 +313,7 @@ class Session:
                 return await _aio_repeat(operation, self._connection)
         except asyncpg.InterfaceError as error:
             raise misused(error, self._connection) from error
-        # The answer may still come, so the connection's state is unknown: it is not used again.
+        # The answer may still arrive, so the connection's state is unknown: it is not used again.
         except TimeoutError:
             self._drop()
             raise
@@ -353,7 +360,7 @@ class Session:
             self._at_work.cancel()
 
     async def close(self) -> None:
-        """Close the connection: in the protocol's way if that takes at most a second, else abruptly."""
+        """Close the connection: by the protocol if that takes at most a second, else abruptly."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -362,33 +369,33 @@ class Session:
 
 
 def set_local(settings: Mapping[str, str]) -> str:
-    """The settings for the rest of a transaction, as SQL; their values are our own and need no quoting."""
+    """Return settings for the rest of a transaction, as SQL. Their values are our own and need no quoting."""
     return "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
 
 
 async def _aio_nothing(_connection: object) -> None:
-    """The operation of `Session.open`."""
+    """Do nothing: the operation of `Session.open`."""
 
 
 async def aio_close(connection: asyncpg.Connection[Any]) -> None:
-    """Close a connection: in the protocol's way if that takes at most a second, else abruptly (asyncio-flavoured)."""
+    """Close a connection: by the protocol if that takes at most a second, else abruptly (asyncio-flavored)."""
     try:
         await connection.close(timeout=1)
-    except Exception:  # noqa: BLE001 - whatever the error is, it is closed
+    except Exception:  # noqa: BLE001 - the connection is closed, whatever the error is
         connection.terminate()
 
 
 @asynccontextmanager
 async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
-    """The database for the length of a block. It connects at the first operation, not before.
+    """Open the database for the length of a block. It connects at the first operation, not before.
 
     The asyncio loop is our own, even if the host has another one. It is shielded from cancellation until the block has
-    ended, so that clean-up can still write. An error of the block is raised as it is, not in the exception groups of
-    the loop's nurseries.
+    ended, so that cleanup can still write. An error of the block is raised as it is, not in the exception groups of the
+    loop's nurseries.
     """
     failure: BaseException | None = None
     async with open_loop() as loop:
-        # Nothing awaits asyncio's callbacks, so their errors are logged.
+        # No code awaits asyncio's callbacks, so their errors are logged.
         loop.set_exception_handler(_loop_error)
         database = Database(options, Crossing(loop, options))
         try:

@@ -1,7 +1,7 @@
 """Opens one connection to PostgreSQL, with our timeouts, planner settings and types.
 
-Every connection is opened here, so an address that can't be used or a server that is too old is refused here, by an
-error that names the setting.
+Every connection is opened here. So an unusable address or an old server is refused here, by an error that names the
+setting.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from dataloader.store.connection.options import DatabaseOptions
 log = get_logger(__name__)
 
 PLANNER: Final = {
-    # Every statement of ours is meant to use an index, whatever the statistics say: a plan made for a table that was
-    # empty when it was analysed would scan a million rows. Where a statement names rows by id, its other conditions are
-    # written `(…) IS TRUE`, for which no index can be used: otherwise, if the statistics show few running rows, the
-    # plan would walk them by status, once for each id. With sorts disabled, only the index that has the wanted order
-    # remains. A join by id is written `= ANY (ARRAY[…])`, which no merge join can use: otherwise a plan that is made
-    # while the index has no page would walk the whole of it, which costs no more then, and go on doing so when it has
-    # grown. jit is off because the cost of a disabled scan would start it.
+    # Every statement of ours must use an index, whatever the statistics say: a plan made for a table that was empty
+    # when it was analyzed would scan a million rows. If a statement names rows by ID, its other conditions are written
+    # `(…) IS TRUE`, for which no index can be used. Otherwise, if the statistics show few running rows, the plan would
+    # walk them by status, once for each ID. With sorts disabled, only the index with the wanted order remains. A join
+    # by ID is written `= ANY (ARRAY[…])`, which no merge join can use. Otherwise a plan that is made while the index
+    # has no page would walk all of it, which costs no more then, and would still do so when the index has grown. jit is
+    # off because the cost of a disabled scan would start it.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_sort": "off",
     "jit": "off",
-    # By default the server would plan these statements anew at each run, which takes half a millisecond: it
+    # By default the server would plan these statements again at each run, which takes half a millisecond: it
     # overestimates a generic plan's cost for arrays of unknown length.
     "plan_cache_mode": "force_generic_plan",
 }
 PLANNER_OF_USERS: Final = {name: "auto" if name == "plan_cache_mode" else "on" for name in PLANNER if name != "jit"}
-"""The planner settings for users' SQL, in a transaction on a connection that may have ours."""
+"""Planner settings for users' SQL, in a transaction on a connection that may have ours."""
 OLDEST: Final = 15
-"""The oldest major version of PostgreSQL that the tests run on."""
+"""Oldest major version of PostgreSQL that the tests run on."""
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
-"""PostgreSQL counts its timestamps from here."""
+"""Start of PostgreSQL's timestamps."""
 _MICROSECOND: Final = timedelta(microseconds=1)
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
 _LAST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-"""The address's parameters that name files; the driver reads the files for each new connection."""
+"""Parameters of the address that name files; the driver reads the files for each new connection."""
 _HOST: Final = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]/]+))(?::([0-9]+))?")
-"""A host and its port, in an address; one of IPv6 is in brackets."""
+"""A host and its port in an address; an IPv6 host is in brackets."""
 _UNKNOWN_PARAMETER: Final = "unsupported startup parameter"
 """PgBouncer's error for a parameter that it neither knows nor is configured to ignore."""
 
@@ -70,18 +70,18 @@ async def connect(
     role: str = "pool",
     planner: Mapping[str, str] = PLANNER,
 ) -> asyncpg.Connection[Any]:
-    """Open one connection (asyncio-flavoured), with our timeouts and planner settings.
+    """Open one connection (asyncio-flavored), with our timeouts and planner settings.
 
     Args:
         options: the addresses and timeouts.
-        direct: use `direct_dsn`, which leads past a pooler, if there is one.
-        role: what the connection is for, as pg_stat_activity shows it after the options' name.
+        direct: use `direct_dsn`, which bypasses a pooler, if there is one.
+        role: the purpose of the connection, which pg_stat_activity shows after the options' name.
         planner: PostgreSQL's settings for its planner.
 
     Raises:
-        AccessDenied: the server refuses user, password or database, or the driver can't use the address.
+        AccessDenied: the server refuses user, password or database, or the driver cannot use the address.
         StoreUnavailable: the server does not answer, or its host name has no address.
-        ConfigError: the server is older than the versions that are supported.
+        ConfigError: the server is older than the supported versions.
     """
     timeout_ms = str(int(options.statement_timeout_s * 1000))
     setting = setting_of(options, direct=direct)
@@ -90,7 +90,7 @@ async def connect(
         connection = await _aio_first_host(
             dsn,
             options,
-            # The server's timeout comes first, since the connection can be used on after it.
+            # The server's timeout comes first, because the connection remains usable after it.
             command_timeout=options.statement_timeout_s + 1,
             server_settings={
                 "application_name": f"{options.name} {role}",
@@ -104,7 +104,7 @@ async def connect(
             },
         )
     except DENIED as error:
-        # Only the server's text is masked: the masking would take the setting's name for that of a secret.
+        # Mask only the server's text: masking would take the setting's name for that of a secret.
         raise AccessDenied(f"{setting}: the server refuses the connection ({mask_text(error.args[0])})") from error
     except FROM_POOLER as error:
         if _UNKNOWN_PARAMETER not in str(error):
@@ -115,10 +115,10 @@ async def connect(
         ) from error
     except BAD_ADDRESS as error:
         raise AccessDenied(f"{setting}: the address can't be used ({mask_text(error.args[0])})") from error
-    except OSError as error:  # TimeoutError is one, too
+    except OSError as error:  # also a TimeoutError
         reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
         file = _unusable_file(dsn) if isinstance(error, FileNotFoundError | PermissionError) else None
-        # A wrong certificate, on either side. The EOF of a server that ends during the handshake is temporary.
+        # This is a wrong certificate, on either side. The EOF of a server that ends during the handshake is temporary.
         if file or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
             raise AccessDenied(f"{setting}: the address can't be used ({file or reason})") from error
         raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
@@ -129,7 +129,7 @@ async def connect(
         await connection.set_type_codec(
             "jsonb", encoder=_encode_json, decoder=stored_json, schema="pg_catalog", format="text"
         )
-        # PostgreSQL has timestamps that Python has not, such as infinity; another service may have written one.
+        # PostgreSQL has timestamps that Python lacks, such as infinity; another service may have written one.
         await connection.set_type_codec(
             "timestamptz", encoder=_encode_instant, decoder=_decode_instant, schema="pg_catalog", format="tuple"
         )
@@ -140,20 +140,20 @@ async def connect(
 
 
 def _tell_of_warning(_connection: object, message: Any) -> None:
-    """Log a warning of our functions. Others, such as of a trigger on our tables, are the server's log's alone."""
+    """Log a warning of our functions. Others, such as of a trigger on our tables, are only in the server's log."""
     if is_our_warning(message):
         log.warning(message.message)
 
 
 async def _aio_first_host(dsn: str, options: DatabaseOptions, **given: Any) -> asyncpg.Connection[Any]:
-    """Connect to the first host of the address that takes us: the last one that did comes first.
+    """Connect to the first host of the address that accepts us, starting with the last one that did.
 
-    The driver's own loop has one timeout for all hosts, so a host that answers nothing would hide the others, and it
+    The driver's own loop has one timeout for all hosts, so a host that does not answer would hide the others, and it
     ends at a host that closes the connection. Here each host has its share of the timeout. A process stays with the
-    promoted server also when the former primary comes back.
+    promoted server even when the former primary comes back.
     """
     hosts = hosts_of(dsn)
-    if len(hosts) < 2:  # the driver reads it, and the environment
+    if len(hosts) < 2:  # the driver reads the address and the environment
         return await _aio_open(dsn, timeout=options.connect_timeout_s, **given)
     timeout_s = options.connect_timeout_s / len(hosts)
     hosts.sort(key=lambda host: host != options.last_host.get(dsn))
@@ -175,7 +175,7 @@ async def _aio_open(dsn: str, **given: Any) -> asyncpg.Connection[Any]:
 
 
 def hosts_of(dsn: str) -> list[tuple[str, int | None]]:
-    """Return the hosts of an address and their ports, None for the default; none if it can't be split so."""
+    """Return the hosts of an address and their ports, None for the default; none if it cannot be split."""
     address, _, query = dsn.partition("://")[2].partition("?")
     fields = dict(parse_qsl(query))
     ports = fields.get("port", "").split(",")
@@ -187,7 +187,7 @@ def hosts_of(dsn: str) -> list[tuple[str, int | None]]:
             match = _HOST.fullmatch(unquote(host))
             if match is None:
                 return []
-            host, port = match[1] or match[2], match[3] or port  # noqa: PLW2901 - its parts
+            host, port = match[1] or match[2], match[3] or port  # noqa: PLW2901 - the parts of the host
         if port and not port.isdecimal():
             return []
         hosts.append((host, int(port) if port else None))
@@ -200,19 +200,19 @@ def _check_version(major: int, setting: str) -> None:
 
 
 def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
-    """The setting that the address comes from."""
+    """Return the name of the setting that the address comes from."""
     return "DL_DIRECT_DSN" if direct and options.has_pooler else "DL_DB_DSN"
 
 
 def _hosts(dsn: str) -> str:
-    """The hosts of an address, without user and password, even if these contain characters not allowed in a URL."""
+    """Return the hosts of an address, without user and password, even if these have characters not allowed in a URL."""
     address, _, query = dsn.partition("://")[2].partition("?")
     hosts = address.rpartition("@")[2].partition("/")[0]
     return hosts or dict(parse_qsl(query)).get("host") or "the default socket"
 
 
 def _unusable_file(dsn: str) -> str | None:
-    """Why one of the files that an address names can't be read; None if all can."""
+    """Return the reason why one of the files that an address names cannot be read; None if all can."""
     given = dict(parse_qsl(dsn.partition("?")[2]))
     for name in _FILES:
         path = given.get(name) or os.environ.get(f"PG{name.upper()}")
@@ -229,7 +229,7 @@ def _encode_instant(value: datetime) -> tuple[int]:
 
 
 def _decode_instant(value: tuple[int]) -> datetime:
-    """The instant; if Python has none for it, Python's first or last one."""
+    """Return the timestamp; if Python has none for it, Python's first or last one."""
     try:
         return _EPOCH + timedelta(microseconds=value[0])
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Translates the driver's errors into ours by their meaning, with a text that says what to do."""
+"""Translation of the driver's errors into ours by their meaning, with a text that says what to do."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _RIGHTS: Final = {
     "function": "EXECUTE",
     "database": "CONNECT",
 }
-"""The rights that a service or its loads may need, by kind of object."""
+"""Rights that a service or its loads may need, by kind of object."""
 _DENIED: Final = re.compile(rf"permission denied for (?P<kind>{'|'.join(_RIGHTS)}) (?P<name>[^\s)]+)")
 
 
 def said(error: BaseException) -> str:
-    """An error of asyncpg or the network as one line without secrets."""
-    # Without its detail, which quotes rows, and so the arguments of jobs.
+    """Return an error of asyncpg or the network as one line without secrets."""
+    # Its detail is left out: it quotes rows, and so the arguments of jobs.
     from_driver = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
     text = error.args[0] if from_driver and error.args else error
     return mask_text(f"{type(error).__name__}: {text}".rstrip(": "))
 
 
 def translate(error: BaseException) -> StoreError | BadRequest | None:
-    """Return our error for one of asyncpg or the network; None for any other, which is a fault of the program."""
+    """Return our error for one of asyncpg or the network; None for any other, which is a bug in the program."""
     meaning = meaning_of(error)
     if meaning is None:
         return None
     if isinstance(error, INVALID_PARAMETER) and error.column_name:
-        # Raised by dl_refuse in SQL: the message begins with the field's name.
+        # dl_refuse raises it in SQL: the message begins with the field's name.
         return BadRequest(error.column_name, str(error.args[0]).removeprefix(f"{error.column_name}: "))
     text = said(error)
     match meaning:
@@ -72,9 +72,9 @@ def _bug(error: BaseException, text: str) -> StoreError:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether the statement may succeed later, whichever row it is about: an outage or a conflict.
+    """Return whether the statement may succeed later for any row: an outage or a conflict.
 
-    Loops over rows ask this: the error of one row must not stop the others.
+    Loops over rows need this: the error of one row must not stop the others.
     """
     return meaning_of(error) in {Meaning.OUTAGE, Meaning.CONFLICT}
 
@@ -97,7 +97,7 @@ async def aio_is_unserved(error: Exception, connection: Any) -> bool:
 
 
 def missing_right(said: str, role: str = "the role of DL_DB_DSN") -> str:
-    """The text for a right that `role` lacks: what the server said, and who should run which statement."""
+    """Return the text for a right that `role` lacks: the server's message, and who should run which statement."""
     refused = _DENIED.search(said)
     if refused is None:
         todo = "its owner can do this, or grant the right"

@@ -1,4 +1,4 @@
-"""The meaning of each error of PostgreSQL, of its driver and of the network. No other file judges a SQLSTATE.
+"""Meaning of each error of PostgreSQL, of its driver and of the network. No other file interprets a SQLSTATE.
 
 A code counts before its class, which is its first two characters. A code of a class that is not listed is a bug.
 docs/guarantees.md says what each meaning leads to, from an HTTP request to a load's segment.
@@ -14,7 +14,7 @@ import asyncpg
 
 
 class Meaning(enum.Enum):
-    """The meaning of a failed statement, which decides what to do about it."""
+    """Meaning of a failed statement, which decides what to do about it."""
 
     OUTAGE = "outage"
     """The database, or the way to it, cannot serve now. Wait and repeat; the value and the program are right."""
@@ -53,7 +53,7 @@ BY_CLASS: Final[dict[str, Meaning]] = {
     "38": Meaning.BUG,  # external routine exception
     "39": Meaning.BUG,  # external routine invocation exception
     "3B": Meaning.BUG,  # savepoint exception
-    "3D": Meaning.OUTAGE,  # invalid catalog name: the database is being made again
+    "3D": Meaning.OUTAGE,  # invalid catalog name: the database is being created again
     "3F": Meaning.BUG,  # invalid schema name
     "40": Meaning.CONFLICT,  # transaction rollback
     "42": Meaning.BUG,  # syntax error or access rule violation
@@ -66,13 +66,13 @@ BY_CLASS: Final[dict[str, Meaning]] = {
     "72": Meaning.CONFLICT,  # snapshot too old
     "F0": Meaning.BUG,  # configuration file error
     "HV": Meaning.BUG,  # foreign data wrapper error
-    "P0": Meaning.BAD_VALUE,  # PL/pgSQL error: a trigger or check of the user's raises it for a row
+    "P0": Meaning.BAD_VALUE,  # PL/pgSQL error: a user's trigger or check raises it for a row
     "XX": Meaning.BUG,  # internal error; XX001 and XX002 are damaged data, which waiting does not repair
 }
 BY_CODE: Final[dict[str, Meaning]] = {
     "08P01": Meaning.BUG,  # protocol violation, such as a NUL in a statement's text; see also FATAL
     "25006": Meaning.OUTAGE,  # read-only transaction: a failover has led to a server that is not promoted yet
-    "25P03": Meaning.OUTAGE,  # idle-in-transaction timeout: this process stood still, and the session is gone
+    "25P03": Meaning.OUTAGE,  # idle-in-transaction timeout: this process was suspended, and the session is gone
     "25P04": Meaning.OUTAGE,  # transaction timeout, likewise
     "40002": Meaning.BAD_VALUE,  # integrity constraint violation at the COMMIT
     "40003": Meaning.OUTAGE,  # statement completion unknown
@@ -84,43 +84,51 @@ BY_CODE: Final[dict[str, Meaning]] = {
     "HV00N": Meaning.OUTAGE,  # foreign data wrapper: unable to establish a connection
 }
 UNCLEAR: Final = "54000"
-"""Program limit exceeded: a bad value, such as for an index, or an outage, such as before a wraparound of transaction
-ids, or while the queue of notifications is full. `PROBE` decides."""
+"""Code for an exceeded program limit: a bad value, such as for an index, or an outage; `PROBE` decides.
+
+Such outages are an imminent wraparound of transaction IDs, or a full queue of notifications.
+"""
 PROBE: Final = "SELECT current_setting('transaction_read_only'), pg_current_xact_id(), pg_notify('dl_probe', '')"
-"""Needs a transaction id and a place among the notifications, and has no value that could be bad. A server that is
-read-only by default answers `on`."""
+"""Statement that needs a transaction ID and space in the notification queue, and has no value that could be bad.
+
+A server that is read-only by default answers `on`.
+"""
 OUR_WARNING: Final = "01DL1"
-"""The code of warnings that our functions raise for operators."""
+"""Code of warnings that our functions raise for operators."""
 FATAL: Final = frozenset({"FATAL", "PANIC"})
-"""Severities of errors that end the session. A pooler reports a lost server as a protocol violation of these
-severities."""
+"""Severities of errors that end the session.
+
+A pooler reports a lost server as a protocol violation of these severities.
+"""
 _CAN_BE_RAISED: Final = ("08", "25006", "28", "3D", "53400", "HV001", "HV00N")
-"""Codes and classes of outages that a single statement can cause on a healthy server: it reaches a third server, has
-made its transaction read-only, or exceeds a limit of its session."""
+"""Codes and classes of outages that a single statement can cause on a healthy server.
+
+It reaches a third server, has made its transaction read-only, or exceeds a limit of its session.
+"""
 
 
 class Misused(asyncpg.InterfaceError):
-    """The driver refused a call on an open connection, such as one with the wrong number of arguments."""
+    """Error of a call that the driver refused on an open connection, such as one with too few arguments."""
 
 
 # The driver's own errors, which have no code; the first match counts. Some are subclasses of an error with a code.
 _BY_TYPE: Final[tuple[tuple[type[BaseException], Meaning], ...]] = (
-    (asyncpg.InvalidCachedStatementError, Meaning.CONFLICT),  # a migration beside us; the driver forgets the plan
+    (asyncpg.InvalidCachedStatementError, Meaning.CONFLICT),  # a concurrent migration; the driver forgets the plan
     (asyncpg.OutdatedSchemaCacheError, Meaning.CONFLICT),  # likewise
     (Misused, Meaning.BUG),
     (asyncpg.UnsupportedClientFeatureError, Meaning.BUG),
     (asyncpg.UnsupportedServerFeatureError, Meaning.BUG),
-    (asyncpg.ClientConfigurationError, Meaning.OUTAGE),  # of the address, which an operator can mend: see AccessDenied
+    (asyncpg.ClientConfigurationError, Meaning.OUTAGE),  # of the address; an operator can correct it: AccessDenied
 )
 _WITHOUT_CODE: Final[tuple[tuple[type[BaseException], Meaning], ...]] = (
     (asyncpg.InterfaceError, Meaning.OUTAGE),  # the connection is closed
-    (asyncpg.InternalClientError, Meaning.OUTAGE),  # the answer can't be understood: the connection is closed
-    (OSError, Meaning.OUTAGE),  # a TimeoutError is one
+    (asyncpg.InternalClientError, Meaning.OUTAGE),  # the answer cannot be understood: the connection is closed
+    (OSError, Meaning.OUTAGE),  # also a TimeoutError
     (asyncio.IncompleteReadError, Meaning.OUTAGE),
     (UnicodeEncodeError, Meaning.BAD_VALUE),  # half of a surrogate pair
 )
 
-# Single conditions, for the places whose next step depends on one of them.
+# Single conditions, for code whose next step depends on one of them.
 LOCKED: Final = asyncpg.LockNotAvailableError
 TAKEN: Final = asyncpg.UniqueViolationError
 TIMED_OUT: Final = asyncpg.QueryCanceledError
@@ -131,19 +139,19 @@ INVALID_PARAMETER: Final = asyncpg.InvalidParameterValueError
 ROLLED_BACK: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """The server has rolled back the transaction because of others: the same operation may succeed immediately."""
 UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
-"""Errors that may come after a commit: the connection's end, and a session's by the server."""
+"""Errors that may come after a commit: the connection was lost, or the server has ended the session."""
 MISSING: Final = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 NO_NAME: Final = (asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError)
-"""A text is not the name of a table."""
+"""Errors that show that a text is not the name of a table."""
 LOST_STATEMENTS: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""The errors of a prepared statement behind a pooler that changes the server connection between transactions."""
+"""Errors of a prepared statement behind a pooler that changes the server connection between transactions."""
 NEXT_HOST: Final = (
-    OSError,  # a TimeoutError is one
+    OSError,  # also a TimeoutError
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.TargetServerAttributeNotMatched,
 )
-"""A host of the address does not take us now; another one may."""
+"""Errors of a host of the address that does not accept us now; another one may."""
 BAD_ADDRESS: Final = asyncpg.ClientConfigurationError
 FROM_POOLER: Final = asyncpg.ProtocolViolationError
 DENIED: Final = (
@@ -155,7 +163,7 @@ DENIED: Final = (
     asyncpg.InvalidParameterValueError,
     asyncpg.CantChangeRuntimeParamError,
 )
-"""The server refuses a new connection."""
+"""Errors by which the server refuses a new connection."""
 
 
 def meaning_of_code(code: str) -> Meaning:
@@ -178,7 +186,7 @@ def meaning_of(error: BaseException) -> Meaning | None:
 
 
 def is_unclear(error: BaseException | None) -> bool:
-    """Return whether only `PROBE` can tell if this is an outage."""
+    """Return whether only `PROBE` can decide if this is an outage."""
     return isinstance(error, asyncpg.PostgresError) and error.sqlstate == UNCLEAR
 
 
@@ -188,7 +196,7 @@ def is_our_warning(message: Any) -> bool:
 
 
 def can_be_raised(error: BaseException | None) -> bool:
-    """Return whether a statement can cause this outage on a server that serves, so that only `PROBE` can tell."""
+    """Return whether a statement can cause this outage on a healthy server, so that only `PROBE` can decide."""
     if not isinstance(error, asyncpg.PostgresError) or _is_fatal(error):
         return False
     return (error.sqlstate or "").startswith(_CAN_BE_RAISED)
@@ -199,5 +207,5 @@ def _is_fatal(error: Any) -> bool:
 
 
 def misused(error: asyncpg.InterfaceError, connection: Any) -> asyncpg.InterfaceError:
-    """Return the error as `Misused` if its connection is open: then it does not say that the connection is lost."""
+    """Return the error as `Misused` if its connection is open, because it then does not mean a lost connection."""
     return error if connection is None or connection.is_closed() else Misused(*error.args)

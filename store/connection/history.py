@@ -1,7 +1,7 @@
-"""The history of the database: another one after a restore on another server, or after a standby was promoted.
+"""History of the database: it changes after a restore on another server, or when a standby is promoted.
 
-This informs operators and lets a service declare again what it needs. No guarantee depends on it: neither a disk
-snapshot that is restored while all services are stopped nor tables that are restored in place change it.
+It informs operators and lets a service declare again what it needs. No guarantee depends on it: it does not change when
+a disk snapshot is restored while all services are stopped, or when tables are restored in place.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WHERE (h.system, h.timeline, h.database) IS DISTINCT FROM (excluded.system, excl
 
 @attrs.frozen
 class History:
-    """The history's `id`; `is_new` if this look has found that the server or the database is another than before."""
+    """The history's `id`; `is_new` if this read has found another server or database than before."""
 
     id: UUID
     is_new: bool
 
 
 async def read_history(database: Database) -> History:
-    """Compare the stored history with the server, and store that it is another one.
+    """Compare the stored history with the server; if it is another one, store that.
 
     Raises `StoreUnavailable` while the server is a standby that is not promoted: nothing can be stored there.
     """

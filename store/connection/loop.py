@@ -1,12 +1,12 @@
-"""An asyncio loop for the database driver within Trio: the standard library's, with Trio waiting for its selector.
+"""Asyncio loop for the database driver within Trio: the standard library's, with Trio waiting for its selector.
 
-Trio waits until the selector's own descriptor is readable or the next timer is due; then all ready callbacks run in one
-turn of Trio's scheduler. An operation's first step runs in the turn of the task that asks for it. So an operation takes
-two turns, however many callbacks the driver needs; a turn is as long as all the other tasks take in it. A
-KeyboardInterrupt never interrupts a callback.
+Trio waits until the selector's own descriptor is readable or the next timer is due. Then all ready callbacks run in one
+turn of Trio's scheduler. An operation's first step runs in the turn of its caller. So an operation takes two turns,
+however many callbacks the driver needs; a turn is as long as all the other tasks take in it. A KeyboardInterrupt never
+interrupts a callback.
 
 Rejected: trio-asyncio for this loop. It runs one callback a turn, and needs a task and an event each time a socket
-becomes readable: an operation takes eight turns and half as much CPU again; and its support ends with Python 3.13.
+becomes readable. An operation takes eight turns and half as much CPU again, and its support ends with Python 3.13.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 ROUNDS_A_TURN: Final = 10
-"""The most rounds of callbacks in one turn: callbacks may schedule others, and must not keep other tasks waiting."""
+"""Maximum number of rounds of callbacks in one turn: callbacks may schedule others, and must not delay other tasks."""
 CLOSE_S: Final = 5.0
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """The loop; `run` is the way into it. Use `open_loop`."""
+    """Loop of the driver. Call functions with `run`; create it with `open_loop`."""
 
-    # The private names of the standard library's loop that are used here; the same from Python 3.4 to 3.14.
+    # Private names of the standard library's loop that are used here; the same from Python 3.4 to 3.14.
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
@@ -47,12 +47,12 @@ class Loop(asyncio.SelectorEventLoop):
         self._in_turn = False
         self._own_selector = selectors.DefaultSelector()
         super().__init__(self._own_selector)
-        self._stopping = True  # makes a round look at the selector without waiting for it
+        self._stopping = True  # makes a round check the selector without waiting for it
         self._rest = trio.CancelScope()
         self._rest_until = math.inf
 
     async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an asyncio-flavoured function to its end.
+        """Run an asyncio-flavored function to its end.
 
         A cancellation from Trio cancels its asyncio task; `trio.Cancelled` is raised when that has ended. An
         `asyncio.CancelledError` with another cause is raised as it is.
@@ -86,7 +86,7 @@ class Loop(asyncio.SelectorEventLoop):
     @trio.lowlevel.enable_ki_protection
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task for `coroutine` and run its first step."""
-        self._in_turn = True  # the turn follows at once: nothing has to be woken for it
+        self._in_turn = True  # the turn follows immediately: nothing has to be woken for it
         task = self.create_task(coroutine)
         self._turn()
         return task
@@ -95,9 +95,9 @@ class Loop(asyncio.SelectorEventLoop):
     def _turn(self) -> None:
         """Run the ready callbacks, and those that they schedule."""
         self._in_turn = True
-        # Where Trio is a guest of asyncio, another loop is running. With a host's trio-asyncio a context variable says
+        # If Trio is a guest of asyncio, another loop is running. With a host's trio-asyncio a context variable says
         # which loop runs.
-        hosts = asyncio._get_running_loop()  # noqa: SLF001 - made for those who write loops
+        hosts = asyncio._get_running_loop()  # noqa: SLF001 - made for authors of loops
         asyncio._set_running_loop(self)  # noqa: SLF001
         by_context = asyncio._get_running_loop() is not self  # noqa: SLF001
         if by_context:
@@ -116,12 +116,12 @@ class Loop(asyncio.SelectorEventLoop):
             self._rest.cancel()
 
     def is_running(self) -> bool:
-        """True within a turn, as in a loop that runs by itself: callbacks may ask."""
+        """Return True within a turn, as in a loop that runs by itself, because callbacks may check it."""
         return self._in_turn
 
     @property
     def is_idle(self) -> bool:
-        """True while it has no task and no callback to run."""
+        """Return True while the loop has no task and no callback to run."""
         return not self._ready and not asyncio.all_tasks(self)
 
     async def run_what_is_answered(self) -> None:
@@ -145,14 +145,14 @@ class Loop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """As in every loop; outside of a turn it also starts the next one."""
+        """Schedule a callback, as every loop does; outside of a turn, also start the next turn."""
         handle = super().call_soon(callback, *args, context=context)
         if not self._in_turn:
             self._rest.cancel()
         return handle
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run `func` in one of Trio's threads, which don't delay the process's exit: a name server may never answer."""
+        """Run `func` in a Trio thread, which does not delay the process's exit: a name server may never answer."""
         del executor
         future = self.create_future()
 
@@ -175,9 +175,9 @@ class Loop(asyncio.SelectorEventLoop):
 
 @asynccontextmanager
 async def open_loop() -> AsyncIterator[Loop]:
-    """A loop for the length of a block.
+    """Open a loop for the length of a block.
 
-    It goes on when the block is cancelled, so that clean-up can still use it. Tasks that are left after the block are
+    It continues when the block is cancelled, so that cleanup can still use it. Tasks that are left after the block are
     cancelled, and awaited for up to `CLOSE_S` seconds.
     """
     loop = Loop()
@@ -198,7 +198,7 @@ async def open_loop() -> AsyncIterator[Loop]:
                 for task in asyncio.all_tasks(loop):
                     task.cancel()
                 with trio.move_on_after(CLOSE_S, shield=True):
-                    while not loop.is_idle:  # noqa: ASYNC110 - asyncio's tasks can't set a Trio event
+                    while not loop.is_idle:  # noqa: ASYNC110 - asyncio's tasks cannot set a Trio event
                         await trio.sleep(0.01)
                 life.cancel()
     finally:

@@ -1,4 +1,4 @@
-"""The address of the database, with the sizes of pools and the timeouts."""
+"""Address of the database, with the sizes of pools and the timeouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class DatabaseOptions:
-    """The address of the database and the timeouts.
+    """Address of the database, sizes of pools, and timeouts in seconds.
 
     `direct_dsn` is its direct address when `dsn` leads to a pooler.
     """
@@ -21,14 +21,14 @@ class DatabaseOptions:
     transaction_timeout_s: float = 600.0
     name: str = "dataloader"
     last_host: dict[str, tuple[str, int | None]] = attrs.field(factory=dict, init=False, repr=False, eq=False)
-    """By address: the host that took the last connection, if the address has several."""
+    """Host that accepted the last connection, by address, for addresses with several hosts."""
 
     @property
     def has_pooler(self) -> bool:
-        """Whether there is a pooler between most connections and the server."""
+        """Return whether there is a pooler between most connections and the server."""
         return self.direct_dsn not in {None, self.dsn}
 
     @property
     def write_deadline_s(self) -> float:
-        """How long a write may delay a cancellation: the timeouts for connect and statement, and two seconds."""
+        """Seconds for which a write may delay a cancellation: the timeouts for connect and statement, plus 2."""
         return self.connect_timeout_s + self.statement_timeout_s + 2.0

@@ -1,9 +1,9 @@
-"""Checks at the start of a process whether the server, and the way to it, can hold a queue; refuses it by one line.
+"""Checks at the start of a process whether the server, and the connection to it, can support a queue.
 
-Two things look like PostgreSQL but break the queue: servers whose advisory locks always succeed, and a pooler in
-transaction mode, which gives a session's locks and prepared statements to the connection's next client. With either,
-two jobs of one `lock_key` would run at once without any error. The server's version is checked for every connection
-(connect.py).
+If not, the process ends with a one-line error. Two things look like PostgreSQL but break the queue. One is a server
+whose advisory locks always succeed. The other is a pooler in transaction mode, which gives a session's locks and
+prepared statements to the connection's next client. With either, two jobs of one `lock_key` would run concurrently
+without any error. The server's version is checked for every connection (connect.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataloader.store.connection.error_meanings import LOST_STATEMENTS
 from dataloader.store.connection.options import DatabaseOptions
 
 TESTED: Final = 18
-"""The newest major version of PostgreSQL that the tests run on."""
+"""Newest major version of PostgreSQL that the tests run on."""
 MOST_IDLE: Final = 5
-"""The most idle server connections of a pooler that the check allows for: it may hand them out in turn."""
+"""Maximum number of idle server connections of a pooler for which the check works: it may use them in rotation."""
 SECOND_CONNECTION_S: Final = 2.0
-"""The time in which a pooler must give a statement a second connection, in seconds."""
+"""Seconds in which a pooler must give a statement a second connection."""
 
 _LOCK: Final = "SELECT pg_try_advisory_lock($1) AS got, pg_backend_pid() AS pid"
 _HOLDS: Final = """
@@ -36,15 +36,15 @@ SELECT pg_backend_pid() AS pid, EXISTS (
 _DATABASE: Final = """
 SELECT oid, datname AS name, pg_postmaster_start_time() AS server FROM pg_database WHERE datname = current_database()
 """
-"""Identifies a database by what every role may read."""
+"""Query that identifies a database by columns that every role may read."""
 _PID: Final = "SELECT pg_backend_pid()"
 
 
 async def check_server(database: Database) -> int:
-    """Check the server and the way to it; return its major version.
+    """Check the server and the connection to it; return its major version.
 
     Raises:
-        ConfigError: it can't hold a queue, or refuses the connection; the text names the setting.
+        ConfigError: it cannot support a queue, or refuses the connection; the text names the setting.
         StoreUnavailable: it does not answer now.
     """
     try:
@@ -57,7 +57,7 @@ async def _aio_check(options: DatabaseOptions) -> int:
     async with _aio_open(options, direct=True) as session:
         try:
             excludes = await _aio_excludes(session, options)
-        except LOST_STATEMENTS:  # a pooler that loses a session's statements loses its locks too
+        except LOST_STATEMENTS:  # a pooler that loses a session's statements loses its locks, too
             excludes = False
         if not excludes:
             raise ConfigError(
@@ -91,7 +91,7 @@ async def _aio_check(options: DatabaseOptions) -> int:
 
 
 async def _aio_excludes(session: Any, options: DatabaseOptions) -> bool:
-    """Whether an advisory lock excludes other sessions, and stays with its session after the transaction."""
+    """Return whether an advisory lock excludes other sessions, and stays with its session after the transaction."""
     key = secrets.randbits(62)
     mine = await session.fetchrow(_LOCK, key)
     for _ in range(_looks(session, mine["pid"])):
@@ -106,7 +106,7 @@ async def _aio_excludes(session: Any, options: DatabaseOptions) -> bool:
 
 
 async def _aio_use_statement(session: Any, options: DatabaseOptions) -> None:
-    """Use a prepared statement on another server connection than that on which it was prepared, if there is one."""
+    """Use a prepared statement on another server connection than it was prepared on, if there is one."""
     statement = await session.prepare(_PID)
     pid = await statement.fetchval()
     for _ in range(_looks(session, pid) - 1):
@@ -120,7 +120,7 @@ async def _aio_use_statement(session: Any, options: DatabaseOptions) -> None:
 
 
 def _looks(session: Any, pid: int) -> int:
-    """How many other sessions to try: if the pid differs from the server's, a pooler is between us."""
+    """Return the number of other sessions to try: if the PID differs from the server's, there is a pooler between."""
     return 1 if session.get_server_pid() == pid else MOST_IDLE
 
 
