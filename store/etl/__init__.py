@@ -1,1 +1,1 @@
-"""The SQL of loads: staging tables, merges, what runs have done."""
+"""SQL of loads: staging tables, merges, and the records of runs."""

@@ -1,7 +1,7 @@
-"""Loads a dimension or a fact table from tables of the same database: one query, one merge, one transaction (E8).
+"""Loads a dimension or a fact table from tables of the same database: one query, one merge, one transaction.
 
-The rows never leave the server: what the query gives is put into a staging table by INSERT … SELECT and merged as a
-load's rows are. Two may run at once, each with a staging table and a transaction of its own.
+The rows never leave the server. INSERT … SELECT puts the query's rows into a staging table, which is merged like a
+load's rows. Two such loads may run concurrently, each with a separate staging table and transaction.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from dataloader.store.etl.target_table import TableInfo, aio_describe, listed, q
 
 @attrs.frozen(kw_only=True)
 class DimensionLoad:
-    """A user's SELECT, and the table that its rows are merged into: as versions where there is a `history`.
+    """A user's SELECT, and the table that its rows are merged into: as versions if there is a `history`.
 
-    `name` is that of the set of dimensions. `$1` in the query is `as_of`, a date. `run_id` and `token` are the job's.
-    With `history` a query that gives no row is refused, unless `allow_empty`.
+    `name` is the name of the set of dimensions. `$1` in the query is `as_of`, a date. `run_id` and `token` are the
+    job's. With `history` a query that returns no row is refused, unless `allow_empty`.
     """
 
     name: str
@@ -53,12 +53,12 @@ class DimensionLoad:
 
 
 async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, int]:
-    """Query, merge and fence (asyncio-flavoured), inside the caller's transaction; the merge's counts come back.
+    """Query, merge and fence (asyncio-flavored) in the caller's transaction; return the merge's counts.
 
     Raises:
         TargetError: the query's columns are not the table's, or there is no such table; or the query has no `$1`, and
             the table has a newer snapshot.
-        LeaseLost: the job is not this worker's any more, or another run holds the set of dimensions.
+        LeaseLost: the job is no longer this worker's, or another run holds the set of dimensions.
         StoreError: the database refuses the query or its rows.
     """
     info = await aio_describe(connection, load.table)
@@ -81,7 +81,7 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
     segment = StagedSegment(load.staging, load.token, 1)
     await aio_create_staging(connection, info, load.staging, columns, load.key, history)
     arguments = [load.as_of] if takes_date else []
-    # The query's own $1 is the date, so the staging table's marks come as numbers.
+    # The query's own $1 is the date, so the staging table's marks are written as numbers.
     with told_of_targets():
         tag = await connection.execute(
             f"INSERT INTO {quote(load.staging)} ({TOKEN}, {SEGMENT}, {REQUEST}, {SEQUENCE}, {listed(columns)})"
@@ -112,7 +112,7 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
 
 
 async def _aio_check_as_of(connection: Any, table: TableInfo, history: History, as_of: dt.date) -> None:
-    """Refuse to take what a query returns now for what was there at an earlier date (asyncio-flavoured)."""
+    """Refuse to use what a query returns now for an earlier date (asyncio-flavored)."""
     newest = (await aio_history_state(connection, table)).newest
     if newest is not None and instant_of(history.fitting(as_of, table)) < newest:
         raise TargetError(

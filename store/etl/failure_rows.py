@@ -1,7 +1,7 @@
-"""Records what failed in a run of a load, so that the record of a fault is never lost by that fault (E10).
+"""Records failures in a run of a load, so that the record of a failure is never lost by the failure itself.
 
 Texts of sources reach the record: samples, keys, errors, addresses. `storable_text` and `storable_json` make them
-storable. A row that the database refuses all the same is replaced by a note, and the caller's transaction continues.
+storable. If the database refuses a row all the same, a note replaces it, and the caller's transaction continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataloader.store.connection.error_meanings import Meaning, meaning_of
 log = get_logger(__name__)
 
 MAX_REQUESTS: Final = 16 * MAX_JSON
-"""Bytes of the requests that are kept with a failure: those of a batch may be thousands."""
+"""Maximum size in bytes of the requests that are kept with a failure: those of a batch may be thousands."""
 
 _INSERT: Final = """
 INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample, times, requests)
@@ -36,10 +36,10 @@ _SAVEPOINT: Final = "dl_failures"
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """A failure of a load: its phase (`request`, `detail`, `record`, `row`, `batch`, `segment`) and its error.
+    """Failure of a load: its phase (`request`, `detail`, `record`, `row`, `batch`, `segment`) and its error.
 
-    `key` identifies it: an address, a record's key. `sample` is the beginning of the data. `requests` are those that
-    load it again. `times` is how much it counts: a batch counts as its rows.
+    `key` identifies it, such as an address or a record's key. `sample` is the beginning of the data. `requests` are
+    those that load it again. `times` is the number that it counts as: a batch counts as its rows.
     """
 
     load: str
@@ -54,7 +54,7 @@ class Failure:
 
 @attrs.frozen(kw_only=True)
 class FailureRecord(Failure):
-    """A failure as it is recorded."""
+    """Recorded failure."""
 
     failure_id: int
     run_id: UUID
@@ -72,7 +72,7 @@ def _row(failure: Failure) -> _Row:
 
 
 def _requests(failure: Failure) -> str:
-    """The requests as JSON; none if JSON would change them, since a changed request asks for something else."""
+    """Return the requests as JSON; none if JSON would change them, because a changed request loads something else."""
     try:
         return exact_json("requests", list(failure.requests), MAX_REQUESTS)
     except BadRequest as error:
@@ -81,15 +81,15 @@ def _requests(failure: Failure) -> str:
 
 
 def _note(failure: Failure, refusal: BaseException) -> _Row:
-    """The row that takes the place of a failure which the database refuses."""
+    """Return the row that replaces a failure which the database refuses."""
     why = f"the database refuses the record of this failure: {storable_text(said(refusal), 500)}"
     return *map(storable_text, (failure.load, failure.segment, failure.phase)), "", why, None, failure.times, "[]"
 
 
 async def aio_keep_failures(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
-    """Record failures of a run (asyncio-flavoured), in the caller's transaction.
+    """Record failures of a run (asyncio-flavored), in the caller's transaction.
 
-    Never raises because of what a failure says. Raises other errors, such as that of a lost connection.
+    Never raises because of the content of a failure. Raises other errors, such as that of a lost connection.
     """
     if not failures or await _aio_refusal(connection, run_id, [_row(failure) for failure in failures]) is None:
         return

@@ -1,4 +1,4 @@
-"""The declaration of a table that keeps each version of a row; its merge follows it (E8)."""
+"""Declaration of a table that keeps each version of a row, which its merge follows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dataloader.store.etl.target_table import TableInfo, as_names
 
 
 class Span(Protocol):
-    """A window: from `start` to `end`; None where it is open."""
+    """Window from `start` to `end`; None where it is open."""
 
     @property
     def start(self) -> datetime | None:
-        """The first instant inside."""
+        """First timestamp in the window."""
 
     @property
     def end(self) -> datetime | None:
-        """The first instant after it."""
+        """First timestamp after the window."""
 
 
 class Snapshot(Protocol):
-    """A segment, for `as_of`: its `name` (a file's path; for a member the archive's and its own) and its window."""
+    """Segment, for `as_of`: its `name` (a file's path; for a member the archive's and its own) and its window."""
 
     @property
     def name(self) -> str:
@@ -33,22 +33,22 @@ class Snapshot(Protocol):
 
     @property
     def window(self) -> Span:
-        """The window that it belongs to."""
+        """Window that the segment belongs to."""
 
 
 @attrs.frozen(kw_only=True)
 class History:
     """Keep each version of a row (SCD2): a change of a `tracked` column closes the row and opens a new one.
 
-    Each segment is a snapshot as of the start of its window, or as of the day or instant that `as_of` returns for the
+    Each segment is a snapshot as of the start of its window, or as of the day or timestamp that `as_of` returns for the
     segment. `complete`: a key that is not in the snapshot is closed. `valid_from` and `valid_to` are columns of type
     date or timestamptz, `is_current` is a boolean column.
 
     `changed_at` names a column of the rows with the time of their change, of the type of `valid_from`, which it may be
-    itself. Then a segment is no snapshot: a version begins with its row's own time, and a row that says false for
-    `is_current` closes the version of its key. A key that is missing has no such time, so `complete` must be False.
+    itself. Then a segment is no snapshot: a version begins at its row's own time, and a row with false for `is_current`
+    closes the version of its key. A missing key has no such time, so `complete` must be False.
 
-    Raises `ValueError`, which names the field and what is allowed.
+    Raises `ValueError`, which names the field and the allowed values.
     """
 
     tracked: tuple[str, ...] = attrs.field(converter=as_names)
@@ -74,21 +74,21 @@ class History:
 
     @property
     def is_of_changes(self) -> bool:
-        """Whether each row has its own time, so that segments are no snapshots."""
+        """Return whether each row has its own time, so that segments are no snapshots."""
         return self.changed_at is not None
 
     @property
     def columns(self) -> tuple[str, str, str]:
-        """The columns that only the merge writes."""
+        """Columns that only the merge writes."""
         return self.valid_from, self.valid_to, self.is_current
 
     @property
     def not_loaded(self) -> frozenset[str]:
-        """Those of these columns that rows do not bring. With `changed_at` they say by `is_current` what is gone."""
+        """Columns of the history that rows lack. With `changed_at`, rows may have that column and `is_current`."""
         return frozenset(self.columns) - ({self.changed_at, self.is_current} if self.is_of_changes else set())
 
     def check_table(self, table: TableInfo) -> None:
-        """Raise `TargetError` if the table has no such column as `changed_at`, or one of another type."""
+        """Raise `TargetError` if the table lacks the column `changed_at`, or its type is not that of `valid_from`."""
         if self.changed_at is not None:
             kind, needed = (table.column(name).type for name in (self.changed_at, self.valid_from))
             if kind != needed:
@@ -98,7 +98,7 @@ class History:
                 )
 
     def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
-        """As of when a snapshot holds: a day or an instant, whichever the table's columns have.
+        """Return the time as of which a snapshot is valid: a day or a timestamp, as the table's columns require.
 
         Raises `ValueError` for a snapshot whose window has no start.
         """
@@ -108,7 +108,7 @@ class History:
         return self.fitting(as_of, table)
 
     def fitting(self, as_of: date, table: TableInfo) -> date:
-        """In a table of days, an instant's day in its own zone; in a table of instants, a day's midnight in UTC."""
+        """Convert to the type of the table: a timestamp to the day in its own zone, a day to midnight in UTC."""
         has_days = table.column(self.valid_from).type == "date"
         if isinstance(as_of, datetime):
             return as_of.date() if has_days else as_of

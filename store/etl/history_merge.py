@@ -1,18 +1,18 @@
-"""Merges a snapshot into a table of versions, set by set: slowly changing dimensions of type 2 (E8).
+"""Merges a snapshot into a table of versions by set operations: slowly changing dimensions of type 2.
 
-A version holds from `valid_from` (inside) to `valid_to` (outside; NULL while it is open), and `is_current` marks the
-open one. The values of a snapshot hold from its `as_of` on. A second snapshot of the same instant corrects the first:
-the history becomes what it would be without the first one's values of those keys. Versions that stay are changed in
-place, since facts may refer to them. So no version has length zero, and nothing before the instant changes. Values
-that the first snapshot updated in place are kept as they were in `dl_etl_former` until a later snapshot comes: a
+A version is valid from `valid_from` (inclusive) to `valid_to` (exclusive; NULL while it is open), and `is_current`
+marks the open one. The values of a snapshot are valid from its `as_of` on. A second snapshot of the same time corrects
+the first: the history becomes as it would be without the first one's values of those keys. Versions that stay are
+changed in place, because facts may refer to them. So no version has length zero, and nothing before that time changes.
+Values that the first snapshot updated in place are kept as they were in `dl_etl_former` until a later snapshot: a
 version that the second one ends gets them back.
 
-`dl_etl_history` has a row for each target: the newest snapshot's instant, and the columns by which versions were
-compared. A column that was not among them is filled in place. The row's lock makes merges of one target wait for each
-other. A snapshot that is older than the newest one is merged by history_weave.py.
+`dl_etl_history` has a row for each target: the newest snapshot's time, and the columns by which versions were compared.
+A new column is filled in place. The row's lock makes merges of one target wait for each other. history_weave.py merges
+a snapshot that is older than the newest one.
 
-The order of the statements never violates a unique index on the current version of each key. All run inside the
-caller's transaction, on a connection with the server's own planner settings.
+The order of the statements never violates a unique index on the current version of each key. All run in the caller's
+transaction, on a connection with the server's own planner settings.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl.target_table import METADATA, TableInfo, listed, literal, quote, told_of_targets
 
 _NEVER: Final = "9999-01-01"
-"""Versions that end later, also at infinity, are meant to be open."""
+"""Versions that end later, also at infinity, are probably meant to be open."""
 # dl_etl_former has values as texts, which other sessions must find; a pooler may ignore the settings of a connection.
 _TEXTS: Final = """
 SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres';
@@ -68,14 +68,17 @@ WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of AND EXISTS (SELEC
 
 @attrs.frozen(kw_only=True)
 class HistoryCounts:
-    """The counts of a snapshot's merge.
+    """Counts of a snapshot's merge.
 
-    `inserted`: first versions of new keys; `changed`: versions that follow one with other values; `closed`: versions of
-    keys that are gone; `reappeared`: versions of keys that had been gone; `filled`: current versions whose other or
-    added columns were brought up to date; `corrected`: versions of an earlier snapshot of the same instant that were
-    changed, removed or opened again; `woven`: keys of an older snapshot whose versions were changed, split, begun or
-    joined; `duplicates`: rows of the snapshot that a later one of their key replaced. The
-    rest of the snapshot is `unchanged`.
+    * `inserted`: first versions of new keys.
+    * `changed`: versions that follow one with other values.
+    * `closed`: versions of keys that are gone.
+    * `reappeared`: versions of keys that had been gone.
+    * `filled`: current versions whose other or added columns were updated.
+    * `corrected`: versions of an earlier snapshot of the same time that were changed, removed or opened again.
+    * `woven`: keys of an older snapshot whose versions were changed, split, begun or joined.
+    * `duplicates`: rows of the snapshot that a later row of their key replaced.
+    * `unchanged`: the rest of the snapshot.
     """
 
     inserted: int = 0
@@ -90,14 +93,14 @@ class HistoryCounts:
 
 
 async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCounts:
-    """Merge the staged snapshot and empty the segment (asyncio-flavoured), inside the caller's transaction.
+    """Merge the staged snapshot and empty the segment (asyncio-flavored), in the caller's transaction.
 
-    Of several staged rows of one key the last one counts: sources that are read page by page repeat rows that moved to
-    a later page meanwhile, and the row that was read last is the newest.
+    If a key is staged more than once, its last row wins. Sources that are read page by page repeat rows that moved to a
+    later page meanwhile, and the row that was read last is the newest.
 
     Raises:
-        TargetError: the table or the staging table has changed or gone, or its open versions have an end.
-        StoreError: not as many rows are staged as the caller says; load the segment again.
+        TargetError: the table or the staging table has changed or is gone, or its open versions have an end.
+        StoreError: the number of staged rows is not the caller's; load the segment again.
     """
     await connection.execute(_TEXTS)
     last, known = await _aio_lock(connection, merge)
@@ -148,7 +151,7 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
 
 
 async def _aio_merge_older(connection: Any, merge: HistoryMerge, known: Sequence[str]) -> HistoryCounts:
-    """Merge a snapshot that is older than the newest one: it changes the past, and what follows from that."""
+    """Merge a snapshot that is older than the newest one: it changes the past and its consequences."""
     with told_of_targets():
         await aio_analyze(connection, merge.segment)
         duplicates = await aio_drop_duplicates(connection, merge.segment, merge.key)
@@ -161,7 +164,7 @@ async def _aio_merge_older(connection: Any, merge: HistoryMerge, known: Sequence
 async def _aio_merge_changes(
     connection: Any, merge: HistoryMerge, last: dt.datetime | None, known: Sequence[str] | None
 ) -> HistoryCounts:
-    """Merge rows that each have their own time, whatever the order in which they come."""
+    """Merge rows that each have their own time, in whatever order they arrive."""
     changed_at = merge.history.changed_at or ""
     compared = merge.tracked if known is None else known
     with told_of_targets():
@@ -184,36 +187,36 @@ async def _aio_note_observed(connection: Any, merge: HistoryMerge, *, are_new: b
 
 
 async def aio_note_snapshot(connection: Any, merge: HistoryMerge, load: str, segment: str) -> None:
-    """Record, after its merge, that a load's segment is merged completely (asyncio-flavoured)."""
+    """Record after its merge that a load's segment is merged completely (asyncio-flavored)."""
     if merge.history.is_of_changes:
         return  # it is no snapshot
     await connection.execute(_TAKEN, merge.table.sql, load, segment, merge.instant)
 
 
 async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> frozenset[tuple[str, dt.datetime]]:
-    """A load's segments, with their instants, that were completely merged before the last one (asyncio-flavoured).
+    """Return a load's segments, with their times, that were completely merged before the last one (asyncio-flavored).
 
-    None if the table is empty: it was truncated since, for versions are not deleted.
+    None if the table is empty: it was truncated since, because versions are never deleted.
     """
     rows = await connection.fetch(_BEHIND.format(table=table.sql), table.sql, load)
     return frozenset((row["segment"], row["as_of"]) for row in rows)
 
 
 async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[str, int]:
-    """Merge the staged rows into a table of versions or of rows (asyncio-flavoured); return the counts by name."""
+    """Merge the staged rows into a table of versions or of rows (asyncio-flavored); return the counts by name."""
     merged = await (aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge))
     counts: dict[str, int] = attrs.asdict(merged)
     return counts
 
 
 async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
-    """Wait for other merges of the target; return its last instant and its compared columns, None where unknown."""
+    """Wait for other merges of the target; return its last time and its compared columns, None if unknown."""
     target = merge.table.sql
     await connection.execute(_OPEN, target)
     state = await connection.fetchrow(_LOCK, target)
     if state["last_as_of"] is not None:
         return state["last_as_of"], state["columns"]
-    # The first merge; versions that another program has written count as snapshots.
+    # This is the first merge; versions that another program has written count as snapshots.
     begins, ends, current = (quote(name) for name in merge.history.columns)
     zone = "::timestamp AT TIME ZONE 'UTC'" if merge.table.column(merge.history.valid_from).type == "date" else ""
     with told_of_targets():
@@ -237,19 +240,19 @@ async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime |
         )
     newest = found["newest"]
     if newest is not None:
-        # Recorded, since an older snapshot may join or remove the newest version.
+        # It is recorded because an older snapshot may join or remove the newest version.
         await connection.execute(_BEGIN_AFTER, target, newest.isoformat())
         if merge.history.complete:
-            # An incomplete snapshot of the same instant would otherwise hide that this one counts as complete.
+            # An incomplete snapshot of the same time would otherwise hide that this one counts as complete.
             await aio_note_complete(connection, merge.table, newest.isoformat())
     return newest, None
 
 
 @attrs.frozen(kw_only=True)
 class _Statements:
-    """A merge's SQL. `s` is a staged row, `t` a version; `$1` and `$2` name the segment, `$3` is the instant.
+    """SQL of a merge. `s` is a staged row, `t` a version; `$1` and `$2` name the segment, `$3` is the snapshot's time.
 
-    `filled` are the columns that are brought up to date in place; `versions` the arguments by which they are kept.
+    `filled` are the columns that are updated in place; `versions` are the arguments that keep their values.
     """
 
     arguments: tuple[object, ...]
@@ -268,17 +271,17 @@ class _Statements:
     restore: str
 
     async def aio_run(self, connection: Any, statement: str) -> int:
-        """Run one of them (asyncio-flavoured); return how many versions it wrote or removed."""
+        """Run one of the statements (asyncio-flavored); return the number of versions it wrote or removed."""
         return affected(await connection.execute(statement, *self.arguments))
 
     async def aio_keep(self, connection: Any, statement: str) -> None:
-        """Save the values of versions before they are updated in place (asyncio-flavoured)."""
+        """Save the values of versions before they are updated in place (asyncio-flavored)."""
         if self.filled:
             await connection.execute(statement, *self.arguments, *self.versions)
 
     @classmethod
     def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _Statements:
-        """The statements for a target whose versions were compared by the columns `known` so far."""
+        """Return the statements for a target whose versions were compared by the columns `known` so far."""
         table, key = merge.table, merge.key
         staging = quote(merge.segment.staging)
         begins, ends, current = (
@@ -293,12 +296,12 @@ class _Statements:
         changed = differs(table, [name for name in merge.tracked if name in known])
         stale = differs(table, [*added, *(name for name in merge.others if name not in METADATA)])
         if not merge.closes_missing and added:
-            # Nor has every version a value in an added column yet: those that have one are compared by it.
+            # Some versions have no value in an added column yet; the others are compared by it.
             there = " OR ".join(f"(t.{quote(name)} IS NOT NULL AND {differs(table, [name])})" for name in added)
             changed = f"({changed} OR {there})"
         match = f"{MINE} AND {same_key(key)}"
         missing = f"NOT EXISTS (SELECT FROM {staging} s WHERE {match})"
-        # The version that an earlier snapshot of this instant ended, of the key of `s`.
+        # The version that an earlier snapshot of this time ended, of the key of `s`.
         reverted = f"t.{ends} = {now} AND NOT {changed}"
         key_of_c = " AND ".join(f"c.{quote(name)} = s.{quote(name)}" for name in key)
         update = f"UPDATE {table.sql} t SET"
@@ -320,16 +323,16 @@ class _Statements:
             arguments=(merge.segment.token, merge.segment.number, str(merge.as_of)),
             versions=(table.sql, [*key, merge.history.valid_from], filled),
             filled=filled,
-            # A key that began at this instant is gone again.
+            # A key that began at this time is gone again.
             withdraw=f"DELETE FROM {table.sql} t WHERE t.{current} AND t.{begins} = {now} AND {missing}",
-            # A key has its former values again: the version in between goes, and the former is opened.
+            # A key has its former values again: delete the version in between, and open the former one.
             revert=f"""
                 DELETE FROM {table.sql} c USING {table.sql} t, {staging} s
                 WHERE {match} AND {key_of_c} AND c.{current} AND c.{begins} = {now} AND {reverted}""",
             reopen=f"""
                 {update} {", ".join([f"{ends} = NULL", f"{current} = true", *sets])} FROM {staging} s
                 WHERE {match} AND {reverted}""",
-            # A key has other values than an earlier snapshot said.
+            # A key has other values than in an earlier snapshot.
             replace=f"""
                 {update} {", ".join(sets)} FROM {staging} s
                 WHERE {match} AND t.{current} AND t.{begins} = {now} AND {changed}""",
@@ -338,7 +341,7 @@ class _Statements:
                 WHERE {match} AND {is_filled}""",
             keep_reopened=f"{keep} {reverted} ON CONFLICT DO NOTHING",
             keep_filled=f"{keep} {is_filled} AND t.{begins} < {now} ON CONFLICT DO NOTHING",
-            # What this correction has ended, but for what is as it was.
+            # Versions that this correction has ended, except for unchanged ones.
             restore=f"""
                 {update} {", ".join(restored)} FROM dl_etl_former f
                 WHERE f.target = $2 AND t.{ends} = {now.replace("$3", "$1")}

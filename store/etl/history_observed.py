@@ -1,8 +1,8 @@
-"""Records at which instants the keys of a table of versions were observed, also those that had not changed (E8).
+"""Records the times at which the keys of a table of versions were observed, including unchanged keys.
 
-A version's beginning shows one instant at which its key was observed. A snapshot that comes late must know all later
-ones, since its values hold until the next of them only: of 1 on Monday, 2 on Tuesday and 1 on Wednesday, Monday and
-Wednesday alone leave one version. A complete snapshot observes each key; an incomplete one the keys that it has.
+A version's beginning shows one time at which its key was observed. A late snapshot needs all later ones, because its
+values are valid only until the next of them. If a key is 1 on Monday, 2 on Tuesday and 1 on Wednesday, Monday and
+Wednesday alone leave one version. A complete snapshot observes each key, an incomplete one the keys that it has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ON CONFLICT (target, as_of) DO UPDATE
 SET keys = o.keys || ARRAY(SELECT unnest(excluded.keys) EXCEPT SELECT unnest(o.keys))
 WHERE o.keys IS NOT NULL AND EXISTS (SELECT unnest(excluded.keys) EXCEPT SELECT unnest(o.keys))
 """
-"""The end of a statement that inserts observed keys as `o`: each is recorded once for an instant."""
+"""End of a statement that inserts observed keys as `o`: each is recorded once for a time."""
 _STATE: Final = """
 SELECT h.last_as_of, (
   SELECT max(s.as_of) FROM dl_etl_snapshots s
@@ -39,7 +39,7 @@ FROM dl_etl_history h WHERE h.target = $1
 
 @attrs.frozen
 class HistoryState:
-    """The instant of a table's newest snapshot, and of the newest whose keys were not recorded; None: there is none.
+    """Times of a table's newest snapshot, and of the newest whose keys were not recorded; None without one.
 
     Some programs from before the first release recorded no keys.
     """
@@ -49,22 +49,22 @@ class HistoryState:
 
 
 async def aio_history_state(connection: Any, table: TableInfo) -> HistoryState:
-    """Return the recorded state of the snapshots of a table (asyncio-flavoured)."""
+    """Return the recorded state of a table's snapshots (asyncio-flavored)."""
     row = await connection.fetchrow(_STATE, table.sql)
     return HistoryState() if row is None else HistoryState(row["last_as_of"], row["unrecorded"])
 
 
 async def aio_note_complete(connection: Any, table: TableInfo, instant: str) -> None:
-    """Record that a complete snapshot of an instant is merged (asyncio-flavoured)."""
+    """Record that a complete snapshot of a time is merged (asyncio-flavored)."""
     await connection.execute(_COMPLETE, table.sql, instant)
 
 
 async def aio_note_keys(
     connection: Any, table: TableInfo, instant: str, segment: StagedSegment, key: Sequence[str], *, are_new: bool
 ) -> None:
-    """Record the keys of an incomplete snapshot (asyncio-flavoured), before its staged rows are removed.
+    """Record the keys of an incomplete snapshot (asyncio-flavored), before its staged rows are removed.
 
-    `are_new`: a version of each begins at the instant, which says as much.
+    `are_new`: a version of each key begins at that time, which already records the key.
     """
     keys = f"SELECT DISTINCT {hash_of(table, key, 's')} FROM {quote(segment.staging)} s WHERE {MINE}"
     if are_new:
@@ -80,13 +80,13 @@ async def aio_note_keys(
 
 
 def hash_of(table: TableInfo, key: Sequence[str], alias: str) -> str:
-    """A row's key as a number, which stays the same over versions of the server and dumps."""
+    """Return SQL for a row's key as a number, which is the same in all versions of the server and after dumps."""
     texts = ", ".join(_as_text(table, name, alias) for name in key)
     return f"('x' || left(md5(jsonb_build_array({texts})::text), 16))::bit(64)::bigint"
 
 
 def _as_text(table: TableInfo, name: str, alias: str) -> str:
-    """A value as a text that is the same for equal values: 1 and 1.0 of a numeric are, and letters of a citext."""
+    """Return SQL for a value as a text that is the same for equal values, such as 1 and 1.0, or letters of a citext."""
     match table.column(name).type:
         case "numeric":
             return f"trim_scale({alias}.{quote(name)})::text"

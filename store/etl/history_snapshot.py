@@ -1,4 +1,4 @@
-"""The declaration of one merge into a table of versions: the staged snapshot, its key, its columns and its time."""
+"""Declaration of one merge into a table of versions: the staged snapshot, its key, its columns and its time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from dataloader.store.etl.target_table import TableInfo, as_names
 
 @attrs.frozen(kw_only=True)
 class HistoryMerge:
-    """A snapshot that is to be merged into a table of versions.
+    """Snapshot to merge into a table of versions.
 
     Attributes:
         table: the target.
-        history: what is declared of its versions.
+        history: the declaration of its versions.
         segment: the staged segment whose rows are the snapshot.
-        rows: how many were staged; another number is an error.
+        rows: the number of staged rows; another number is an error.
         key: the columns that identify a thing over time.
-        columns: the columns that the snapshot brings, the key's too; those that are not tracked are brought up to date
-            on the current version.
+        columns: the columns that the snapshot has, including the key's. Those that are not tracked are updated on the
+            current version.
         shapes: as in `Merge`; a column that a row lacks has the value of the current version.
-        as_of: the snapshot's date, or instant with a zone, from which its values hold. A date is midnight in UTC. None
-            if each row has its own time.
-        is_marked: the rows say by `is_current` whether their key is gone.
-        is_complete: the snapshot has all keys; those that it lacks may be closed.
+        as_of: the snapshot's date, or timestamp with a zone, from which its values are valid. A date is midnight in
+            UTC. None if each row has its own time.
+        is_marked: the rows have `is_current`, which says whether their key is gone.
+        is_complete: the snapshot has all keys; keys that it lacks may be closed.
 
-    Raises `TargetError` when the target does not fit, `ValueError` for an instant without a zone.
+    Raises `TargetError` if the target does not fit, `ValueError` for a timestamp without a zone.
     """
 
     table: TableInfo
@@ -66,17 +66,17 @@ class HistoryMerge:
 
     @property
     def tracked(self) -> tuple[str, ...]:
-        """The columns of the snapshot in which a change makes a new version."""
+        """Columns of the snapshot in which a change makes a new version."""
         return tuple(name for name in self.history.tracked if name in self.columns)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The columns that are brought up to date on the current version."""
+        """Columns that are updated on the current version."""
         return tuple(name for name in self.columns if name not in {*self.key, *self.history.tracked})
 
     @property
     def closes_missing(self) -> bool:
-        """True if a key that the snapshot lacks is closed."""
+        """Return True if a key that the snapshot lacks is closed."""
         return self.history.complete and self.is_complete
 
     @property
@@ -87,5 +87,5 @@ class HistoryMerge:
 
 
 def instant_of(as_of: dt.date) -> dt.datetime:
-    """A snapshot's instant: of a date, midnight in UTC."""
+    """Return a snapshot's time as a timestamp: of a date, midnight in UTC."""
     return as_of if isinstance(as_of, dt.datetime) else dt.datetime.combine(as_of, dt.time(), dt.UTC)

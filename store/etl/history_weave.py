@@ -1,20 +1,20 @@
-"""Weaves a snapshot that is older than the newest one into a table of versions, set by set (E8).
+"""Weaves a snapshot that is older than the newest one into a table of versions, by set operations.
 
-The values of such a snapshot hold for a key from the snapshot's instant until the next instant at which the key was
-observed (history_observed.py), or at which one of its versions begins or ends. What the table has for that span is
-replaced: versions are cut, split, begun or removed, and joined with neighbors that are equal. So the result does not
-depend on the order in which snapshots are merged, and a snapshot that is merged again changes nothing.
+The values of such a snapshot are valid for a key from the snapshot's time until the next time at which the key was
+observed (history_observed.py), or at which one of its versions begins or ends. The table's content for that span is
+replaced: versions are cut, split, begun or removed, and joined with equal neighbors. So the result does not depend on
+the order in which snapshots are merged, and a snapshot that is merged again changes nothing.
 
-Columns that are not tracked have no history: both parts of a version that is split keep their values, and a snapshot
-brings them up to date only where no later one has observed the version.
+Columns that are not tracked have no history: both parts of a split version keep their values, and a snapshot updates
+them only if no later one has observed the version.
 
 Rows that have their own times (`changed_at`) are merged in the same way, each as a snapshot of its key alone. A row
 that is marked as gone is like a key that a complete snapshot lacks. If a segment has several rows of a key, the oldest
-of each key are merged first, then the next ones.
+row of each key is merged first, then the next one.
 
 A work table has a row for each key of the snapshot, and for each key that a complete snapshot lacks. `w` is such a row,
-`s` a staged row, `t` a version. Each statement leaves the table without overlaps and with one current version of a key
-at most, so that unique indexes and exclusion constraints hold between the statements.
+`s` a staged row, `t` a version. Each statement leaves the table without overlaps and with at most one current version
+of a key, so that unique indexes and exclusion constraints are satisfied between the statements.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl.target_table import METADATA, listed, literal, quote
 
 _FIRST_BATCH: Final = 4
-"""Later snapshots whose keys are searched at first; each further search takes twice as many."""
+"""Number of later snapshots whose keys are searched first; each further search takes twice as many."""
 
 AT: Final = '"dl:at"'
 UNTIL: Final = '"dl:until"'
@@ -49,7 +49,7 @@ IS_LAST: Final = '"dl:last"'
 HASH: Final = '"dl:hash"'
 ROW: Final = '"dl:row"'
 
-# Stored, since the planner can only guess how often a comparison of two columns is true.
+# They are stored because the planner can only guess how often a comparison of two columns is true.
 _MARKS: Final = (IS_THERE, IS_SAME, JOINS_NEXT, BEGINS_HERE, GOES_ON, IS_LAST)
 
 _NEXT_COMPLETE: Final = "SELECT min(as_of) FROM dl_etl_observed WHERE target = $1 AND as_of > $2 AND keys IS NULL"
@@ -66,10 +66,12 @@ AND ($3::timestamptz IS NULL OR as_of < $3) ORDER BY as_of
 
 @attrs.frozen(kw_only=True)
 class Woven:
-    """The counts of an older snapshot's merge.
+    """Counts of an older snapshot's merge.
 
-    `woven`: keys of it whose versions were changed; `closed`: keys that it lacks and whose versions were cut; `filled`:
-    versions whose other columns were brought up to date; `unchanged`: the other keys of it.
+    * `woven`: keys of the snapshot whose versions were changed.
+    * `closed`: keys that it lacks and whose versions were cut.
+    * `filled`: versions whose other columns were updated.
+    * `unchanged`: its other keys.
     """
 
     woven: int
@@ -81,7 +83,7 @@ class Woven:
 
 
 async def aio_weave(connection: Any, merge: HistoryMerge, known: Sequence[str]) -> Woven:
-    """Merge the staged snapshot, which has each key once (asyncio-flavoured), inside the caller's transaction.
+    """Merge the staged snapshot, which has each key once (asyncio-flavored), in the caller's transaction.
 
     `known` are the columns by which the versions were compared so far. The staged rows stay.
     """
@@ -94,10 +96,10 @@ async def aio_weave(connection: Any, merge: HistoryMerge, known: Sequence[str]) 
 
 
 async def aio_weave_changes(connection: Any, merge: HistoryMerge, known: Sequence[str]) -> Woven:
-    """Merge staged rows that have their own times, each key and time once (asyncio-flavoured), as `aio_weave`.
+    """Merge staged rows that have their own times, each key and time once (asyncio-flavored), as `aio_weave` does.
 
     `inserted` are versions of keys that had none at the time, `changed` those that follow another one, `woven` those
-    behind which the key was observed already.
+    whose key was already observed at a later time.
     """
     sql = _Statements.of(merge, known)
     mine = merge.segment.token, merge.segment.number
@@ -114,7 +116,7 @@ async def aio_weave_changes(connection: Any, merge: HistoryMerge, known: Sequenc
 
 
 async def aio_note_times(connection: Any, merge: HistoryMerge) -> dt.datetime | None:
-    """Record the times of the staged rows at which no version begins or ends (asyncio-flavoured); return the newest."""
+    """Record the times of staged rows at which no version begins or ends (asyncio-flavored); return the newest."""
     sql = _Statements.of(merge, ())
     mine = merge.segment.token, merge.segment.number
     await aio_compare_all(connection, sql.note_times, *mine, merge.table.sql)
@@ -123,9 +125,9 @@ async def aio_note_times(connection: Any, merge: HistoryMerge) -> dt.datetime | 
 
 
 async def _aio_apply(connection: Any, merge: HistoryMerge, sql: _Statements) -> Woven:
-    """Change the versions by what the work table has, and drop that."""
+    """Change the versions as the work table requires, and drop it."""
     await connection.execute(sql.compare)
-    # Before, the planner took each of its marks to be false, and each beginning to be NULL.
+    # Without new statistics the planner would take each mark to be false, and each beginning to be NULL.
     await connection.execute(f"ANALYZE {sql.work}")
     [counts] = await connection.fetch(sql.count)
     for statement in sql.of_former:
@@ -143,7 +145,7 @@ async def _aio_apply(connection: Any, merge: HistoryMerge, sql: _Statements) -> 
 
 
 async def _aio_spans(connection: Any, merge: HistoryMerge, sql: _Statements, arguments: tuple[int, int, str]) -> None:
-    """Find until when the snapshot's values hold for each key."""
+    """Find the time until which the snapshot's values are valid, for each key."""
     instant = dt.datetime.fromisoformat(merge.instant)
     target = merge.table.sql
     if merge.history.complete:
@@ -164,7 +166,7 @@ async def _aio_spans(connection: Any, merge: HistoryMerge, sql: _Statements, arg
 async def _aio_search(
     connection: Any, merge: HistoryMerge, sql: _Statements, since: dt.datetime, until: dt.datetime | None
 ) -> None:
-    """End the spans at later instants, after `since` and before `until`, at which their keys were observed."""
+    """End the spans at later times, after `since` and before `until`, at which their keys were observed."""
     target = merge.table.sql
     later = [row["as_of"] for row in await connection.fetch(_WITH_KEYS, target, since, until)]
     size = _FIRST_BATCH
@@ -179,12 +181,13 @@ async def _aio_search(
 
 @attrs.frozen(kw_only=True)
 class _Statements:
-    """The SQL of a merge; `$1` and `$2` name the segment in `span`, `$3` is the instant.
+    """SQL of a merge; `$1` and `$2` name the segment in `span`, `$3` is the snapshot's time.
 
     Attributes:
         work: the work table.
-        is_valid: `t` is the version of the instant.
-        rounds: the most rows of one key; `$3` in `span` is the number of the round, if rows have their own times.
+        is_valid: `t` is the version that is valid at that time.
+        rounds: the maximum number of rows of one key; `$3` in `span` is the number of the round, if rows have their own
+            times.
         note_times: record the times of rows that no version shows.
         of_former: keep the values that versions had before the newest snapshot with their versions.
         of_versions: change the versions.
@@ -210,7 +213,7 @@ class _Statements:
 
     @classmethod
     def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _Statements:
-        """The statements for a target whose versions were compared by the columns `known` so far."""
+        """Return the statements for a target whose versions were compared by the columns `known` so far."""
         table, key, staging = merge.table, merge.key, quote(merge.segment.staging)
         work = quote(f"{merge.segment.staging}w")
         begins, ends, current = (quote(name) for name in merge.history.columns)
@@ -246,7 +249,7 @@ class _Statements:
         if merge.history.complete:
             is_recorded = f"""
                 AND EXISTS (SELECT FROM dl_etl_observed r WHERE r.target = $1 AND r.as_of = {until_of_w})"""
-        # By its place: the staging table has no index, and may be full of dead rows of earlier segments.
+        # By its ctid: the staging table has no index, and may be full of dead rows of earlier segments.
         row_of_w = f"s.ctid = w.{ROW}"
         instants = ", ".join(f"t.{begins} AS {name}" for name in (AT, UNTIL, BEGINS, ENDS, FORMER))
         marks = ", ".join(f"false AS {name}" for name in _MARKS)
@@ -328,7 +331,7 @@ class _Statements:
                 SELECT {listed(key, "t.")}, {instants}, {marks}, 0::bigint AS {HASH}, t.ctid AS {ROW}
                 FROM {table.sql} t WITH NO DATA""",
             # In a complete history each version begins and ends at a snapshot, even if another program has written it.
-            # This snapshot and the next boundary are recorded, since weaving may remove the boundary from the table.
+            # This snapshot and the next boundary are recorded, because weaving may remove the boundary from the table.
             keep_boundaries=f"""
                 INSERT INTO dl_etl_observed (target, as_of)
                 SELECT $1, found.boundary FROM (
@@ -343,7 +346,7 @@ class _Statements:
             is_open=f"""
                 SELECT EXISTS (
                   SELECT FROM {work} WHERE {UNTIL} IS NULL OR {UNTIL} > {of_kind("$1::timestamptz")})""",
-            # Which version is valid at the instant, and which of its neighbors are equal to the staged row.
+            # Find the version that is valid at the time, and its neighbors that are equal to the staged row.
             compare=f"""
                 UPDATE {work} w SET {BEGINS} = f.begins, {ENDS} = f.ends, {IS_SAME} = f.is_same, {FORMER} = f.former,
                   {JOINS_NEXT} = f.joins_next, {BEGINS_HERE} = f.begins_here, {GOES_ON} = f.goes_on,
@@ -364,8 +367,8 @@ class _Statements:
                     AND NOT {names.changed("n")}) AS f
                 WHERE w.ctid = f.place""",
             count=count,
-            # The beginning of a version shows that its key was observed. Joining moves it to an earlier instant. In a
-            # complete history an instant without recorded keys is in dl_etl_snapshots, and stays without them.
+            # The beginning of a version shows that its key was observed. Joining moves it to an earlier time. In a
+            # complete history a time without recorded keys is in dl_etl_snapshots, and stays without them.
             keep_joined=f"""
                 INSERT INTO dl_etl_observed AS o (target, as_of, keys)
                 SELECT $1, {until_of_w}, array_agg(DISTINCT w.{HASH}) FROM {work} w
@@ -375,8 +378,8 @@ class _Statements:
                 WHERE {of_c} AND {row_of_w} AND w.{IS_SAME} AND {is_last}
                   AND {differs(table, names.filled)}""",
             of_former=(
-                # A version that is replaced, or that this snapshot observes last, has no other values to go back to.
-                # A version that begins now has none either: the kept ones are of a version that was deleted by SQL.
+                # A version that is replaced, or that this snapshot observes last, has no other values to return to. A
+                # version that begins now has none either: the kept ones are of a version that was deleted by SQL.
                 f"""
                 DELETE FROM dl_etl_former f USING (
                   SELECT {version_of_w(f"w.{BEGINS}")} AS version FROM {work} w
@@ -393,11 +396,11 @@ class _Statements:
                   AND f.version = {version_of_w(f"CASE WHEN w.{JOINS_NEXT} THEN w.{UNTIL} ELSE w.{BEGINS} END")}""",
             ),
             of_versions=(
-                # The version of the instant keeps what is before the instant ...
+                # The valid version keeps the part before the time ...
                 f"""
                 UPDATE {table.sql} t SET {ends} = w.{AT}, {current} = false FROM {work} w
                 WHERE {changes} AND {of_c} AND w.{BEGINS} < w.{AT}""",
-                # ... and what is after the span, as a separate version or by beginning later.
+                # ... and the part after the span, as a separate version or with a later beginning.
                 f"""
                 INSERT INTO {table.sql} ({listed(copied)}, {begins}, {ends}, {current})
                 SELECT {listed(copied, "t.")}, w.{UNTIL}, w.{ENDS}, w.{ENDS} IS NULL
@@ -432,7 +435,7 @@ class _Statements:
                 SELECT coalesce(max(of_key.number), 0) FROM (
                   SELECT count(*) AS number FROM {staging} s WHERE {MINE} GROUP BY {listed(key, "s.")}) AS of_key""",
             at_of_work=names.as_instant(AT, "w"),
-            # A version that begins at a row's time says as much; one that ends there may be removed.
+            # A version that begins at a row's time already records it; one that ends there may be removed.
             note_times=f"""
                 INSERT INTO dl_etl_observed AS o (target, as_of, keys)
                 SELECT $3, {staged_instant}, array_agg(DISTINCT {hash_of(table, key, "s")}) FROM {staging} s
@@ -445,23 +448,23 @@ class _Statements:
 
 @attrs.frozen
 class _Names:
-    """The columns of a merge that distinguish versions, and those that are filled in place."""
+    """Columns of a merge that distinguish versions, and columns that are filled in place."""
 
     merge: HistoryMerge
     known: Sequence[str]
 
     @property
     def added(self) -> list[str]:
-        """Tracked columns that not all versions have a value of yet."""
+        """Tracked columns in which not all versions have a value yet."""
         return [name for name in self.merge.tracked if name not in self.known]
 
     @property
     def filled(self) -> list[str]:
-        """The columns whose values are brought up to date in place."""
+        """Columns whose values are updated in place."""
         return [*self.added, *(name for name in self.merge.others if name not in METADATA)]
 
     def changed(self, version: str) -> str:
-        """The staged row `s` has other tracked values than the version with this alias."""
+        """Return SQL for: the staged row `s` has other tracked values than the version with this alias."""
         table = self.merge.table
         changed = differs(table, [name for name in self.merge.tracked if name in self.known], version)
         if not self.merge.closes_missing and self.added:
@@ -470,7 +473,7 @@ class _Names:
         return changed
 
     def as_instant(self, column: str, alias: str = "t") -> str:
-        """A boundary of versions as an instant: of a day, midnight in UTC."""
+        """Return SQL for a boundary of versions as a timestamp: of a day, midnight in UTC."""
         if self.merge.table.column(self.merge.history.valid_from).type == "date":
             return f"{alias}.{column}::timestamp AT TIME ZONE 'UTC'"
         return f"{alias}.{column}"

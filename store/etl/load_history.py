@@ -1,4 +1,4 @@
-"""What the pages of loads show beside how far they have come: their last runs, what each day wrote, their queue."""
+"""Data for the pages of loads, besides the watermark: their last runs, the rows written per day, their queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.store.etl.run_views import WRITTEN
 
 MOST_RUNS: Final = 500
 MOST_SEGMENTS: Final = 20_000
-"""Of the newest runs so many, and of their segments so many, are summed up by day."""
+"""Maximum number of segments that are summed up by day, from the newest `MOST_RUNS` runs."""
 
 _RUNS: Final = f"""
 SELECT n.load, r.* FROM unnest($1::text[]) AS n (load) CROSS JOIN LATERAL (
@@ -35,7 +35,7 @@ FROM segments s CROSS JOIN LATERAL (
   SELECT coalesce(sum(value::numeric), 0) AS rows FROM jsonb_each_text(s.counts) WHERE key = ANY ($3::text[])
 ) AS w GROUP BY 1 ORDER BY 1
 """
-# The task's own queue, else that of its last run.
+# The task's own queue, else the queue of its last run.
 _QUEUE: Final = """
 SELECT coalesce((SELECT queue FROM dl_tasks WHERE task = $1), (
   SELECT j.queue FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
@@ -45,7 +45,7 @@ SELECT coalesce((SELECT queue FROM dl_tasks WHERE task = $1), (
 
 @attrs.frozen(kw_only=True)
 class LoadRun:
-    """A run of a load, by itself or in a flow."""
+    """Run of a load, by itself or in a flow."""
 
     run_id: UUID
     status: str
@@ -56,13 +56,13 @@ class LoadRun:
 
     @property
     def written(self) -> int:
-        """The rows that it has written."""
+        """Number of rows that it has written."""
         return written(self.counts)
 
 
 @attrs.frozen
 class LoadDay:
-    """What was written for good on a day in UTC."""
+    """Committed segments and rows of a day in UTC."""
 
     day: date
     segments: int
@@ -70,12 +70,12 @@ class LoadDay:
 
 
 def written(counts: dict[str, Any]) -> int:
-    """The rows that counts say were written."""
+    """Return the number of written rows in counts."""
     return sum(number for name in WRITTEN if isinstance(number := counts.get(name), int))
 
 
 async def last_runs_of_loads(database: Database, loads: Sequence[str], *, number: int) -> dict[str, list[LoadRun]]:
-    """The newest `number` runs of each load, oldest first."""
+    """Return the newest `number` runs of each load, oldest first."""
     found: dict[str, list[LoadRun]] = {load: [] for load in loads}
     for row in await database.run(_aio_fetch, _RUNS, list(loads), number):
         fields = dict(row)
@@ -84,13 +84,13 @@ async def last_runs_of_loads(database: Database, loads: Sequence[str], *, number
 
 
 async def days_of_load(database: Database, load: str, since: datetime) -> list[LoadDay]:
-    """What was written on each day since then on which something was, as far as `MOST_RUNS` and `MOST_SEGMENTS` go."""
+    """Return the days since then on which rows were written, within `MOST_RUNS` and `MOST_SEGMENTS`."""
     rows = await database.run(_aio_fetch, _DAYS, load, since, list(WRITTEN))
     return [LoadDay(**row) for row in rows]
 
 
 async def queue_of_load(database: Database, load: str) -> str | None:
-    """The queue to which a job of the load goes: the task's own, else that of the last one; None: nobody knows."""
+    """Return the queue of a load's jobs: the task's own, else that of the last run; None if it is unknown."""
     [row] = await database.run(_aio_fetch, _QUEUE, load)
     queue: str | None = row[0]
     return queue

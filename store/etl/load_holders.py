@@ -1,10 +1,10 @@
-"""One run of a load at a time, however its runs are started: by a schedule, a trigger, `etl run`, or in a flow (E6).
+"""One run of a load at a time, however its runs are started: by a schedule, a trigger, `etl run`, or in a flow.
 
-`dl_load_holders` names the run that holds a load. It holds it while its job runs with its token. So a run that was
-killed holds its loads until its job's lease has ended, and nothing else needs a lease. The commit of a segment requires
-its run to be the holder, and locks that row: a run whose load has another holder commits nothing.
+`dl_load_holders` names the run that holds a load. It holds the load while its job runs with its token. So a run that
+was killed holds its loads until its job's lease has ended, and nothing else needs a lease. The commit of a segment
+requires its run to be the holder, and locks that row: a run whose load has another holder commits nothing.
 
-All functions are asyncio-flavoured and run in the caller's transaction.
+All functions are asyncio-flavored and run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloader.jobs.errors import DataloaderError, LeaseLost
 _ADD: Final = """
 INSERT INTO dl_load_holders (load, run_id, token, since) VALUES ($1, $2, $3, clock_timestamp()) ON CONFLICT DO NOTHING
 """
-# A separate statement: the next one must see the claims that were committed while this one waited for the row.
+# A separate statement: the next one must see claims that were committed while this one waited for the row.
 _LOCK: Final = "SELECT run_id, token, since FROM dl_load_holders WHERE load = $1 FOR UPDATE"
 _RUNS: Final = """
 SELECT extract(epoch FROM clock_timestamp() - $3)::float8 AS held_s
@@ -34,7 +34,7 @@ FOR NO KEY UPDATE OF j FOR SHARE OF h
 
 
 class LoadIsHeld(DataloaderError):  # noqa: N818 - says what the load is
-    """Another run holds the load: `run_id`, since `since`, for `held_s` seconds by now."""
+    """Error: another run, `run_id`, has held the load since `since`, for `held_s` seconds by now."""
 
     def __init__(self, load: str, run_id: UUID, since: datetime, held_s: float) -> None:
         """Name the load, and the run that holds it."""
@@ -50,7 +50,7 @@ class LoadIsHeld(DataloaderError):  # noqa: N818 - says what the load is
 async def aio_hold_load(connection: Any, load: str, run_id: UUID, token: int) -> None:
     """Make the run the holder of the load. Raises `LoadIsHeld` if another run holds it."""
     holder = None
-    while holder is None:  # its holder may release the load between the two statements
+    while holder is None:  # the holder may release the load between the two statements
         await connection.execute(_ADD, load, run_id, token)
         holder = await connection.fetchrow(_LOCK, load)
     if (holder["run_id"], holder["token"]) == (run_id, token):
@@ -62,12 +62,12 @@ async def aio_hold_load(connection: Any, load: str, run_id: UUID, token: int) ->
 
 
 async def aio_release_load(connection: Any, load: str, run_id: UUID, token: int) -> None:
-    """Let other runs have the load, unless the run does not hold it."""
+    """Release the load for other runs, if the run holds it."""
     await connection.execute(_RELEASE, load, run_id, token)
 
 
 async def aio_fence_load(connection: Any, load: str, run_id: UUID, token: int) -> None:
-    """Fence a commit to the load's table: the last statement of its transaction.
+    """Fence a commit to the load's table; this is the last statement of its transaction.
 
     Raises `LeaseLost` unless the job still belongs to this worker and its run holds the load.
     """

@@ -1,12 +1,12 @@
-"""Merges a segment's staged rows into its target by statements over the whole set: insert, upsert, soft delete (E6).
+"""Merges a segment's staged rows into its target by set operations: insert, upsert, soft delete.
 
-`aio_merge` is called inside the caller's transaction, so that the watermark and the run's record change with the rows;
-on a connection with the server's own planner settings (`Transactions.run`), since the queue's would read a whole table
-by index. One join finds what to do: an UPDATE if rows have changed, an INSERT if some are missing; mostly only one of
-them. A rerun writes no row.
+`aio_merge` is called in the caller's transaction, so that the watermark and the run's record change with the rows. The
+connection must have the server's own planner settings (`Transactions.run`), because with the queue's settings it would
+read a whole table by index. One join finds the needed statements: an UPDATE if rows have changed, an INSERT if some are
+missing; usually only one of them. A rerun writes no row.
 
 Rejected: ON CONFLICT DO UPDATE for both, which locks and so writes each unchanged row, uses up numbers of sequences,
-and refuses rows that fill only some columns of present ones if another column is NOT NULL; MERGE, which returns no
+and refuses rows that fill only some columns of existing rows if another column is NOT NULL; MERGE, which returns no
 counts before version 17; ON CONFLICT for the missing rows, which takes twice as long for each. Instead, if another
 transaction has inserted one of them first, the merge is repeated.
 """
@@ -33,7 +33,7 @@ _SAVEPOINT: Final = "dl_before_insert"
 
 
 class Mode(enum.Enum):
-    """Whether rows that the target has already stay as they are, or are updated."""
+    """Treatment of rows that the target already has: unchanged, or updated."""
 
     INSERT = "insert"
     UPSERT = "upsert"
@@ -41,7 +41,7 @@ class Mode(enum.Enum):
 
 @attrs.frozen
 class Scope:
-    """The target's rows that are marked as gone if a snapshot lacks them: all, or those of a window (without `end`)."""
+    """Rows of the target that are marked as gone if a snapshot lacks them: all, or a window's (`end` excluded)."""
 
     column: str | None = None
     start: dt.date | float | str | None = None
@@ -50,21 +50,21 @@ class Scope:
 
 @attrs.frozen(kw_only=True)
 class Merge:
-    """How a segment's rows are merged.
+    """Merge of a segment's rows.
 
     Attributes:
         table: the target.
         segment: the staged segment.
-        rows: how many were staged; another number is an error.
-        columns: the columns that the load brings, in the staging table too.
-        shapes: those that rows bring, for each kind of row, where there are several: a column that a row lacks keeps
-            its value in the target, and has its default in a new row.
-        key: columns of a unique key of the target; without one rows can only be added.
-        mode: what to do with rows that the target has already.
-        deleted: the column that marks a row as gone: an instant or a boolean. A row that comes back loses the mark.
-        scope: the rows of which those that are not staged are marked as gone; None marks none.
+        rows: the number of staged rows; another number is an error.
+        columns: the columns that the load has, in the staging table too.
+        shapes: the columns of each kind of row, if there are several: a column that a row lacks keeps its value in the
+            target, and has its default in a new row.
+        key: columns of a unique key of the target; without one, rows can only be added.
+        mode: the treatment of rows that the target already has.
+        deleted: the column that marks a row as gone: a timestamp or a boolean. A row that reappears loses the mark.
+        scope: the rows among which those that are not staged are marked as gone; None marks none.
 
-    Raises `TargetError` when the target does not fit.
+    Raises `TargetError` if the target does not fit.
     """
 
     table: TableInfo
@@ -106,7 +106,7 @@ class Merge:
 
 @attrs.frozen(kw_only=True)
 class Counts:
-    """The counts of a merge: rows of the target written, staged rows that changed nothing, and staged duplicates."""
+    """Counts of a merge: rows of the target written, staged rows that changed nothing, and staged duplicates."""
 
     inserted: int = 0
     updated: int = 0
@@ -116,14 +116,14 @@ class Counts:
 
 
 async def aio_merge(connection: Any, merge: Merge) -> Counts:
-    """Merge what is staged and empty the segment (asyncio-flavoured), inside the caller's transaction.
+    """Merge the staged rows and empty the segment (asyncio-flavored), in the caller's transaction.
 
-    Of several staged rows of one key the last one counts, in the order of the requests. Columns that it lacks keep the
-    target's values; the other staged rows are not used for them. Only the columns that the load brings are written.
+    If a key is staged more than once, its last row wins, in the order of the requests. Columns that it lacks keep the
+    target's values; the other staged rows are not used for them. Only the columns that the load has are written.
 
     Raises:
-        StoreError: not as many rows are staged as the caller says; load the segment again.
-        TargetError: the table or the staging table has changed or gone.
+        StoreError: the number of staged rows is not the caller's; load the segment again.
+        TargetError: the table or the staging table has changed or is gone.
     """
     segment = merge.segment
     mine = segment.token, segment.number
@@ -148,7 +148,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
 
 
 async def _aio_write(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
-    """Update the target by the `rows` staged ones; return how many were updated and inserted."""
+    """Update the target by the `rows` staged ones; return the numbers of updated and of inserted rows."""
     for has_tries in (True, True, False):
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:
@@ -182,7 +182,7 @@ async def _aio_update_and_insert(connection: Any, merge: Merge, rows: int) -> tu
 
 
 def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
-    """The columns of new rows, each set with the shapes of its rows; None for all shapes.
+    """Return the columns of new rows, each set with the shapes of its rows; None for all shapes.
 
     A column that a row lacks is in the staging table, as NULL or the default, except numbers that the target generates.
     """
@@ -195,19 +195,19 @@ def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
 
 
 async def aio_analyze(connection: Any, segment: StagedSegment) -> None:
-    """Update the planner's statistics of the staged rows (asyncio-flavoured).
+    """Update the planner's statistics of the staged rows (asyncio-flavored).
 
-    With statistics of an empty staging table it would compare each row with each: minutes for a hundred thousand rows.
-    The numbers of rows and of distinct values are enough, so a tenth of the usual sample does.
+    With statistics of an empty staging table it would compare each row with each other: minutes for 100,000 rows. The
+    numbers of rows and of distinct values suffice, so a tenth of the usual sample is enough.
     """
     await connection.execute(f"SET LOCAL default_statistics_target = 10; ANALYZE {quote(segment.staging)}")
 
 
 async def aio_compare_all(connection: Any, statement: str, *args: object) -> int:
-    """Run a statement that looks up each row of the target in a snapshot (asyncio-flavoured); return the rows written.
+    """Run a statement that looks up each row of the target in a snapshot (asyncio-flavored); return the rows written.
 
-    Servers before 16 can't hash the smaller side of an anti-join. If the target's statistics are older than its newest
-    rows, they expect few rows, and would read the whole snapshot once for each.
+    Servers before 16 cannot hash the smaller side of an anti-join. If the target's statistics are older than its newest
+    rows, such servers expect few rows, and would read the whole snapshot once for each.
     """
     await connection.execute("SET LOCAL enable_nestloop = off")
     tag = await connection.execute(statement, *args)
@@ -216,8 +216,8 @@ async def aio_compare_all(connection: Any, statement: str, *args: object) -> int
 
 
 async def aio_drop_duplicates(connection: Any, segment: StagedSegment, key: Sequence[str]) -> int:
-    """Delete all but the last of staged rows with one key (asyncio-flavoured); return how many were deleted."""
-    # Mostly there are none, which a hash of the keys shows without a sort.
+    """Delete all but the last of the staged rows with one key (asyncio-flavored); return the number of deleted rows."""
+    # Usually there are none, which a hash of the keys shows without a sort.
     if not await connection.fetchval(
         f"""
         SELECT EXISTS (
@@ -240,9 +240,9 @@ async def aio_drop_duplicates(connection: Any, segment: StagedSegment, key: Sequ
 
 
 async def aio_empty(connection: Any, segment: StagedSegment, expected: int) -> int:
-    """Remove the segment's rows from its staging table (asyncio-flavoured); return their number.
+    """Remove the segment's rows from its staging table (asyncio-flavored); return their number.
 
-    Raises `StoreError` if it is not the `expected` one.
+    Raises `StoreError` if the number is not `expected`.
     """
     tag = await connection.execute(
         f"DELETE FROM {quote(segment.staging)} s WHERE {MINE}", segment.token, segment.number
@@ -256,19 +256,19 @@ async def aio_empty(connection: Any, segment: StagedSegment, expected: int) -> i
 
 
 def affected(tag: str) -> int:
-    """How many rows a command says that it wrote."""
+    """Return the number of rows that a command has written, by its tag."""
     return int(tag.rpartition(" ")[2])
 
 
 def differs(table: TableInfo, names: Iterable[str], row: str = "t") -> str:
-    """The staged row `s` and the row with the alias `row` of the target differ in one of the columns."""
+    """Return SQL for: the staged row `s` and the target's row with the alias `row` differ in one of the columns."""
     casts = {name: "" if table.column(name).has_equality else "::text" for name in names}
     tests = [f"{row}.{quote(name)}{cast} IS DISTINCT FROM s.{quote(name)}{cast}" for name, cast in casts.items()]
     return f"({' OR '.join(tests) or 'false'})"
 
 
 def assigned(names: Iterable[str], source: str = "s.") -> list[str]:
-    """The columns set to those of `source`."""
+    """Return SQL that sets the columns to those of `source`."""
     return [f"{quote(name)} = {source}{quote(name)}" for name in names]
 
 
@@ -285,16 +285,16 @@ def _values(merge: Merge) -> list[str]:
 
 def _has_changed(merge: Merge) -> str:
     values = _values(merge)
-    # A row's hash, where it has one, speaks for the row.
+    # A row's hash, if it has one, represents the row.
     compared = [CONTENT_HASH] if CONTENT_HASH in values else [name for name in values if name not in METADATA]
     return f"({differs(merge.table, compared)} OR {_is_gone(merge)})"
 
 
 def _is_any_near(merge: Merge) -> str:
-    """Whether the target has a row between the first and the last staged one, by its key's first column.
+    """Return SQL for whether the target has a row between the first and last staged one, by its key's first column.
 
-    For data that arrives day by day: one look into the index instead of a join with the whole table. ORDER BY makes the
-    planner use the index; within an EXISTS it would be ignored.
+    For data that arrives day by day, this is one index lookup instead of a join with the whole table. ORDER BY makes
+    the planner use the index; within an EXISTS it would be ignored.
     """
     leading = quote(next(key for key in merge.table.keys if set(key) == set(merge.key))[0])
     staged = f"SELECT s.{leading} FROM {quote(merge.segment.staging)} s WHERE {MINE} ORDER BY s.{leading}"
@@ -306,7 +306,7 @@ def _is_any_near(merge: Merge) -> str:
 
 
 def _compare(merge: Merge) -> str:
-    """How many of the staged rows are in the target, and how many of those have changed."""
+    """Return SQL for the numbers of staged rows that the target has, and of those that have changed."""
     return f"""
         SELECT count(*), count(*) FILTER (WHERE {_has_changed(merge)})
         FROM {quote(merge.segment.staging)} s JOIN {merge.table.sql} t ON {same_key(merge.key)} WHERE {MINE}"""
@@ -334,7 +334,7 @@ def _insert(merge: Merge, columns: Sequence[str], *, are_some_there: bool, is_of
 
 
 def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:
-    """The statement, and its arguments after the segment's own two."""
+    """Return the statement, and its arguments after the two of the segment."""
     gone = "true" if merge.table.column(deleted).type == "boolean" else "now()"
     within, bounds = "", []
     for operator, bound in ((">=", scope.start), ("<", scope.end)):

@@ -1,12 +1,12 @@
-"""Finds the rows that the database refuses in a batch, and puts the others into the staging table (E10).
+"""Finds the rows that the database refuses in a batch, and puts the others into the staging table.
 
-By halves, each tried after a savepoint: a half that is refused is halved again, down to a single row. For each refused
-row that takes at most 2 × log2(batch) tries: if the first half is accepted, the refused rows are in the second half,
-which is not tried as a whole. A batch that is accepted costs nothing extra.
+It searches by halves, each tried after a savepoint: a refused half is halved again, down to a single row. For each
+refused row that takes at most 2 × log2(batch) attempts. If the first half is accepted, the refused rows are in the
+second half, which is not tried as a whole. A batch that is accepted has no extra cost.
 
-A savepoint is a subtransaction. The server caches up to 64 of a transaction for all sessions; with more, every session
-has to look up, row by row, to which transaction they belong. So a search commits what it has staged every `MAX_TRIES`
-tries.
+A savepoint is a subtransaction. The server caches up to 64 of a transaction for all sessions. With more, every session
+has to look up, row by row, to which transaction they belong. So a search commits its staged rows every `MAX_TRIES`
+attempts.
 
 An error that is not about a row (a lost connection, a full disk, a deadlock, a timeout) is raised as it is, and nothing
 more of the batch is staged.
@@ -23,14 +23,14 @@ from dataloader.jobs.errors import Unstorable
 from dataloader.store.etl.staging import Lines, StagedSegment, aio_stage
 
 MAX_TRIES: Final = 50
-"""The most tries in one transaction; each may be a subtransaction."""
+"""Maximum number of attempts in one transaction; each may be a subtransaction."""
 
 _SAVEPOINT: Final = "dl_before_rows"
 
 
 @attrs.frozen
 class RefusedRow:
-    """A row that the database refuses: its place in the batch, its piece's number, its line, and the error."""
+    """Row that the database refuses: its place in the batch, its piece's number, its line, and the error."""
 
     place: int
     piece: int
@@ -54,14 +54,14 @@ class RefusedPiece:
 
 @attrs.frozen
 class _Span:
-    """Rows of the batch from `first` to before `end`; `is_rest`: the second half of rows that were refused."""
+    """Rows of the batch from `first` to before `end`; `is_rest`: the second half of refused rows."""
 
     first: int
     end: int
     is_rest: bool
 
     def halves(self) -> list[_Span]:
-        """The second half, below the first one."""
+        """Return both halves, the second one first, so that the first is on top of the stack."""
         middle = (self.first + self.end) // 2
         return [_Span(middle, self.end, is_rest=True), _Span(self.first, middle, is_rest=False)]
 
@@ -71,11 +71,11 @@ class _Span:
 
 @attrs.define(eq=False)
 class RefusedSearch:
-    """A search in a refused batch for the rows that caused the refusal.
+    """Search in a refused batch for the rows that caused the refusal.
 
-    When `most_in_a_row` rows in a row were refused, further ones are tried together, in the largest pieces that are
-    left, until a piece is taken. `refused` has the rows that were found, in their order, `unsearched` the pieces that
-    were refused together. `staged` is for the caller to count.
+    After `most_in_a_row` refused rows in a row, further rows are tried together, in the largest pieces that are left,
+    until a piece is accepted. `refused` has the found rows in their order, `unsearched` the pieces that were refused
+    together. The caller must update `staged`.
     """
 
     segment: StagedSegment
@@ -96,18 +96,18 @@ class RefusedSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all rows are staged or refused."""
+        """Return whether all rows are staged or refused."""
         return not self._todo
 
     @property
     def settled(self) -> int:
-        """How many rows are staged or refused by now."""
+        """Number of rows that are staged or refused by now."""
         return self.staged + len(self.refused) + sum(one.rows for one in self.unsearched)
 
     async def aio_go_on(self, connection: Any) -> int:
-        """Continue for some tries (asyncio-flavoured), in the caller's transaction; return how many rows it staged.
+        """Make up to `MAX_TRIES` attempts (asyncio-flavored), in the caller's transaction; return the staged rows.
 
-        Raises what `aio_stage` raises, except `Unstorable`.
+        Raises the errors of `aio_stage`, except `Unstorable`.
         """
         staged = 0
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -119,7 +119,7 @@ class RefusedSearch:
         return staged
 
     async def _aio_try(self, connection: Any, span: _Span) -> int:
-        """Put the rows into the staging table, or none of them; how many."""
+        """Put the rows into the staging table, or none of them; return their number."""
         rows = self._rows[span.first : span.end]
         try:
             await aio_stage(connection, self.segment, [(self.pieces[piece][0], line) for piece, line in rows])
@@ -138,7 +138,7 @@ class RefusedSearch:
             return 0
         await connection.execute(f"RELEASE {_SAVEPOINT}; SAVEPOINT {_SAVEPOINT}")
         self._in_a_row = 0
-        # Then the other half is known to be refused. Only a single row is tried, to get its error.
+        # The second half is then known to be refused. Only a single row is tried, to get its error.
         if not span.is_rest and len(self._todo[-1]) > 1:
             self._todo += self._todo.pop().halves()
         return len(span)

@@ -1,6 +1,6 @@
-"""Staged rows that bring different columns, and what each of them lacks (E6).
+"""Staged rows with different columns, and the columns that each of them lacks.
 
-A load writes only the columns that a row brings, whatever the other rows of its batch bring. So the staging table notes
+A load writes only the columns that a row has, whatever the other rows of its batch have. So the staging table stores
 the shape of each row: the set of its columns. Before a merge, columns that a row lacks are taken from the target; in a
 new row they have their defaults.
 """
@@ -15,11 +15,11 @@ from dataloader.store.etl.staging import SEGMENT, SHAPE, TOKEN, StagedSegment, s
 from dataloader.store.etl.target_table import TableInfo, quote
 
 MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
-"""The condition for a segment's rows in a staging table; its token and number are the first two arguments."""
+"""Condition for a segment's rows in a staging table; its token and number are the first two arguments."""
 
 
 class Shaped(Protocol):
-    """A merge of rows that may bring different columns: `columns` has all of them, `shapes` the sets of each kind."""
+    """Merge of rows that may have different columns: `columns` has all of them, `shapes` the sets of each kind."""
 
     @property
     def table(self) -> TableInfo:
@@ -31,19 +31,19 @@ class Shaped(Protocol):
 
     @property
     def key(self) -> Sequence[str]:
-        """The columns that identify a row."""
+        """Columns that identify a row."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """All columns that rows bring."""
+        """All columns that rows have."""
 
     @property
     def shapes(self) -> Collection[tuple[str, ...]]:
-        """The columns of each kind of row."""
+        """Columns of each kind of row."""
 
 
 async def aio_complete(connection: Any, merge: Shaped, condition: str = "true") -> None:
-    """Fill the columns that staged rows lack from the target's rows that meet `condition` (asyncio-flavoured).
+    """Fill the columns that staged rows lack from the target's rows that meet `condition` (asyncio-flavored).
 
     Raises `StoreError` if two shapes have the same number, which has a chance of one in 10^19.
     """
@@ -70,5 +70,5 @@ async def aio_complete(connection: Any, merge: Shaped, condition: str = "true") 
 
 
 def same_key(key: Iterable[str]) -> str:
-    """The staged row `s` and the row `t` of the target have one key."""
+    """Return SQL for: the staged row `s` and the row `t` of the target have one key."""
     return " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)

@@ -1,8 +1,8 @@
-"""Records what runs of loads have done: their segments, the watermarks of loads, the failures (E6, E10, E12).
+"""Records of the runs of loads: their segments, the watermarks of loads, the failures.
 
-A run has the id of its job: when the job runs again, after a crash or a retry, it resumes after the committed segments.
-The record of a segment is written in the same transaction as its rows, which commits only while the job still belongs
-to its worker: the fence is its last statement. The caller runs these operations in a transaction.
+A run has the ID of its job: when the job runs again, after a crash or a retry, it resumes after the committed segments.
+The record of a segment is written in the same transaction as its rows. That commits only while the job still belongs to
+its worker: the fence is its last statement. The caller runs these operations in a transaction.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataloader.store.etl.load_holders import aio_fence_load, aio_hold_load, aio
 from dataloader.store.etl.merge import Merge
 
 SUCCEEDED_WITH_FAILURES: Final = "succeeded_with_failures"
-"""A status of a task and a run: it came to its end, and few enough things failed to go on."""
+"""Status of a task or run that was completed, with failures that are few enough to continue."""
 GONE_THROUGH: Final = frozenset({"succeeded", SUCCEEDED_WITH_FAILURES})
-"""The statuses of a task after which a flow goes on, and does not run it again."""
+"""Statuses of a task after which a flow continues, and does not run it again."""
 
 _FENCE: Final = """
 SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS TRUE FOR NO KEY UPDATE
@@ -53,7 +53,7 @@ ON CONFLICT (run_id, ordinal) DO UPDATE SET status = 'waiting', layer = excluded
   summary = CASE WHEN dl_etl_tasks.task = excluded.task THEN dl_etl_tasks.summary END
 WHERE dl_etl_tasks.status NOT IN ('succeeded', 'succeeded_with_failures') OR dl_etl_tasks.task <> excluded.task
 """
-# A flow may have been changed while its run waited to go on.
+# A flow may have been changed while its run waited to continue.
 _NOT_TASKS: Final = "DELETE FROM dl_etl_tasks WHERE run_id = $1 AND ordinal > $2"
 _STATUSES: Final = "SELECT task, status, summary FROM dl_etl_tasks WHERE run_id = $1 ORDER BY ordinal"
 _SEGMENTS: Final = "SELECT task, segment, counts FROM dl_etl_segments WHERE run_id = $1"
@@ -71,13 +71,13 @@ WHERE run_id = $1
 _SEGMENT: Final = """
 INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
 """
-# A run over days long past doesn't move the watermark back.
+# A run over days long past does not move the watermark back.
 _WATERMARK: Final = """
 INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONFLICT (load) DO UPDATE SET upto =
 excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
 """
-# Also resolves failures that an earlier attempt of the run has recorded for the same segment, which it did not commit.
-# A retried failure keeps the segment in which it failed first; its requests name the segment that retried it.
+# This also resolves failures that an earlier attempt of the run has recorded for the same segment, which it did not
+# commit. A retried failure keeps the segment in which it failed first; its requests name the segment that retried it.
 _RESOLVE: Final = """
 UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
 AND (failure_id = ANY ($5) OR
@@ -88,7 +88,7 @@ _KEEP_DETAILS: Final = """
 INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts) VALUES ($1, $2, $3, $4, $5, $6)
 """
 _FORGET_DETAILS: Final = "DELETE FROM dl_etl_details WHERE run_id = $1 AND task = $2 AND segment = $3"
-# The failures of what this attempt does not request again: committed segments, and details that are complete.
+# The failures of data that this attempt does not request again: committed segments, and completed details.
 _STILL_FAILED: Final = """
 SELECT f.load, f.phase, sum(f.times)::int AS times FROM dl_etl_failures f
 WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
@@ -136,7 +136,7 @@ FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMI
 
 @attrs.define
 class DetailsDone:
-    """Details of a segment that an earlier attempt has completed, and what was done for them."""
+    """Details of a segment that an earlier attempt has completed, and their counts."""
 
     keys: set[str] = attrs.field(factory=set)
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -144,7 +144,7 @@ class DetailsDone:
 
 @attrs.frozen
 class RunState:
-    """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment.
+    """Earlier work of a run: the statuses and summaries of its tasks, and the counts of each committed segment.
 
     Also by task: `details` has the completed details of segments that are not committed; `failed` counts, by phase, the
     unresolved failures of what is committed or completed. `last_failure` is the number of the last recorded failure.
@@ -160,27 +160,28 @@ class RunState:
 
 
 def staging_name(run_id: UUID, token: int, number: int) -> str:
-    """The name of one of a run's staging tables, which identifies the run.
+    """Return the name of one of a run's staging tables, which identifies the run.
 
-    It has the token, so that a worker that has lost the job drops its own table, not that of the job's next worker.
+    It contains the token, so that a worker that has lost the job drops its own table, not that of the job's next
+    worker.
     """
     return f"dl_stage_{run_id.hex}_{token}_{number}"
 
 
 @attrs.frozen(kw_only=True)
 class SegmentCommit:
-    """A segment's end: what to merge, and what to record in the same transaction.
+    """End of a segment: the merges, and the records to write in the same transaction.
 
     Attributes:
         segment: its name; None merges the rows that have arrived so far, and the segment is not done.
-        merges: how its rows are merged.
+        merges: the merges of its rows.
         resolves: the failures that the segment has retried; None for a segment that was loaded completely, which
             resolves its earlier failures: in other runs, and in this run's earlier attempts.
         again_until: the number of the last failure of the run's earlier attempts.
         window: both ends of the segment's window; failures of other windows within it are resolved, too.
-        failures: new failures, to be recorded.
+        failures: new failures to record.
         watermark: everything before it is loaded.
-        counts: what was done; recorded with the counts of the merges.
+        counts: the counts to record with those of the merges.
         details_of: the segment's name, if its rows are those of details.
         details: the keys of the details that are complete now.
     """
@@ -246,7 +247,7 @@ async def _aio_drop_left(connection: Any) -> None:
         try:
             await connection.execute(f"DROP TABLE IF EXISTS {row['staging']}")
         except LOCKED:
-            # With the setting.
+            # This also resets lock_timeout.
             await connection.execute("ROLLBACK TO dl_stage")
         else:
             await connection.execute("SET LOCAL lock_timeout = DEFAULT")
@@ -256,7 +257,7 @@ async def _aio_drop_left(connection: Any) -> None:
 async def aio_note_task(  # noqa: PLR0917 - the columns of a record
     connection: Any, run_id: UUID, token: int, task: str, status: str, summary: Mapping[str, Any] | None = None
 ) -> None:
-    """Record the status of one of a run's tasks, `running` or how it ended, with its summary.
+    """Record the status of one of a run's tasks, `running` or its end, with its summary.
 
     The run holds the load while its status is `running`. Raises `LoadIsHeld` if another run holds it.
     """
@@ -269,7 +270,7 @@ async def aio_note_task(  # noqa: PLR0917 - the columns of a record
 
 
 async def aio_end_run(connection: Any, run_id: UUID, token: int, status: str, summary: Mapping[str, Any]) -> None:
-    """Record how a run ended, with its summary. A run that waits for another run of a load has the status `waiting`."""
+    """Record the end of a run, with its summary. A run that waits for a load's other run has the status `waiting`."""
     await connection.execute(_END, run_id, status, storable_json(summary))
     await aio_fence(connection, run_id, token)
 
@@ -314,7 +315,7 @@ async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str
 
 
 async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
-    """The last statement of a transaction that may commit only if the job still belongs to this worker.
+    """Fence a transaction that may commit only if the job still belongs to this worker, as its last statement.
 
     Raises `LeaseLost` if it does not.
     """
@@ -323,7 +324,7 @@ async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
 
 
 async def aio_watermark(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
-    """A load's watermark, and the run that set it; None before its first segment was committed."""
+    """Return a load's watermark, and the run that set it; None before its first segment was committed."""
     row = await connection.fetchrow("SELECT upto, run_id FROM dl_etl_cursors WHERE load = $1", load)
     return (None, None) if row is None else (row["upto"], row["run_id"])
 
@@ -335,16 +336,16 @@ async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures:
 
 
 async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
-    """The requests of those of a load's `failures` that are unresolved, by their numbers, with their segments."""
+    """Return the requests of the unresolved ones of a load's `failures`, by number, with their segments."""
     return _requests_of(await connection.fetch(_OPEN, load, list(failures)))
 
 
 async def aio_next_failures(
     connection: Any, load: str, run_id: UUID, after: int, limit: int
 ) -> dict[int, list[dict[str, Any]]]:
-    """The requests of a load's next unresolved failures, after the one with the number `after`, at most `limit`.
+    """Return the requests of a load's next unresolved failures, after the one with the number `after`, at most `limit`.
 
-    By the failures' numbers, with their segments; without failures of this run, and those that have no request.
+    They are by the failures' numbers, with their segments, without failures of this run and those that have no request.
     """
     return _requests_of(await connection.fetch(_NEXT_OPEN, load, after, run_id, limit))
 
@@ -358,7 +359,7 @@ def _requests_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, 
 async def list_failures(
     database: Database, *, run_id: UUID | None = None, load: str | None = None, after: int = 0, limit: int = 100
 ) -> list[FailureRecord]:
-    """The failures of a run, or the unresolved ones of a load, oldest first, after the one with the number `after`."""
+    """Return the failures of a run, or the unresolved ones of a load, oldest first, after the number `after`."""
     if run_id is not None:
         return await database.run(_aio_list, "run_id = $1", run_id, limit, after)
     return await database.run(_aio_list, "load = $1 AND solved_at IS NULL", load, limit, after)

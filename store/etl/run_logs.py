@@ -1,8 +1,8 @@
-"""A run's log as its page reads it (E11): one task's lines alone, the run's own, or all in order.
+"""A run's log as its page reads it: only one task's lines, only the run's own, or all in order.
 
-Tasks run one after the other, so the lines of one stand together among the events of the job, in one range for each
-attempt; `dl_etl_logs`, written with the lines, knows where. A block is read in pages within its ranges. Lines that an
-older program has kept have no range: they are looked for among all events of the job.
+Tasks run one after another, so the lines of one are together among the events of the job, in one range for each
+attempt; `dl_etl_logs`, written with the lines, has the ranges. A block is read in pages within its ranges. Lines that
+an older program has kept have no range: they are searched among all events of the job.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataloader.store.queue.job_logs import ATTEMPTS, LEVEL_OF_EVENT, line_of
 from dataloader.store.queue.reads import shown
 
 MAX_LINES: Final = 500
-"""The most lines of a page."""
+"""Maximum number of lines of a page."""
 MAX_EVENTS: Final = 30_000
-"""Events of the job that one page looks at: all those of most runs."""
+"""Maximum number of the job's events that one page reads: all events of most runs."""
 LONGEST_LINE: Final = 16 << 10
-"""Bytes of a line as PostgreSQL writes it: ours are shorter; of a longer one the beginning is shown."""
+"""Maximum size in bytes of a line as PostgreSQL writes it: ours are shorter; of a longer one the beginning is shown."""
 _ALL: Final = (0, 2**63 - 1)
 
 _RANGES: Final = """
@@ -52,10 +52,11 @@ _LAST_LOOKED_AT: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_EVENTS - 1} LIM
 
 @attrs.frozen(kw_only=True)
 class LinesWanted:
-    """Which lines of a run. `task`: of the task with this number alone.
+    """Filter for the lines of a run. `task`: only those of the task with this number.
 
-    `tasks`: of these, by name; None: of all. `own`: those of no task, and the run's attempts. `level`: as serious as
-    that, or more. `text`: those that may have it; a reader masks them, and looks again.
+    `tasks`: only those of tasks with these names; None: of all. `own`: those of no task, and the run's attempts.
+    `level`: those of this level or a more serious one. `text`: those that may have it; a reader masks them, and
+    searches again.
     """
 
     task: int | None = None
@@ -67,14 +68,17 @@ class LinesWanted:
 
 @attrs.frozen
 class LinePage:
-    """Lines in order. `after`: the number behind which the next page begins; None: there are no more yet."""
+    """Lines in order. `after`: the number after which the next page begins; None: there are no more yet."""
 
     lines: list[LogLine]
     after: int | None
 
 
 async def read_lines(database: Database, run_id: UUID, wanted: LinesWanted, *, after: int, limit: int) -> LinePage:
-    """A page of a run's log: at most `limit` lines behind the event `after`. Raises `RunNotFound` for no such task."""
+    """Return a page of a run's log: at most `limit` lines after the event `after`.
+
+    Raises `RunNotFound` if the run or the task is unknown.
+    """
     return await database.run(_aio_read, run_id, wanted, after, limit)
 
 

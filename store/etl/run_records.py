@@ -1,9 +1,9 @@
-"""What readers see of pipelines: runs and their tasks, loads, failures. Nothing here writes.
+"""Runs of loads and flows for readers: runs and their tasks, loads, failures. Nothing here writes.
 
-web/ and the command line call it. Every list is a page by key, and what a page costs does not grow with the history.
+web/ and the command line call it. Every list is a page by key, and the cost of a page does not grow with the history.
 
-A run or a task that stands as `running` although its job does not run shows the status of the job: `queued` when a
-worker died and another one will go on, `lost` or `canceled` when nobody will.
+A run or a task that is stored as `running` although its job does not run shows the status of the job: `queued` if a
+worker died and another one will continue, `lost` or `canceled` if none will.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from dataloader.store.etl.failure_rows import FailureRecord
 from dataloader.store.queue.transaction import told_of_users
 
 MAX_LOADS: Final = 200
-"""The most loads that one call lists: each has its last run and its failures looked up."""
+"""Maximum number of loads that one call lists: each has its last run and its failures looked up."""
 MAX_COUNTED: Final = 1_000
-"""Failures of a load that are counted: so many means so many or more."""
+"""Maximum number of failures of a load that are counted: this number means at least this number."""
 
 
 def as_job(row: str) -> str:
-    """Columns of a run or a task; where its job `j` does not run any more, the job's own status and end.
+    """Return columns of a run or a task; if its job `j` does not run any more, with the job's own status and end.
 
-    The job's error is the reason of what gave none, since it did not come to its end.
+    The job's error is the reason of a run or task that has none, because it was not completed.
     """
     return f"""
   CASE WHEN {row}.status = 'running' AND j.status <> 'running' THEN j.status::text ELSE {row}.status END AS status,
@@ -92,16 +92,16 @@ ORDER BY known.load
 
 
 class RunNotFound(NotFound):
-    """No run has this id, which is its job's: the job is no load or flow, has not begun, or was deleted."""
+    """Error: no run has this ID, which is its job's. The job is no load or flow, has not begun, or was deleted."""
 
 
 class LoadNotFound(NotFound):
-    """No load of this name has run in this database, and none waits in a flow."""
+    """Error: no load of this name has run in this database, and none waits in a flow."""
 
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """A run of a load or a flow: by its job's id, its name, how it stands, and why where something failed."""
+    """Run of a load or a flow, with its status, and the reason if something failed."""
 
     run_id: Annotated[UUID, about("The run's id, which is its job's.")]
     name: Annotated[str, about("The load or the flow that ran.")]
@@ -123,7 +123,7 @@ class RunPage:
 
 @attrs.frozen(kw_only=True)
 class TaskRecord:
-    """A task of a run, and what it has done once it has ended.
+    """Task of a run, and its results once it has ended.
 
     `phases` are a load's, with began_at, ended_at and busy_s (seconds, over all workers); `tables` are those of a set
     of dimensions, with status, began_at, ended_at and counts.
@@ -147,7 +147,7 @@ class TaskRecord:
 
 @attrs.frozen
 class Timeline:
-    """A run and a page of its tasks, in the order of their registration (E11, E12)."""
+    """Run and a page of its tasks, in the order of their registration."""
 
     run: RunRecord
     tasks: list[TaskRecord]
@@ -156,7 +156,7 @@ class Timeline:
 
 @attrs.frozen(kw_only=True)
 class LastRun:
-    """The last time that a load ran, by itself or in a flow."""
+    """Last run of a load, by itself or in a flow."""
 
     run_id: Annotated[UUID, about("The run's id, which is its job's.")]
     status: Annotated[str, about("Its status.")]
@@ -168,9 +168,9 @@ class LastRun:
 
 @attrs.frozen(kw_only=True)
 class LoadRecord:
-    """How far a load has come: all before `watermark` is in its table. `unresolved` failures, at most `MAX_COUNTED`.
+    """Progress of a load: all data before `watermark` is in its table. `unresolved` failures, at most `MAX_COUNTED`.
 
-    `upto` and `unsolved` are the former names of the two, for those who read them by HTTP.
+    `upto` and `unsolved` are the former names of the two, for HTTP clients.
     """
 
     load: Annotated[str, about("The load's name.")]
@@ -194,7 +194,7 @@ class LoadPage:
 
 @attrs.frozen(kw_only=True)
 class FailureLine:
-    """What failed, in which phase, and why; without what is needed to ask for it again."""
+    """Failed item, its phase and its error, without the requests that load it again."""
 
     failure_id: Annotated[int, about("The failure's number; later ones have larger ones.")]
     run_id: Annotated[UUID, about("The run in which it failed.")]
@@ -211,7 +211,7 @@ class FailureLine:
     solved_at: Annotated[Instant | None, about("The former name of `resolved_at`.")]
 
     def masked(self) -> Self:
-        """The same without the secrets in what sources have sent (Q16)."""
+        """Return the failure without the secrets in data that sources have sent."""
         return attrs.evolve(
             self,
             segment=mask_text(self.segment),
@@ -230,7 +230,7 @@ class FailurePage:
 
 
 async def list_runs(database: Database, *, name: str | None = None, limit: int = 50, after: After = None) -> RunPage:
-    """A page of at most `limit` (1 to 1,000) runs, of all or of one name, newest first, from behind `after`.
+    """Return a page of at most `limit` (1 to 1,000) runs, of all or of one name, newest first, after `after`.
 
     Raises `BadRequest` for a `limit` or a `name` that is not allowed.
     """
@@ -239,7 +239,7 @@ async def list_runs(database: Database, *, name: str | None = None, limit: int =
     values: list[object] = []
     if name is not None:
         check_text("name", name, MAX_NAME)
-        # With the name in the key no plan walks the runs of all names to find those of one.
+        # With the name in the key, no plan walks the runs of all names to find those of one.
         key, terms, values = f"r.name, {key}", "r.name = $1", [name]
     if after is not None:
         values += BY_INSTANT.key(after)
@@ -255,7 +255,7 @@ async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
 
 
 async def get_timeline(database: Database, run_id: UUID, *, limit: int = MAX_PAGE, after: After = None) -> Timeline:
-    """A run with at most `limit` (1 to 1,000) of its tasks, from behind `after` (E11, E12).
+    """Return a run with at most `limit` (1 to 1,000) of its tasks, after `after`.
 
     Raises `RunNotFound`, and `BadRequest` for a `limit` that is not allowed.
     """
@@ -278,7 +278,7 @@ async def _aio_run(connection: Any, run_id: UUID) -> RunRecord:
 
 
 async def get_load(database: Database, load: str) -> LoadRecord:
-    """How far a load has come. Raises `LoadNotFound`, and `BadRequest` for a text that is no name."""
+    """Return the progress of a load. Raises `LoadNotFound`, and `BadRequest` for a text that is no name."""
     check_text("load", load, MAX_NAME)
     return await database.run(_aio_load, load)
 
@@ -294,7 +294,7 @@ async def _aio_load(connection: Any, load: str) -> LoadRecord:
 
 
 async def list_loads(database: Database, *, limit: int = 50, after: After = None) -> LoadPage:
-    """A page of at most `limit` (1 to 200) loads that this database knows, by name, from behind `after`.
+    """Return a page of at most `limit` (1 to 200) loads that this database knows, by name, after `after`.
 
     Raises `BadRequest` for a `limit` that is not allowed.
     """
@@ -313,7 +313,7 @@ def _load_of(row: Mapping[str, Any]) -> LoadRecord:
 async def list_failures_of_run(
     database: Database, run_id: UUID, *, after: After = None, limit: int = 100
 ) -> FailurePage:
-    """What failed in a run, oldest first, from behind `after`: at most `limit` (1 to 1,000).
+    """Return the failures of a run, oldest first, after `after`: at most `limit` (1 to 1,000).
 
     Raises `RunNotFound`, and `BadRequest` for a `limit` that is not allowed.
     """
@@ -326,7 +326,7 @@ async def list_failures_of_run(
 
 
 async def list_failures_of_load(database: Database, load: str, *, after: After = None, limit: int = 100) -> FailurePage:
-    """What failed in any run of a load and was not resolved since; else as `list_failures_of_run`.
+    """Return the unresolved failures of all runs of a load, as `list_failures_of_run` does.
 
     Raises `LoadNotFound`, and `BadRequest` for a `limit` or a name that is not allowed.
     """
@@ -348,12 +348,12 @@ def _failures(found: Sequence[FailureRecord], limit: int) -> FailurePage:
 
 
 async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[dict[str, Any]]:
-    """The rows of somebody's own statement, in a transaction that can't write (asyncio-flavoured)."""
+    """Return the rows of a user's statement, in a read-only transaction (asyncio-flavored)."""
     try:
         async with connection.transaction(readonly=True):
             await connection.execute(set_local(PLANNER_OF_USERS))
             with told_of_users(connection):
                 return [dict(row) for row in await connection.fetch(sql, *values)]
     except READ_ONLY as error:
-        # Our own doing, not a server that has become a standby, which will pass.
+        # The transaction is read-only, not the server, so this is no outage.
         raise StoreError(f"a Reader can only read: {error}") from error

@@ -1,7 +1,7 @@
-"""Runs as their pages show them: with what their tasks came to, how long such a run takes, and where its log stands.
+"""Runs as their pages show them: with the results of their tasks, the usual duration, and the range of their log.
 
-Nothing here writes. A list costs the same at any length of the history: each run has few tasks, and what could be many
-is counted up to a bound.
+Nothing here writes. A list costs the same at any length of the history: each run has few tasks, and numbers that could
+be large are counted up to a bound.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataloader.store.etl.run_journal import GONE_THROUGH
 from dataloader.store.etl.run_records import RunNotFound, as_job
 
 MOST_TASKS: Final = 1_000
-"""Tasks of a run that its page shows."""
+"""Maximum number of tasks of a run that its page shows."""
 MOST_FAILURES: Final = 1_000
-"""Failures of a run that are counted: so many means so many or more."""
+"""Maximum number of failures of a run that are counted: this number means at least this number."""
 MOST_LOOKED_AT: Final = 2_000
-"""Runs that a page of those of one status looks at."""
+"""Maximum number of runs that a page of runs with one status reads."""
 USUAL_OF: Final = 10
-"""The usual duration is the median of so many runs that went through."""
+"""Number of completed runs whose median is the usual duration."""
 _MOST_BEFORE: Final = 200
-"""Earlier runs among which those are looked for."""
+"""Number of earlier runs among which those are searched."""
 WRITTEN: Final = (
     "inserted",
     "updated",
@@ -39,13 +39,13 @@ WRITTEN: Final = (
     "corrected",
     "woven",
 )
-"""The counts of merges that are rows written; the rest were as they should be already."""
+"""Counts of merges that are written rows; the other rows were already correct."""
 _THROUGH: Final = ", ".join(f"'{status}'" for status in sorted(GONE_THROUGH))
-# What a client has put there may be long; ours is short.
+# The progress of a client may be long; ours is short.
 _PROGRESS: Final = (
     "CASE WHEN j.status = 'running' AND pg_column_size(j.progress) < 16000 THEN j.progress END AS progress"
 )
-# A set of dimensions has no records of what failed: its summary says how many tables.
+# A set of dimensions has no records of failures: its summary has the number of failed tables.
 _TABLES_FAILED: Final = "coalesce((t.summary ->> 'tables_failed')::int, 0)"
 _COUNTS: Final = "coalesce(t.summary -> 'counts', jsonb_path_query_array(t.summary, '$.tables.*.counts'), '{}')"
 
@@ -92,7 +92,7 @@ WHERE t.run_id = $1 ORDER BY t.ordinal LIMIT {MOST_TASKS}
 
 @attrs.frozen(kw_only=True)
 class RunLine:
-    """A run in a list. `args`: its job's, unless they are long; `rows`: those written by now.
+    """Run in a list. `args`: its job's, unless they are long; `rows`: the rows written by now.
 
     `failures` are counted up to `MOST_FAILURES`.
     """
@@ -112,7 +112,7 @@ class RunLine:
 
     @property
     def took(self) -> timedelta | None:
-        """How long it took, once it has ended."""
+        """Duration, once it has ended."""
         return None if self.finished_at is None else self.finished_at - self.started_at
 
 
@@ -126,9 +126,9 @@ class RunLines:
 
 @attrs.frozen(kw_only=True)
 class RunTask:
-    """A task of a run, with its kept lines: how many, how many are serious, and the number of the last one.
+    """Task of a run, with its kept log lines: how many, how many are serious, and the number of the last one.
 
-    Its `phases` are those of a load, `tables` those of a set of dimensions: when each began and ended.
+    Its `phases` are those of a load, `tables` those of a set of dimensions, each with its beginning and end.
     """
 
     ordinal: int
@@ -151,16 +151,16 @@ class RunTask:
 
     @property
     def took(self) -> timedelta | None:
-        """How long it took, once it has ended."""
+        """Duration, once it has ended."""
         return None if self.started_at is None or self.finished_at is None else self.finished_at - self.started_at
 
 
 @attrs.frozen(kw_only=True)
 class RunView:
-    """A run: how it stands, its tasks, and what compares with it.
+    """Run with its status, its tasks, and data to compare it with.
 
-    `progress` is the job's, while it runs. `usual_s`: the median of the last runs of this name that went through before
-    it, in seconds; `last_success` is the newest of them. `now` is the database's time.
+    `progress` is the job's, while it runs. `usual_s` is the median duration in seconds of the last completed runs of
+    this name before it; `last_success` is the newest of them. `now` is the database's time.
     """
 
     run_id: UUID
@@ -184,29 +184,29 @@ class RunView:
 
     @property
     def took(self) -> timedelta | None:
-        """How long it took, once it has ended."""
+        """Duration, once it has ended."""
         return None if self.finished_at is None else self.finished_at - self.started_at
 
     @property
     def is_over(self) -> bool:
-        """Whether it changes no more, unless somebody queues its job again."""
+        """Return whether it changes no more, unless its job is queued again."""
         return self.job_status not in {"queued", "running"}
 
     @property
     def rows(self) -> int:
-        """The rows written by now."""
+        """Number of rows written by now."""
         return sum(task.rows for task in self.tasks)
 
     @property
     def failures(self) -> int:
-        """The failures of all tasks."""
+        """Number of failures of all tasks."""
         return sum(task.failures for task in self.tasks)
 
 
 async def list_run_lines(
     database: Database, *, name: str | None, status: str | None, limit: int, after: After
 ) -> RunLines:
-    """A page of runs, newest first, of all or of one name; of one status among the next `MOST_LOOKED_AT`."""
+    """Return a page of runs, newest first, of all or of one name; of one status among the next `MOST_LOOKED_AT`."""
     return await database.run(_aio_list, name, status, limit, after)
 
 
@@ -242,7 +242,7 @@ async def _aio_list(connection: Any, name: str | None, status: str | None, limit
     key, terms = "r.started_at, r.run_id", "true"
     values: list[object] = []
     if name is not None:
-        # With the name in the key no plan walks the runs of all names to find those of one.
+        # With the name in the key, no plan walks the runs of all names to find those of one.
         key, terms, values = f"r.name, {key}", "r.name = $1", [name]
     if after is not None:
         values += BY_INSTANT.key(after)
@@ -269,7 +269,7 @@ def _run_line(row: Mapping[str, Any]) -> RunLine:
 
 
 async def get_run_view(database: Database, run_id: UUID) -> RunView:
-    """A run with its tasks. Raises `RunNotFound`."""
+    """Return a run with its tasks. Raises `RunNotFound`."""
     return await database.run(_aio_view, run_id)
 
 
@@ -291,7 +291,7 @@ def _task(row: Mapping[str, Any], progress: Mapping[str, Any]) -> RunTask:
 
 
 def rows_of(counts: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
-    """The rows written, of the counts of a load, or those of each table of a set of dimensions."""
+    """Return the number of written rows in the counts of a load, or of each table of a set of dimensions."""
     each: Iterable[Any] = [counts] if isinstance(counts, Mapping) else counts
     found = (one.get(name) for one in each if isinstance(one, Mapping) for name in WRITTEN)
     return sum(number for number in found if type(number) is int)

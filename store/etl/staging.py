@@ -1,12 +1,12 @@
-"""The staging table in front of a load's target, where the rows of a segment wait.
+"""Staging table in front of a load's target, where the rows of a segment wait.
 
-Rows come in batches as lines of COPY's text format (flows/etl/parse/copy_lines.py), and the database's own input
-functions read them, so that a value that does not fit shows in its batch: the staging table has the target's types,
-NOT NULLs, checks and defaults. A segment ends with a merge (merge.py, history_merge.py) of what is staged under its
-fencing token and number.
+Rows arrive in batches as lines of COPY's text format (flows/etl/parse/copy_lines.py), and the database's own input
+functions read them. So a value that does not fit shows in its batch: the staging table has the target's types, NOT
+NULLs, checks and defaults. A segment ends with a merge (merge.py, history_merge.py) of the rows that are staged under
+its fencing token and number.
 
-It is a table of its own and unlogged: a temporary one would belong to one connection, and batches come over several.
-A crash of the server empties it, which the merge notices by the number of rows.
+It is a separate, unlogged table: a temporary one would belong to one connection, and batches come over several. A crash
+of the server empties it, which the merge notices by the number of rows.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from dataloader.store.connection.error_meanings import Meaning, meaning_of
 from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import TableInfo, quote, told_of_targets
 
-# Names that hardly any target has; for one that does, the database refuses to make a column twice.
-TOKEN: Final = '"dl:token"'  # noqa: S105 - a job's, and no secret
+# Names that hardly any target has; for a target that has one, the database refuses to create the column twice.
+TOKEN: Final = '"dl:token"'  # noqa: S105 - a job's token is no secret
 SEGMENT: Final = '"dl:segment"'
 REQUEST: Final = '"dl:request"'
 SEQUENCE: Final = '"dl:sequence"'
 SHAPE: Final = '"dl:shape"'
 MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SHAPE, SEQUENCE)]
-"""The additional columns of a staging table; the last one is a row's place among those of its request."""
+"""Additional columns of a staging table; the last one is a row's place among the rows of its request."""
 
 _IN_LINE: Final = re.compile(r"^COPY .*?, line (?P<line>\d+)(?:, column (?P<column>.*?)(?::|$))?", re.MULTILINE)
 
 
 @attrs.frozen
 class Lines:
-    """`number` rows of one request that bring the same `columns`: a line has its place in the request, then the cells.
+    """`number` rows of one request that have the same `columns`. A line has its place in the request, then the cells.
 
-    Lines end with a newline, the only one in them. All in one piece: a line by itself takes as much again.
+    Lines end with a newline, the only one in them. They are one object, because separate lines take twice the memory.
     """
 
     columns: tuple[str, ...]
@@ -52,7 +52,7 @@ class Lines:
     text: bytes = attrs.field(repr=False)
 
     def cut(self, first: int, size: int) -> Iterator[Lines]:
-        """The same rows in pieces: `first` of them in the first piece, then `size` in each."""
+        """Yield the same rows in pieces: `first` of them in the first piece, then `size` in each."""
         if self.number <= first:
             yield self
             return
@@ -62,21 +62,21 @@ class Lines:
 
 
 def shape_of(columns: Sequence[str]) -> int:
-    """The number by which a staging table knows the rows that bring just these columns."""
+    """Return the number by which a staging table identifies the rows that have exactly these columns."""
     digest = hashlib.blake2b("\0".join(columns).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 @attrs.frozen
 class StagedSegment:
-    """What a segment's rows are known by: the staging table's name, the token of the job that runs, and a number."""
+    """Identification of a segment's rows: the staging table's name, the token of the running job, and a number."""
 
     staging: str
     token: int
     number: int
 
 
-async def aio_create_staging(  # noqa: PLR0917 - a table's parts
+async def aio_create_staging(  # noqa: PLR0917 - the parts of a table
     connection: Any,
     table: TableInfo,
     staging: str,
@@ -84,17 +84,17 @@ async def aio_create_staging(  # noqa: PLR0917 - a table's parts
     key: Sequence[str] = (),
     history: History | None = None,
 ) -> None:
-    """Make a staging table for `columns` of `table` (asyncio-flavoured); an earlier one of its name is dropped.
+    """Create a staging table for `columns` of `table` (asyncio-flavored); an earlier one of its name is dropped.
 
     Raises:
-        TargetError: the table has not these columns, or the database alone writes one of them.
+        TargetError: the table lacks one of these columns, or only the database writes one of them.
     """
     table.check_loadable(columns)
     others = [column.name for column in table.columns if column.name not in columns]
-    # What a check of the target says of a column that is not loaded goes with that column; NULL is no key.
+    # Dropping a column that is not loaded also drops the target's checks of it. NULL is no key.
     changes = [f"DROP COLUMN {quote(name)}" for name in others]
-    # A number that the target gives a row is not in the staging table, where it would be used up by rows that change
-    # nothing.
+    # A number that the target generates for a row is not in the staging table, because rows that change nothing would
+    # use it up.
     changes += [
         f"ALTER COLUMN {quote(c.name)} DROP NOT NULL, ALTER COLUMN {quote(c.name)} DROP DEFAULT"
         for c in table.columns
@@ -136,20 +136,21 @@ def _changes_for_times(
 
 
 async def aio_drop_staging(connection: Any, staging: str) -> None:
-    """Drop the staging table, if there is one (asyncio-flavoured)."""
+    """Drop the staging table, if there is one (asyncio-flavored)."""
     await connection.execute(f"DROP TABLE IF EXISTS {quote(staging)}")
 
 
 async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tuple[int, Lines]]) -> int:
-    """Put lines into the segment's staging table (asyncio-flavoured), in the caller's transaction; returns how many.
+    """Put lines into the segment's staging table (asyncio-flavored), in the caller's transaction; return their number.
 
-    `pieces` are lines of one request each, with its number in the segment: in whatever order they come, the rows of a
-    later request are later ones. Rows that bring the same columns are one COPY, and known by that in the staging table;
-    the others' columns have their defaults there.
+    `pieces` are lines of one request each, with the request's number in the segment. In whatever order they come, the
+    rows of a later request are later rows. Rows that have the same columns are one COPY, and are identified by that in
+    the staging table; their other columns have their defaults there.
 
     Raises:
-        Unstorable: the database does not take one of them; the text says which line and column, where it knows.
-        TargetError: there is no such staging table: another run of the load has made its own, or this one's is dropped.
+        Unstorable: the database refuses one of them; the text has the line and column, if they are known.
+        TargetError: there is no such staging table: another run of the load has created its own, or this one's was
+            dropped.
     """
     groups: dict[tuple[str, ...], list[bytes]] = {}
     for request, lines in pieces:
@@ -161,7 +162,7 @@ async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tu
             for columns, marked in groups.items():
                 tag: str = await connection.copy_to_table(
                     segment.staging,
-                    # Bare bytes would be a file's name.
+                    # Bare bytes would be taken for a file name.
                     source=memoryview(b"".join(marked)),
                     columns=[*MARKS, *columns],
                     format="text",
@@ -176,13 +177,13 @@ async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tu
 
 
 def _marked(mark: bytes, lines: bytes) -> bytes:
-    """The lines with the mark before each."""
+    """Return the lines with the mark before each."""
     # A line's end is the only newline in it.
     return mark + lines.removesuffix(b"\n").replace(b"\n", b"\n" + mark) + b"\n" if lines else b""
 
 
 def _of_line(error: asyncpg.PostgresError) -> str:
-    """What the server says of a line, with its place; not the context's own words, which may quote the whole line."""
+    """Return the server's message about a line, with its place, without the context, which may quote the whole line."""
     text = storable_text(mask_text(str(error.args[0] if error.args else type(error).__name__)), 500)
     place = _IN_LINE.search(getattr(error, "context", None) or "")
     if place is None:

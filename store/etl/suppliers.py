@@ -1,12 +1,13 @@
-"""Suppliers and their request slots: one request at a time, pauses and budgets, over all processes (E1, S4).
+"""Suppliers and their request slots: one request at a time, with pauses and rate limits, over all processes.
 
-A supplier is a row of `dl_sources`, by the name of the sources that send requests to it. A run takes its slot for a
-bounded time, and returns it with the pause that the next run must keep. The slot of a process that dies ends with that
-time. All times are the database's.
+A supplier is an external system with rate limits and work periods. It is a row of `dl_sources`, by the name of the
+sources that send requests to it. A run takes its slot for a bounded time, and returns it with the pause that the next
+run must keep. If its process dies, the slot ends with that time. All times are the database's.
 
-A request arrives at some instant between its slot's beginning and end. So it counts in a budget from the slot's
+A request arrives at some time between its slot's beginning and end. So it counts towards a rate limit from the slot's
 beginning until one span after its end: then no span at the supplier has more requests, however long they travel.
-Rejected: to note the time when a slot is taken, or just before the send, plus a margin for the unknown travel time.
+Rejected: to record the time when a slot is taken, or just before the request is sent, plus a margin for the unknown
+travel time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataloader.jobs.limits import Budget
 
 @attrs.frozen
 class SlotAnswer:
-    """The answer to a run that wants the slot: the slot is its own if `waits_for` is None; else how long to wait.
+    """Answer to a run that wants the slot. It has the slot if `waits_for` is None, else it must wait `wait_s` seconds.
 
     `waits_for` is `request` (another run's is under way), `pause`, `retry-after` (the source's own words), `budget`,
     `period`, `paused` or `error` (the supplier's limits cannot be evaluated).
@@ -38,7 +39,7 @@ _GIVE: Final = "SELECT dl_source_give($1, $2, $3, $4)"
 async def aio_take_slot(
     connection: Any, source: str, holder: int, lease_s: float, budgets: Sequence[Budget] = ()
 ) -> SlotAnswer:
-    """Take the slot of `source` for the run with the token `holder`, for `lease_s` seconds; who has it keeps it."""
+    """Take the slot of `source` for the run with the token `holder`, for `lease_s` seconds; its holder keeps it."""
     row = await connection.fetchrow(
         _TAKE,
         source,

@@ -1,4 +1,4 @@
-"""A load's target table, read from the catalogue: its columns, their types, its unique keys."""
+"""A load's target table, read from the catalog: its columns, their types, its unique keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.error_meanings import MISSING, NO_NAME
 
 METADATA: Final = frozenset({"source_file", "source_endpoint", "fetched_at"})
-"""Columns that say where a row came from: a row that differs only in these is unchanged (E6)."""
+"""Columns with the origin of a row: a row that differs only in these is unchanged."""
 
 
 _TABLE: Final = """
@@ -64,30 +64,30 @@ ORDER BY i.indisprimary DESC, i.indexrelid
 
 
 def as_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of columns as a tuple. Raises `ValueError` for a text, which would be taken for its letters."""
+    """Return names of columns as a tuple. Raises `ValueError` for a text, which would be taken for its letters."""
     if isinstance(names, str):
         raise ValueError(f"must be the names of columns, such as ({names!r},), not {names!r}")  # noqa: TRY004
     return tuple(names)
 
 
 def quote(name: str) -> str:
-    """An identifier as SQL has it, whatever is in its name."""
+    """Return a name as a quoted SQL identifier, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text as SQL has it, with `standard_conforming_strings`."""
+    """Return a text as an SQL literal, for `standard_conforming_strings`."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def listed(names: Iterable[str], prefix: str = "") -> str:
-    """Quoted columns with commas between them; `prefix` is a table's alias with a dot."""
+    """Return quoted columns with commas between them; `prefix` is a table's alias with a dot."""
     return ", ".join(prefix + quote(name) for name in names)
 
 
 @attrs.frozen
 class TargetColumn:
-    """A column of a target. `generated`: only the database writes it; `numbered`: it has a sequence as its default.
+    """Column of a target. `generated`: only the database writes it; `numbered`: it has a sequence as its default.
 
     `is_document`: its type is JSON, or an array of it. `has_equality`: its type has an equality of whole values.
     """
@@ -105,9 +105,9 @@ class TargetColumn:
 
 @attrs.frozen
 class TableInfo:
-    """A table as the catalogue has it; `keys` are the columns of its unique keys, the primary one first.
+    """Table as in the catalog; `keys` are the columns of its unique keys, the primary one first.
 
-    Only keys that ON CONFLICT can use by their columns alone: not partial, not deferrable, of plain columns.
+    It has only keys that ON CONFLICT can use by their columns alone: not partial, not deferrable, of plain columns.
     """
 
     schema: str
@@ -124,7 +124,7 @@ class TableInfo:
         return any(column.name == name for column in self.columns)
 
     def column(self, name: str) -> TargetColumn:
-        """The column of this name. Raises `TargetError` if there is none."""
+        """Return the column of this name. Raises `TargetError` if there is none."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -139,17 +139,17 @@ class TableInfo:
                 raise TargetError(f"table {self.sql}: column {name} is written by the database alone")
 
     def check_key(self, key: Sequence[str]) -> None:
-        """Raise `TargetError` unless the table has a unique key of just these columns."""
+        """Raise `TargetError` unless the table has a unique key of exactly these columns."""
         if not any(set(key) == set(unique) for unique in self.keys):
             known = "; ".join(", ".join(unique) for unique in self.keys) or "none"
             raise TargetError(f"table {self.sql} has no unique key ({', '.join(key)}); its unique keys are: {known}")
 
 
 async def aio_describe(connection: Any, table: str) -> TableInfo:
-    """The table of this name (asyncio-flavoured), written as in SQL: `orders`, `ods.orders`, `"Orders"`.
+    """Return the table of this name (asyncio-flavored), written as in SQL: `orders`, `ods.orders`, `"Orders"`.
 
     Raises:
-        TargetError: there is no such table, or it is none that rows are loaded into.
+        TargetError: there is no such table, or rows cannot be loaded into it.
     """
     try:
         found = await connection.fetchrow(_TABLE, table)
@@ -166,7 +166,7 @@ async def aio_describe(connection: Any, table: str) -> TableInfo:
 
 @contextmanager
 def told_of_targets() -> Iterator[None]:
-    """Inside, a table or column that is missing is a target's or a staging table's, not the queue's."""
+    """Raise `TargetError` for a missing table or column in the block: it is a target's or a staging table's."""
     try:
         yield
     except MISSING as error:
