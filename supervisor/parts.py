@@ -106,7 +106,11 @@ class Parts:
             listener_connected=self.listener.connected,
             messages=tuple(reader.state for reader in self.readers),
             starting=not self.ready,
-            store_ready=self.ready and self.locks.connected and self.locks.writable and self.heartbeat.can_write,
+            store_ready=self.ready
+            and self.locks.connected
+            and self.locks.writable
+            and self.heartbeat.can_write
+            and not self.outage.lasts,
         )
 
     @property

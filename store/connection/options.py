@@ -20,8 +20,8 @@ class DatabaseOptions:
     statement_timeout_s: float = 30.0
     transaction_timeout_s: float = 600.0
     name: str = "dataloader"
-    last_host: dict[str, tuple[str, int | None]] = attrs.field(factory=dict, init=False, repr=False, eq=False)
-    """Host that accepted the last connection, by address, for addresses with several hosts."""
+    last_host: dict[str, tuple[str, int | None]] = attrs.field(factory=dict, repr=False, eq=False)
+    """Host that accepted the last connection, by address, for addresses with several hosts; copies share it."""
 
     @property
     def has_pooler(self) -> bool:

@@ -553,6 +553,8 @@ async def test_f27_a_full_disk_is_waited_for(serve, load, asking, calm, ledger, 
         try:
             await trio.to_thread.run_sync(_fill, filler)
             await until(_refusals_of(jobs), lambda refusals: len(refusals) > 10, within_s=25)
+            # Signs of life are updates in place, which need no room.
+            await ask.ready(503, within_s=20)
             await ask.healthy()
             with pytest.RaisesGroup(asyncpg.DiskFullError, flatten_subgroups=True):
                 await server.fetch("CREATE TABLE more AS SELECT generate_series(1, 1000000)")

@@ -11,6 +11,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.connect import hosts_of
 from dataloader.store.connection.options import DatabaseOptions
+from dataloader.store.queue.transaction import Transactions
 
 pytestmark = pytest.mark.requirement("Q5")
 
@@ -83,6 +84,17 @@ async def test_the_host_that_served_last_comes_first(database, socket_host, clos
         for _ in range(3):
             await store.run(aio_one)
             await store.run(aio_close)
+    assert len(connections) == 1
+
+
+async def test_a_transaction_begins_on_the_host_that_served_the_pool_last(database, socket_host, closing):
+    port, connections = closing
+    dsn = beside(database, socket_host, "127.0.0.1", port)
+    async with open_database(DatabaseOptions(dsn=dsn)) as store:
+        await store.run(aio_one)
+        transactions = Transactions(store, default_lease_s=60)
+        assert await transactions.run(aio_one) == 1
+        transactions.close()
     assert len(connections) == 1
 
 
