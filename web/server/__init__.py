@@ -1,1 +1,1 @@
-"""Hypercorn's server on Trio: listening sockets, connections, bodies, and what is refused before the app."""
+"""Hypercorn's server on Trio: listening sockets, connections, bodies, and refusals before the app."""

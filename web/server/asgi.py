@@ -1,8 +1,9 @@
 """Passes one request from Hypercorn to Quart, and its answer back.
 
-Quart makes a `QuartConnection` for each request (`asgi_http_class`). It differs from Quart's own class: the body is
-received within limits (bodies.py), a long answer is sent in pieces, each with a deadline, and the end of an answer
-can't be cut off by a cancellation. It uses only public names of Quart, which test_borrowed_names.py lists.
+Quart creates a `QuartConnection` for each request (`asgi_http_class`). It differs from Quart's own class in three ways:
+the body is received within limits (bodies.py), a long answer is sent in pieces, each with a deadline, and a
+cancellation cannot cut off the end of an answer. It uses only public names of Quart, which test_borrowed_names.py
+lists.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ PIECE: Final = 1 << 16
 
 
 class Request(TrioRequest):
-    """A request with its id, for the log and the answer, and with its connection and body."""
+    """Request with its ID, for the log and the answer, and with its connection and body."""
 
     request_id = ""
     client: Client
-    """The connection on which it came."""
+    """Connection on which it arrived."""
     address: str
-    """The address of the client, which may have sent it through a proxy."""
+    """Address of the client, which may have sent it through a proxy."""
     received: Body
     is_text = True
-    """Whether its path and query are UTF-8 once unescaped."""
+    """True if its path and query are UTF-8 once unescaped."""
 
 
 class QuartConnection:
@@ -54,7 +55,7 @@ class QuartConnection:
         self._scope = scope
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Receive it, serve it, send its answer."""
+        """Receive the request, serve it, and send its answer."""
         request = self._request()
         try:
             async with trio.open_nursery() as nursery:
@@ -111,14 +112,14 @@ async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse, e
         await send({"type": "http.response.body", "body": bytes(data[:PIECE]), "more_body": True})
         data = data[PIECE:]
     # With the last message Hypercorn ends the stream and sends "disconnect", which cancels the request while this send
-    # still runs. It must go on to close the connection, or to set the timer that closes an idle one.
+    # still runs. The send must continue, to close the connection or to set the timer that closes an idle one.
     end: ASGISendEvent = {"type": "http.response.body", "body": bytes(data), "more_body": False}
     with trio.move_on_after(end_s, shield=True):
         await send(end)
 
 
 async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, request: Request, end_s: float) -> None:
-    """Send a response while it is made. One that does not come to its end has no last chunk."""
+    """Send a response while it is created. A response that is not completed has no last chunk."""
     async with aclosing(response.pieces) as pieces:
         headers = encode_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
@@ -128,7 +129,7 @@ async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, reque
                     for begin in range(0, len(piece), PIECE):
                         data = piece[begin : begin + PIECE]
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-            except Exception as error:  # noqa: BLE001 - too late for a problem: the client must see that it is not whole
+            except Exception as error:  # noqa: BLE001 - too late for a problem; the client must see the error
                 told = mask_text(repr(error))
                 log.warning("a streamed answer was given up", path=mask_text(request.path), error=told)
                 request.client.give_way()
@@ -142,11 +143,11 @@ async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, reque
 
 
 async def _push_nothing(_path: str, _headers: Headers) -> None:
-    """Nothing is pushed by HTTP/1.1."""
+    """Do nothing: HTTP/1.1 has no push."""
 
 
 def _path(target: str) -> str:
-    """The path of a request's target, which may be a whole URL; it begins with "/" even if the target has none."""
+    """Return the path of a request's target, which may be a whole URL. It begins with "/" in any case."""
     if target.startswith("/"):
         return target
     try:

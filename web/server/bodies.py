@@ -1,8 +1,8 @@
 """Receives a request's body within the limit of its route, and bounds the memory of all requests together.
 
-The limit holds while the body arrives: the first byte beyond it has the body refused and its bytes dropped. Bodies and
-answers of a few kilobytes are not counted, so that many long ones can't keep ordinary requests out. Slow clients can't
-keep long bodies out either: when there is no room, the body that has been arriving for longest is refused.
+The limit applies while the body arrives: at the first byte beyond it, the body is refused and its bytes are dropped.
+Bodies and answers of a few kilobytes are not counted, so that many long ones cannot keep ordinary requests out. Slow
+clients cannot keep long bodies out either: if there is no room, the body that has been arriving for longest is refused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
 
 NOT_COUNTED: Final = 16 << 10
-"""The first bytes of each body, and of each answer, that are not counted."""
+"""First bytes of each body, and of each answer, that are not counted."""
 _CLOSE: Final = {"Connection": "close"}
-"""The unread rest of the body would come before the next request."""
+"""Header for refusals: the unread rest of the body would come before the next request."""
 
 
 @attrs.define(eq=False)
 class Bound:
-    """What requests hold together, bytes or places: `most` in all. Whoever takes some gives it back."""
+    """Bound for bytes or slots that requests hold together: `most` in all. A caller returns the number that it took."""
 
     most: int
     held: int = 0
@@ -44,7 +44,7 @@ class Bound:
 
 
 class Body:
-    """The part of a request's body that has arrived. Replaces Quart's class, which has one limit for all routes."""
+    """Part of a request's body that has arrived. Replaces Quart's class, which has one limit for all routes."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Body:
         refusals: Refusals,
         ask: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`announced` is its Content-Length, if any; `ask` sends "100 Continue" to a client that waits for it."""
+        """Prepare a body. `announced` is its Content-Length; `ask` sends "100 Continue" to a waiting client."""
         self._announced = announced
         self._ask = ask
         self._long_bodies = long_bodies
@@ -67,7 +67,7 @@ class Body:
         self._ended = trio.Event()
 
     def append(self, data: bytes) -> None:
-        """More of it has arrived; `set_complete` follows at the end."""
+        """Add data that has arrived; `set_complete` follows at the end."""
         if self._dropped or not data:
             return
         length = len(self._data) + len(data)
@@ -81,17 +81,17 @@ class Body:
             self._data += data
 
     def set_complete(self) -> None:
-        """All of it has arrived."""
+        """Mark the body as complete."""
         self._long_bodies.has_come(self)
         self._ended.set()
 
     def give_way(self) -> None:
-        """Refuse it, because other bodies need the room."""
+        """Refuse the body, because other bodies need the room."""
         self._refusals.count(Refusal.BODIES)
         self._refuse(too_busy("Too many long bodies arrive at the same time; send the request again.", headers=_CLOSE))
 
     async def read(self, limit: int) -> bytearray:
-        """All of it, once it has arrived.
+        """Wait for the whole body and return it.
 
         Raises `ProblemError`: 413 if it has more than `limit` bytes, 408 if it is late, 503 if there is no room for it.
         """
@@ -111,7 +111,7 @@ class Body:
         return self._data
 
     def drop(self) -> None:
-        """Free its memory, and ignore what may still arrive."""
+        """Free the body's memory, and ignore data that still arrives."""
         self._dropped = True
         self._data = bytearray()
         self._long_bodies.has_come(self)
@@ -131,7 +131,7 @@ class Body:
 
 @attrs.define(eq=False)
 class LongBodies(Bound):
-    """The bytes that long bodies hold. While they arrive, the oldest of them gives way to the others."""
+    """Bound for the bytes that long bodies hold. While they arrive, the oldest of them gives way to the others."""
 
     limits: HttpLimits = attrs.field(default=STANDARD, kw_only=True)
     _coming: dict[Body, float] = attrs.field(factory=dict)
@@ -148,5 +148,5 @@ class LongBodies(Bound):
         return True
 
     def has_come(self, body: Body) -> None:
-        """It no longer arrives: it is complete, or was refused."""
+        """Note that a body no longer arrives: it is complete, or was refused."""
         self._coming.pop(body, None)

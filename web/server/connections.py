@@ -1,14 +1,14 @@
-"""The open connections, their greatest number, and which one is closed ("gives way") for a new one.
+"""Open connections, their maximum number, and the choice of the one that is closed ("gives way") for a new one.
 
 A process has a limited number of files. If connections took all of them, no probe could connect and the database could
-not be reached. So connections may take a share of them only, and when that is used up, the one that has been idle for
-longest is closed for a new one. A connection whose request is being worked on never gives way; and fewer requests than
+not be reached. So connections may take only a share of them. When that is used up, the connection that has been idle
+for longest is closed for a new one. A connection whose request is being worked on never gives way. Fewer requests than
 connections are worked on at a time, so that there is always a connection that can give way.
 
-Memory is bounded, too: when long answers hold all the bytes that they may, the slowest reader's connection is closed
-for the next answer. However many slow readers there are, and however often they reconnect, they can't keep an answer
+Memory is bounded, too: when long answers hold their maximum number of bytes, the slowest reader's connection is closed
+for the next answer. However many slow readers there are, and however often they reconnect, they cannot keep an answer
 from a faster client. Rejected: a deadline for each answer. Slow readers would ask again after it, and it would cut off
-an honest client with a slow line when nobody else needs the room.
+an honest client with a slow line even if no other client needs the room.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.refusals import Refusal, Refusals
 
 FILES_FOR_CONNECTIONS: Final = 3, 4
-"""The share of the process's files that connections may take."""
+"""Share of the process's files that connections may take."""
 AT_WORK: Final = 3, 4
-"""The share of the connections whose requests may be worked on at a time."""
+"""Share of the connections whose requests may be worked on at a time."""
 
 
 class Phase(enum.IntEnum):
-    """What a connection does. The first phases give way first."""
+    """State of a connection. The first phases give way first."""
 
     IDLE = 0
     """The server waits for a request, or for the rest of its header."""
@@ -41,23 +41,23 @@ class Phase(enum.IntEnum):
     SENDING = 2
     """The server waits for the client to take its answer."""
     WORKING = 3
-    """The request is being worked on: never gives way."""
+    """The request is being worked on: the connection never gives way."""
 
 
 _GIVING_WAY: Final = (Phase.IDLE, Phase.RECEIVING, Phase.SENDING)
 
 
 class Client(Protocol):
-    """What `Connections` must be able to do with a connection."""
+    """Connection, as `Connections` needs it."""
 
     def give_way(self) -> None:
-        """Close the socket at once."""
+        """Close the socket immediately."""
 
 
 def most_connections(wanted: int, files: int | None = None) -> int:
-    """Return how many connections there may be: `wanted`, or fewer if the process may open too few files.
+    """Return the maximum number of connections: `wanted`, or fewer if the process may open too few files.
 
-    `files` is the number that it may open; None: ask the system.
+    `files` is the number of files that it may open; None: ask the system.
     """
     if files is None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -69,7 +69,7 @@ class Connections:
     """All connections of a server by phase; within a phase, those that have been in it for longest come first."""
 
     def __init__(self, most: int, refusals: Refusals, limits: HttpLimits = STANDARD) -> None:
-        """`most` is how many there may be."""
+        """Create an empty set for at most `most` connections."""
         self.most = most
         self._young_s = limits.young_connection_s
         self._refusals = refusals
@@ -79,23 +79,23 @@ class Connections:
 
     @property
     def most_at_work(self) -> int:
-        """How many requests may be worked on at a time."""
+        """Maximum number of requests that may be worked on at a time."""
         share, of = AT_WORK
         return max(1, self.most * share // of)
 
     def count(self, phase: Phase) -> int:
-        """How many there are in `phase`."""
+        """Return the number of connections in `phase`."""
         return len(self._order[phase])
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of connections."""
         return len(self._phases)
 
     async def room(self) -> None:
         """Return when another connection may be accepted: there is room, or one has given way.
 
-        A new connection has `young_connection_s` to send its request. Until one may give way, others wait in the
-        kernel's queue.
+        A new connection has `young_connection_s` seconds to send its request. Until one may give way, others wait in
+        the kernel's queue.
         """
         while len(self) >= self.most:
             if not self.make_room():
@@ -112,7 +112,7 @@ class Connections:
         return True
 
     def who_may_go(self, phase: Phase) -> Iterator[Client]:
-        """Those that have been in `phase` for at least `young_connection_s`, the longest first."""
+        """Return the connections that have been in `phase` for at least `young_connection_s`, the longest first."""
         now = trio.current_time()
         return (client for client, since in self._order[phase].items() if since + self._young_s <= now)
 
@@ -148,7 +148,7 @@ class Connections:
             del self._order[phase][client]
 
     def phase_of(self, client: Client) -> Phase | None:
-        """The connection's phase; None when it was removed."""
+        """Return the connection's phase; None if it was removed."""
         return self._phases.get(client)
 
     def close_idle(self) -> None:
@@ -159,31 +159,31 @@ class Connections:
 
 
 class LongAnswer(Protocol):
-    """A long answer that is being sent."""
+    """Long answer that is being sent."""
 
     client: Client
-    """The connection on which it is sent."""
+    """Connection on which it is sent."""
 
 
 class LongAnswers:
-    """The long answers that are being sent, `most` bytes in all. The slowest readers give way to other answers."""
+    """Long answers that are being sent, `most` bytes in all. The slowest readers give way to other answers."""
 
     def __init__(self, most: int, connections: Connections) -> None:
-        """`connections` has those on which they are sent."""
+        """Create an empty set of answers that are sent on `connections`."""
         self.most = most
         self._connections = connections
         self._lengths: dict[LongAnswer, int] = {}
 
     @property
     def held(self) -> int:
-        """How many bytes they hold."""
+        """Number of bytes that they hold."""
         return sum(self._lengths.values())
 
     def take(self, answer: LongAnswer, length: int) -> bool:
         """Take the room for an answer of `length` bytes; return whether there was enough.
 
-        To make room, the connections are closed whose clients have not taken their current piece for longest. Clients
-        that take their pieces at once are spared, and none is closed if that would not make enough room.
+        To make room, it closes the connections whose clients have not taken their current piece for longest. Clients
+        that take their pieces immediately are spared, and none is closed if that would not make enough room.
         """
         by_reader = {other.client: other for other in self._lengths}
         slow_readers = filter(by_reader.__contains__, self._connections.who_may_go(Phase.SENDING))

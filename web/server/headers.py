@@ -1,4 +1,4 @@
-"""The headers that every answer carries, whoever makes it."""
+"""Headers that every answer has, whichever code creates it."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
 )
 NO_PAGE: Final = ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
-"""For answers that are not pages: they may load nothing. A page has a policy of its own."""
+"""Header for answers that are not pages: they may load nothing. A page has its own policy."""
 REQUEST_ID: Final = "X-Request-ID"

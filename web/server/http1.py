@@ -1,9 +1,9 @@
 """A client's connection, over Hypercorn's HTTP/1.1. Only this file relies on Hypercorn's internal names.
 
 test_borrowed_names.py lists them. Hypercorn's own connection has a timer for idle connections only, and shields its
-sends without a deadline. This one has a deadline for each header and for each piece of an answer, and tells
-`Connections` its phase, so that it can give way. It speaks only HTTP/1.1: over HTTP/2 any client could end the whole
-server by an error that Hypercorn does not catch, or hold connections for which no timer runs.
+sends without a deadline. This one has a deadline for each header and for each piece of an answer, and reports its phase
+to `Connections`, so that it can give way. It supports only HTTP/1.1: over HTTP/2 any client could end the whole server
+by an error that Hypercorn does not catch, or hold connections for which no timer runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DETAILS: Final = {
 
 @attrs.frozen
 class Server:
-    """What all connections of a server share."""
+    """Objects that all connections of a server share."""
 
     app: AppWrapper
     config: Config
@@ -61,20 +61,20 @@ class Server:
 
 
 class Parser(h11.Connection):
-    """h11 with a limit for the header, and which ignores what follows a connection's last request."""
+    """h11 with a limit for the header, which ignores data after a connection's last request."""
 
     def __init__(self, limits: HttpLimits) -> None:
-        """The server's side."""
+        """Create a parser for the server's side."""
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
         self._limits = limits
 
     def receive_data(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Take data that has arrived."""
         if self.their_state is not h11.MUST_CLOSE:
             super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        """The next event of what has arrived. Raises `RemoteProtocolError`."""
+        """Return the next event in the data that has arrived. Raises `RemoteProtocolError`."""
         if self.their_state is h11.MUST_CLOSE:
             return h11.NEED_DATA
         if self.their_state is h11.IDLE:
@@ -88,7 +88,7 @@ class Parser(h11.Connection):
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1 without upgrades, that refuses requests whose body has an ambiguous end (request smuggling)."""
+    """HTTP/1.1 without upgrades; it refuses requests whose body has an ambiguous end (request smuggling)."""
 
     def __init__(self, *args: Any, refusals: Refusals, limits: HttpLimits, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -98,7 +98,7 @@ class Http1(H11Protocol):
         self._waits_to_be_asked = False
         self._method = b""
         self.body_follows = False
-        """Whether the data being sent is the head of an answer, which is held back for the first bytes of its body."""
+        """True if the data being sent is the head of an answer, which is held back for the first bytes of its body."""
 
     async def ask_for_body(self) -> None:
         """Ask for the body by "100 Continue", if the client has sent only the header and waits for that (`Expect`)."""
@@ -117,7 +117,7 @@ class Http1(H11Protocol):
     async def _create_stream(self, request: h11.Request) -> None:
         # RFC 9112, 6.1: if a proxy and we may see different ends of a body, nothing after it can be trusted.
         self._method = request.method
-        # Hypercorn would ask for the body at once, before the request is known to be allowed.
+        # Hypercorn would ask for the body immediately, before the request is known to be allowed.
         self._waits_to_be_asked = self.connection.they_are_waiting_for_100_continue
         self.connection.client_is_waiting_for_100_continue = False
         names = {name for name, _ in request.headers}
@@ -127,7 +127,7 @@ class Http1(H11Protocol):
             await self.send(Closed())
             return
         if b"upgrade" in names:
-            # Hypercorn would take what follows for a WebSocket, which no address serves.
+            # Hypercorn would take the data that follows for a WebSocket, which no address serves.
             headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
             request = h11.Request(
                 method=request.method, target=request.target, headers=headers, http_version=request.http_version
@@ -174,7 +174,7 @@ class Tasks:
     """
 
     def __init__(self, nursery: trio.Nursery, received: Callable[[], None]) -> None:
-        """`received` is called when all of a request has arrived."""
+        """Create it for a nursery; `received` is called when all of a request has arrived."""
         self._nursery = nursery
         self._received = received
 
@@ -209,7 +209,7 @@ class Tasks:
 
 
 class Connection:
-    """One client's connection. Its errors don't affect other connections; it ends when its client has gone."""
+    """One client's connection. Its errors do not affect other connections; it ends when its client has gone."""
 
     def __init__(self, server: Server, stream: trio.SocketStream) -> None:
         self._server = server
@@ -224,7 +224,7 @@ class Connection:
         self._ending = False
 
     async def run(self) -> None:
-        """Serve it to its end. It is in `connections` already."""
+        """Serve the connection to its end. It is already in `connections`."""
         try:
             try:
                 await self._serve()
@@ -242,7 +242,7 @@ class Connection:
         await self._protocol.ask_for_body()
 
     def give_way(self) -> None:
-        """Close the socket at once; waits for it raise `ClosedResourceError`."""
+        """Close the socket immediately; pending waits for it raise `ClosedResourceError`."""
         self._stream.socket.close()
 
     async def _serve(self) -> None:
@@ -282,14 +282,15 @@ class Connection:
             self._refusals.count(Refusal.CUT_BODY)
 
     async def _receive(self) -> bytes:
-        """The bytes that have arrived; none when the connection has ended, on either side."""
+        """Return the bytes that have arrived; none when the connection has ended, on either side."""
         try:
             return bytes(await self._stream.receive_some(_RECEIVE))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
     def _received(self) -> None:
-        # Here, not when all read bytes are handled: if they contain the next request, that waits for this one's answer.
+        # Here, not when all read bytes are handled: if they contain the next request, that one waits for this one's
+        # answer.
         if self._connections.phase_of(self) is Phase.RECEIVING:
             self._connections.move(self, Phase.WORKING)
 
@@ -331,12 +332,12 @@ class Connection:
                 self._connections.move(self, before)
                 return
         await self._protocol.handle(Closed())
-        # If the next request was read already, the reader waits for the end of this answer, which will not come.
+        # If the next request was already read, the reader waits for the end of this answer, which will not come.
         self._header_began = False
         self._reading.cancel()
 
     async def _end(self) -> None:
-        """Finish the current send, then shut the sending side down; ignore what still arrives.
+        """Finish the current send, then shut down the sending side; ignore data that still arrives.
 
         Closing a socket with unread data resets the connection, and the client might not see the answer.
         """

@@ -1,4 +1,4 @@
-"""The limits of the HTTP server: how long it waits for a client or the database, and how many bytes it holds."""
+"""Limits of the HTTP server: how long it waits for a client or the database, and how many bytes it holds."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from dataloader.web.problems import RETRY_AFTER_S
 
 @attrs.frozen(kw_only=True)
 class HttpLimits:
-    """Seconds, bytes and numbers. No setting changes them; a test passes smaller ones."""
+    """Limits in seconds, bytes and numbers. No setting changes them; a test passes smaller ones."""
 
     header_s: float = 10.0
-    """The time in which a request's header must arrive, from the start of the connection or from its own first byte."""
+    """Time in which a request's header must arrive, from the start of the connection or from its own first byte."""
     header_bytes: int = 16 << 10
     header_fields: int = 100
     idle_s: float = 75.0
-    """How long a connection is kept for the next request."""
+    """Time for which a connection is kept for the next request."""
     young_connection_s: float = 0.1
-    """A connection that has been in its phase for less than this does not give way."""
+    """Time in its phase before which a connection does not give way."""
     body_s: float = 30.0
-    """The time in which a body must arrive."""
+    """Time in which a body must arrive."""
     young_body_s: float = 1.0
-    """A body that has been arriving for less time does not give way to others."""
+    """Time of arriving before which a body does not give way to others."""
     body_before_route_bytes: int = 128 << 10
-    """The limit of a body until the limit of its route is known."""
+    """Limit of a body until the limit of its route is known."""
     received_bytes: int = 32 << 20
-    """The bytes that all long bodies hold; at least two batches of the longest kind."""
+    """Bytes that all long bodies hold; at least two batches of the longest kind."""
     sent_bytes: int = 32 << 20
-    """The bytes that all long answers hold."""
+    """Bytes that all long answers hold."""
     taken_s: float = 10.0
-    """The time in which a client must take each piece of an answer."""
+    """Time in which a client must take each piece of an answer."""
     end_s: float = 10.0
-    """How long the end of an answer may take, whatever is cancelled."""
+    """Maximum time for the end of an answer, whatever is cancelled."""
     close_s: float = 1.0
-    """The time in which a connection is closed: the client takes what was sent last, and stops sending."""
+    """Time in which a connection is closed: the client takes the data that was sent last, and stops sending."""
     grace_s: float = 3.0
-    """The time that open requests have to finish at the shutdown."""
+    """Time that open requests have to finish at the shutdown."""
     no_file_s: float = 0.1
-    """The pause after a connection for which the process, or the machine, had no file."""
+    """Pause after a connection for which the process, or the machine, had no file."""
     late_wait_s: float = 1.0
-    """The longest `?wait=` once a drain has begun. It can be answered in time, and clients do not ask continuously."""
+    """Longest `?wait=` once a drain has begun. It can be answered in time, and clients do not ask continuously."""
     wait_again_s: int = RETRY_AFTER_S
-    """After how many seconds a client may repeat a `?wait=` for which there was no room."""
+    """Time after which a client may repeat a `?wait=` for which there was no room."""
     database_s: float = 5.0
-    """How long a scrape waits for counts from the database."""
+    """Time for which a scrape waits for counts from the database."""
     ping_s: float = 2.0
-    """How long a probe, a scrape or `/status` waits for the database."""
+    """Time for which a probe, a scrape or `/status` waits for the database."""
     batches_s: float = 8.0
-    """How long one request of a page continues with jobs or processes, batch by batch."""
+    """Time for which one request of a page continues with jobs or processes, batch by batch."""
     exported_jobs: int = 100_000
-    """Jobs that one file has; with a search of args, that it looks at."""
+    """Maximum number of jobs in one file; with a search of args, of jobs that it reads."""
 
 
 STANDARD: Final = HttpLimits()
-"""The limits of every server outside of tests."""
+"""Limits of every server outside of tests."""

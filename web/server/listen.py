@@ -1,4 +1,4 @@
-"""Serves the app by Hypercorn on Trio, on a listening socket of our own, until it is told to stop.
+"""Serves the app by Hypercorn on Trio, on our own listening socket, until the shutdown.
 
 The supervisor opens the socket with `open_listening_socket` and keeps it: a web actor that is restarted gets another
 duplicate of it, and serves the same queue of connections.
@@ -34,12 +34,12 @@ log = get_logger(__name__)
 
 BACKLOG: Final = 4096
 STALLED_AFTER_S: Final = 10.0
-"""The kernel drops a connection whose client has taken no data for this long."""
+"""Seconds without progress after which the kernel drops a connection whose client takes no data."""
 _NO_FILE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 def open_listening_socket(host: str, port: int, *, stalled_after_s: float = STALLED_AFTER_S) -> socket.socket:
-    """A listening TCP socket on an address of this machine; port 0 takes any free one. Raises `OSError`."""
+    """Return a listening TCP socket on an address of this machine; port 0 takes any free one. Raises `OSError`."""
     family, kind, proto, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
     )[0]
@@ -64,7 +64,7 @@ async def serve_web(
 ) -> None:
     """Serve `app` on `sock` until `shutdown` returns; then close `sock` and let the open requests end.
 
-    `started` gives the URLs. After an error `sock` is still open, so that this can be called again.
+    `task_status.started` gets the URLs. After an error `sock` is still open, so that this can be called again.
     """
     services = app.services
     limits = services.http_limits

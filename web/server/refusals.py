@@ -1,4 +1,4 @@
-"""Counts what the server refuses, by kind, for `/metrics`, and logs it in at most one line a minute.
+"""Counts of refusals by kind, for `/metrics`, which are logged in at most one line a minute.
 
 A line for each refused connection would let an attacker fill the log.
 """
@@ -17,11 +17,11 @@ from dataloader.jobs.measures import Counter
 log = get_logger(__name__)
 
 QUIET_S: Final = 60.0
-"""The least time between two lines."""
+"""Minimum time between two log lines, in seconds."""
 
 
 class Refusal(enum.StrEnum):
-    """What was refused, or cut off early."""
+    """Kind of a request or connection that was refused or cut off early."""
 
     GAVE_WAY = "connection_gave_way"
     NO_FILE = "no_file_for_connection"
@@ -40,10 +40,10 @@ class Refusal(enum.StrEnum):
 
 
 class Refusals:
-    """The counts of one server. Used from its Trio thread."""
+    """Counts of one server. Used from its Trio thread."""
 
     def __init__(self) -> None:
-        """Nothing was refused yet."""
+        """Create counts without refusals."""
         self.counts: collections.Counter[Refusal] = collections.Counter()
         self._untold: collections.Counter[Refusal] = collections.Counter()
         self._told_at = float("-inf")
@@ -62,7 +62,7 @@ class Refusals:
             self._untold.clear()
 
     def measure(self) -> Counter:
-        """The counts by kind, for a scrape."""
+        """Return the counts by kind, for a scrape."""
         refused = Counter("dataloader_http_refused", "What the HTTP server refused or ended early, by kind.", ("kind",))
         for refusal in Refusal:
             refused.add(refusal, number=self.counts[refusal])
