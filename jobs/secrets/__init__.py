@@ -1,1 +1,1 @@
-"""Finds secrets in texts and values, and puts `***` in their place (Q16). masking.py is the way in."""
+"""Search for secrets in texts and values, which replaces them by `***`. Use masking.py."""

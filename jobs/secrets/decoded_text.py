@@ -1,6 +1,6 @@
-"""A text with its encoded characters decoded: `password%3D…`, `&lt;token&gt;…`, JSON within JSON (Q16).
+"""Decoding of a text's encoded characters: `password%3D…`, `&lt;token&gt;…`, JSON within JSON.
 
-Each comes with what tells where a place of it was in the text as it was given. Takes time linear in the text.
+Each decoding has a function that maps a place in it to the place in the original text. Takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t", "/": "/"}
 
 
 def decodings(text: str) -> Iterator[tuple[str, Callable[[int], int]]]:
-    """The text with its encoded characters decoded, and once more; each with what tells a place in `text`."""
+    """Yield the text with its encoded characters decoded once, then twice, with a function to places in `text`."""
     originals: list[Callable[[int], int]] = []
 
     def original(place: int) -> int:
@@ -43,7 +43,7 @@ def decodings(text: str) -> Iterator[tuple[str, Callable[[int], int]]]:
 
 
 class _Characters(dict[str, str]):
-    """Encoded characters and what they stand for; there are some hundreds."""
+    """Cache of encoded characters and their decodings; there are some hundreds."""
 
     def __missing__(self, encoded: str) -> str:
         if encoded[0] == "&":
@@ -58,7 +58,7 @@ _CHARACTERS: Final = _Characters()
 
 
 class _Places:
-    """Where a place of a decoded text was before; worked out when it is asked for."""
+    """Map from places of a decoded text to places before the decoding, computed at its first use."""
 
     def __init__(self, parts: list[str], decoded: list[str]) -> None:
         self._lengths = parts, decoded

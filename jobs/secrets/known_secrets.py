@@ -1,4 +1,4 @@
-"""Secrets that the program knows, such as the credentials of a source: texts from outside are shown without them."""
+"""Secrets that the program knows, such as the credentials of a source, which are removed from texts from outside."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import attrs
 from dataloader.jobs.secrets.masking import MASKED, mask_text
 
 SHORTEST: Final = 4
-"""Shorter secrets are not replaced: they would be found everywhere."""
+"""Minimum length of a replaced secret: shorter ones would be found everywhere."""
 
 
 @attrs.frozen
 class KnownSecrets:
-    """The texts that must not be shown, the longest first."""
+    """Texts that must not be shown, the longest first."""
 
     texts: tuple[str, ...] = attrs.field(repr=False)
 
@@ -29,7 +29,7 @@ class KnownSecrets:
         return cls(tuple(sorted((text for text in texts if len(text) >= SHORTEST), key=len, reverse=True)))
 
     def hide(self, text: str) -> str:
-        """Return the text without these secrets, without one that its end cuts off, and without what looks like one."""
+        """Return the text without these secrets, one that its end cuts off, and anything that looks like a secret."""
         for secret in self.texts:
             text = text.replace(secret, MASKED)
         return mask_text(self._without_cut_end(text))
@@ -44,7 +44,7 @@ class KnownSecrets:
 
 
 def _parts(value: str) -> set[str]:
-    """Return a value, and for a header like `Bearer TOKEN` the token, for `Basic` the user's password as well."""
+    """Return a value, for a header like `Bearer TOKEN` also the token, and for `Basic` also the user's password."""
     scheme, _, token = value.rpartition(" ")
     parts = {value, token}
     if scheme.lower() == "basic":

@@ -1,4 +1,4 @@
-"""Memory of where the secrets of long texts are, so that a text that is shown again is not searched again (Q16).
+"""Memory of the places of secrets in long texts, so that a text that is shown again is not searched again.
 
 A search of a megabyte takes up to seconds if the text is full of names of secrets; its digest takes milliseconds. An
 entry has the places of the secrets under a keyed digest of the text. Neither the text nor a secret is kept, and a
@@ -20,23 +20,23 @@ import attrs
 from dataloader.jobs.secrets.values_in_text import Span
 
 LONG: Final = 16 << 10
-"""The number of characters beyond which a text is looked up here."""
+"""Number of characters above which a text is looked up here."""
 MOST_BYTES: Final = 8 << 20
 _ENTRY_BYTES: Final = 400
-"""What an entry takes besides its places: the digest, the array, the entry of the dictionary."""
+"""Size of an entry without its places: the digest, the array, the entry of the dictionary."""
 _LONGEST: Final = 1 << 32
-"""The places of a text of this length do not fit into the arrays."""
+"""Length of a text whose places do not fit into the arrays."""
 
 
 @attrs.define(eq=False)
 class LongTexts:
-    """The places of secrets that `find` has found, of the texts that were asked for last. Safe from several threads."""
+    """Places of secrets that `find` has found in the most recently used texts. Safe from several threads."""
 
     find: Callable[[str], Sequence[Span]]
     most_bytes: int = MOST_BYTES
     held_bytes: int = attrs.field(default=0, init=False)
     _found: OrderedDict[bytes, array[int]] = attrs.field(factory=OrderedDict, init=False, repr=False)
-    """Begin and end of each secret by the text's digest, the text that was asked for last at the end."""
+    """Begin and end of each secret by the text's digest, the most recently used text at the end."""
     _key: bytes = attrs.field(factory=lambda: secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE), init=False, repr=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
 

@@ -1,12 +1,13 @@
-"""Takes secrets out of what people and machines get to read: log lines, error texts, settings, a job's fields (Q16).
+"""Masks secrets in texts for people and machines: log lines, error texts, settings, a job's fields.
 
-The logs call `mask` on every line; the web room, the command line and the journals mask what they show. In the database
-a job's keys and args stay as they were sent: locks, idempotency and filters compare real values. Two rules: the value
-under a name like `password` or `access_key` becomes `***` (secret_names.py), and so do inside of texts what stands
-behind such names, users and passwords in URLs, private keys, and tokens that tell by their form what they are
-(secrets_in_text.py, token_formats.py). When in doubt a value is hidden.
+The logs call `mask` on every line; web/, the command line and the event histories mask what they show. In the database
+a job's keys and args stay as they were sent: locks, idempotency and filters compare real values.
 
-Never raises, whatever it is given, and needs time linear in the text.
+There are two rules. The value under a name like `password` or `access_key` becomes `***` (secret_names.py). Within
+texts these become `***`: values after such names, users and passwords in URLs, private keys, and tokens of a known
+format (secrets_in_text.py, token_formats.py). In case of doubt a value is hidden.
+
+Never raises, whatever the value is, and needs time linear in the text.
 """
 
 import datetime as dt
@@ -33,10 +34,10 @@ _LONG_TEXTS: Final = LongTexts(secrets_in)
 
 
 def mask_text(text: str) -> str:
-    """Return the text with the secrets in it replaced by `***`: URLs, headers, `name=value`, JSON, XML, tokens (Q16).
+    """Return the text with its secrets replaced by `***`: URLs, headers, `name=value`, JSON, XML, tokens.
 
-    Takes time linear in the length. A text that is masked again may lose more of what is not secret, and gains nothing.
-    A long text that was masked lately is not searched again (long_texts.py).
+    Takes time linear in the length. A text that is masked again may lose more characters that are not secret, and gains
+    nothing. A long text that was masked lately is not searched again (long_texts.py).
     """
     secrets = secrets_in(text) if len(text) <= LONG else _LONG_TEXTS.secrets_in(text)
     if not secrets:
@@ -50,7 +51,7 @@ def mask_text(text: str) -> str:
 
 
 def mask_address(address: str) -> str:
-    """Return a database's address without user and password, also where these contain what no URL may (Q16)."""
+    """Return a database's address without user and password, even if these have characters not allowed in a URL."""
     place, mark, query = address.partition("?")
     scheme, _, rest = place.partition("://")
     if "@" in rest:
@@ -59,15 +60,15 @@ def mask_address(address: str) -> str:
 
 
 def mask_names(values: Mapping[str, T]) -> dict[str, T]:
-    """Return a copy with the secrets in its names masked and its values as they are: for counts by queue (Q16)."""
+    """Return a copy with the secrets in its names masked and its values as they are: for counts by queue."""
     return _by_masked_name(values.items())
 
 
 def mask(value: object) -> object:
-    """Return a copy made of dict, list, str, numbers, bool and None only, with the secrets in it masked (Q16).
+    """Return a copy made of dict, list, str, numbers, bool and None only, with the secrets in it masked.
 
-    Bytes become text, dates ISO text, every other object its masked `repr`. What lies deeper than 16 levels becomes
-    `…`. `None`, `True` and `False` are shown even under a secret name: they say whether there is a secret.
+    Bytes become text, dates ISO text, every other object its masked `repr`. Values deeper than 16 levels become `…`.
+    `None`, `True` and `False` are shown even under a secret name: they say whether there is a secret.
     """
     return _mask(value, 0)
 
@@ -77,7 +78,7 @@ def _mask(value: object, depth: int) -> object:
         return mask_text(value)
     if value is None or value is True or value is False:
         return value
-    # Subclasses (enums, numpy's, a str with a repr of its own) go to plain values, so that any encoder takes them.
+    # Subclasses (enums, numpy's, a str with its own repr) become plain values, so that any encoder accepts them.
     if isinstance(value, (int, float)):
         return _plain_number(value)
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
@@ -91,7 +92,7 @@ def _mask(value: object, depth: int) -> object:
 def _plain_number(value: float) -> float | str:
     if not isinstance(value, int):
         return float.__float__(value)
-    # Longer ones have no float, so many a reader of JSON fails on them, and Python refuses to print the longest.
+    # Longer ones have no float, so many JSON readers fail on them, and Python refuses to print the longest.
     return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else _text(value)
 
 
@@ -116,7 +117,7 @@ def _mask_container(value: Mapping[object, object] | Iterable[object], depth: in
 
 def _mask_mapping(items: list[tuple[str, object]], depth: int) -> dict[str, object]:
     meanings = [meaning_of(name) for name, _ in items]
-    # As {"name": "DB_PASSWORD", "value": "s3cr3t"}: the name of the value stands beside it.
+    # As {"name": "DB_PASSWORD", "value": "s3cr3t"}: the name of the value is beside it.
     is_value_named = is_value_secret = False
     if any(meaning.value for meaning in meanings):
         labels = [item for (_, item), meaning in zip(items, meanings, strict=True) if meaning.label]
@@ -136,7 +137,7 @@ def _by_masked_name(items: Iterable[tuple[str, T]]) -> dict[str, T]:
     again = 1
     for name, item in items:
         shown = mask_text(name)
-        if shown in masked:  # names that differ in their secrets alone
+        if shown in masked:  # names that differ only in their secrets
             again += 1
             shown = f"{shown} ({again})"
         masked[shown] = item
@@ -144,13 +145,13 @@ def _by_masked_name(items: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def _is_entry(name: object) -> bool:
-    """Tell whether a list of two that begins so is a name and its value: `["X-Api-Key", "s3cr3t"]`."""
+    """Return whether a list of two with this first item is a name and its value: `["X-Api-Key", "s3cr3t"]`."""
     text = _text(name) if isinstance(name, (str, bytes)) else ""
     return names_a_secret(text) and _NAME.fullmatch(text) is not None
 
 
 def _hides(meaning: Meaning, value: object) -> bool:
-    """Whether this value must not be shown under such a name."""
+    """Return whether this value must not be shown under such a name."""
     if meaning.secret:
         return not isinstance(value, (int, float, str)) or meaning.hides(_text(value))
     return isinstance(value, (str, bytes)) and meaning.hides(_text(value))

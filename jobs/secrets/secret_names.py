@@ -1,9 +1,11 @@
-"""Which names say that the value under them is a secret: `password`, `X-Api-Key`, `session_id` (Q16).
+"""Names that say that their value is a secret: `password`, `X-Api-Key`, `session_id`.
 
-Names are taken apart into words, so that camelCase, snake_case, dashes and dots are alike and `key` is told from
-`monkey`. The last word decides, with the one before it. Three principles keep the logs of loads readable: a plural with
-a number is a count (`max_tokens: 4096`); of keys only those that open something are secret (`api_key`, and not
-`customer_key`), others if their value looks random; a word that describes a secret is none (`password_file`).
+Names are split into words, so that camelCase, snake_case, dashes and dots are alike, and `key` is distinguished from
+`monkey`. The last word decides, with the one before it. Three principles keep the logs of loads readable:
+
+* A plural with a number is a count (`max_tokens: 4096`).
+* Only keys that open something are secret (`api_key`, but not `customer_key`); others if their value looks random.
+* A word that describes a secret is not a secret (`password_file`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Final
 import attrs
 
 MAX_NAME: Final = 200
-"""Characters of a name that are looked at: its end."""
+"""Number of characters of a name, at its end, that are read."""
 
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*")
 _ALWAYS: Final = frozenset(
@@ -34,7 +36,7 @@ _NO_PASSWORDS: Final = frozenset({"bypass", "compass", "encompass", "overpass", 
 _CARRIERS: Final = frozenset(
     {"value", "values", "hash", "header", "pem", "base64", "b64", "hex", "text", "raw", "data", "material", "plaintext"}
 )
-# What is said of a secret is none: password_changed_at, secret_name, credentials_file. A secret_id is one, to Vault.
+# Descriptions of a secret are not secret: password_changed_at, secret_name, credentials_file. A secret_id is, in Vault.
 _DESCRIBES: Final = frozenset(
     {"age", "arn", "at", "attempts", "backend", "changed", "column", "columns", "count", "date", "dir", "disabled"}
     | {
@@ -71,7 +73,7 @@ _HARMLESS_TOKENS: Final = frozenset(
     | {"resume", "skip", "start", "stop", "sync", "unexpected", "unk"}
 )
 _COUNTABLE: Final = frozenset({"cookies", "credentials", "keys", "apikeys", "passwords", "secrets", "tokens"})
-# Not `security`: to markets that is a share, and its code is no secret.
+# Not `security`: in markets that is a share, and its code is no secret.
 _SECRET_CODES: Final = frozenset(
     {"access", "activation", "auth", "authorization", "backup", "confirmation", "fa", "login", "mfa", "oauth", "otp"}
     | {"pin", "recovery", "reset", "sms", "tfa", "totp", "verification"}
@@ -93,11 +95,11 @@ _LABELS: Final = frozenset(
 _VALUES: Final = frozenset({"content", "val", "value", "values"})
 _COUNT: Final = re.compile(r"\s*\d[\d_,.]{0,14}\s*[kKmM]?\s*")
 RANDOM: Final = re.compile(r"(?<![A-Za-z0-9])(?=(?:[A-Za-z]*+\d++[A-Za-z]++){2})[A-Za-z0-9]{20}")
-"""What looks random: twenty letters and digits that change more than once from one to the other."""
+"""Pattern of random text: twenty letters and digits that change more than once from one to the other."""
 
 
 class Secrecy(enum.Enum):
-    """Whether the value under a name is a secret: never, always, unless it is a number, or only if it looks random."""
+    """Secrecy of the value under a name: never, always, unless it is a number, or only if it looks random."""
 
     NONE = enum.auto()
     ALWAYS = enum.auto()
@@ -107,12 +109,12 @@ class Secrecy(enum.Enum):
 
 @attrs.frozen
 class Meaning:
-    """What a name says of the value under it.
+    """Meaning of a name for the value under it.
 
     Args:
-        secrecy: whether it must not be shown.
-        label: it may be a name itself, that of the value beside it: `name`, `headerName`, `key`.
-        value: it may be the value of a name beside it: `value`, `stringValue`.
+        secrecy: whether the value must not be shown.
+        label: the value may itself be a name, of the value beside it: `name`, `headerName`, `key`.
+        value: the value may belong to a name beside it: `value`, `stringValue`.
     """
 
     secrecy: Secrecy
@@ -121,11 +123,11 @@ class Meaning:
 
     @property
     def secret(self) -> bool:
-        """Whether the name by itself is that of a secret."""
+        """Return whether the name by itself is that of a secret."""
         return self.secrecy is Secrecy.ALWAYS or self.secrecy is Secrecy.UNLESS_COUNT
 
     def hides(self, value: str) -> bool:
-        """Whether this value must not be shown under the name."""
+        """Return whether this value must not be shown under the name."""
         match self.secrecy:
             case Secrecy.ALWAYS:
                 return True
@@ -138,16 +140,16 @@ class Meaning:
 
 
 NOTHING: Final = Meaning(Secrecy.NONE, label=False, value=False)
-"""What most names say."""
+"""Meaning of most names."""
 
 
 def names_a_secret(name: str) -> bool:
-    """Tell whether the value under this name must not be shown; camelCase, snake_case, dashes and dots alike (Q16)."""
+    """Return whether the value under this name must not be shown; camelCase, snake_case, dashes and dots alike."""
     return meaning_of(name).secret
 
 
 def meaning_of(name: str) -> Meaning:
-    """Return what a name says of its value; by the last 200 characters of the name."""
+    """Return the meaning of a name for its value, by the last 200 characters of the name."""
     return _meaning_of(name[-MAX_NAME:])
 
 
@@ -177,7 +179,7 @@ def _secrecy(words: list[str]) -> Secrecy:
 
 
 def _is_in_a_secret(words: list[str]) -> bool:
-    """Whether there is a word that tells by itself, wherever it stands."""
+    """Return whether one of the words by itself names a secret, wherever it is in the name."""
     return ("account", "key") in pairwise(words) or any(  # fs.azure.account.key.HOST
         ("passw" in word and not word.startswith("passwordless"))
         or word.rstrip("0123456789") in _ALWAYS

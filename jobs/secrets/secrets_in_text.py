@@ -1,13 +1,13 @@
-"""Finds the secrets in a text: where each begins and ends (Q16). masking.py puts `***` there.
+"""Search for the secrets in a text: where each begins and ends. masking.py puts `***` there.
 
-Nearly all secrets stand beside a word that names them, and nearly no text has such a word. So the texts that have none
-are told by a look for parts of such words (`token`, `pass`), and of the others only what stands around these is read:
-a sign and a value behind, the tag, the label, the list or the columns that the word is in. Addresses, private keys and
-tokens of a known format are looked for by themselves. A text is read as it stands, and decoded (`password%3D…`,
-`&lt;token&gt;…`, JSON within JSON), twice.
+Nearly all secrets are next to a word that names them, and nearly no text has such a word. So a search for parts of such
+words (`token`, `pass`) excludes most texts. In the others only the text around these words is read: a sign and a value
+after the word, and the tag, label, list or columns that contain it. Addresses, private keys and tokens of a known
+format are searched separately. A text is read as it is, and decoded (`password%3D…`, `&lt;token&gt;…`, JSON within
+JSON), twice.
 
-Takes time linear in the text: a word is read once, whatever is read beside it is bounded, or is hidden and not read
-again. Rejected: one pattern of all that may hide a secret, tried at each character; it took ten times as long.
+Takes time linear in the text: a word is read once, and text beside it is bounded, or is hidden and not read again.
+Rejected: one pattern of all that may hide a secret, tried at each character; it took ten times as long.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dataloader.jobs.secrets.token_formats import LEAST, TOKEN
 from dataloader.jobs.secrets.values_in_text import Span, end_of, end_of_bracket, is_header_name, value_span
 
 MASKED: Final = "***"
-"""What stands in the place of a secret."""
+"""Replacement of a secret."""
 
 _NEAR: Final = 200
 _HARMLESS_VALUES: Final = frozenset(
     {"", "null", "none", "true", "false", "bearer", "basic", "str", "bytes", MASKED}
     | {"missing", "expired", "invalid", "valid", "unset", "required", "absent", "redacted", "scram-sha-256"}
 )
-# `password: is missing` says something of it; `password: hunter` is one.
+# `password: is missing` describes a password; `password: hunter` contains one.
 _PROSE: Final = frozenset(
     {"a", "an", "and", "are", "at", "can", "cannot", "can't", "does", "expired", "for", "from", "has", "in", "invalid"}
     | {"is", "leads", "may", "missing", "must", "needs", "no", "not", "of", "only", "required", "send", "should"}
@@ -44,7 +44,7 @@ _PROSE: Final = frozenset(
 _SQL_NAMES: Final = ("password", "passwd", "pwd", "passphrase", "secret")
 _SHORT_CODE: Final = re.compile(r"[A-Za-z0-9]{1,5}")
 
-# Each name of a secret, and each word that a secret may follow, has one of these in it.
+# Each name of a secret, and each word that a secret may follow, contains one of these.
 _HINTS: Final = (
     *("pass", "pwd", "pswd", "token", "secret", "key", "auth", "cookie", "credential", "dsn", "sig", "jwt", "bearer"),
     *("csrf", "xsrf", "sess", "otp", "pin", "cvv", "cvc", "verifier", "assertion", "saml", "code"),
@@ -69,7 +69,7 @@ _SCHEMES: Final = {
 }
 _BASIC: Final = re.compile(r"[ \t]+([A-Za-z0-9+/]{6,1000}+)")
 _ARGUMENT: Final = re.compile(r"""[^\s"']*+""")
-# The options of commands whose names don't say that a password follows.
+# Options of commands whose names do not say that a password follows.
 _COMMANDS: Final = {
     "curl": re.compile(r"""\s(?:-u|--user|--proxy-user)[ =]?["']?([^\s"']+)"""),
     "mysql": re.compile(r"""\s-p["']?([^\s"'-][^\s"']*)"""),
@@ -83,7 +83,7 @@ _NETRC_BEHIND: Final = re.compile(r"(?:\s|[nrt]\\){1,20}+[^\s\\]{1,200}+(?:\s|[n
 _CREDENTIALS: Final = re.compile(r"[\w.~+/=*-]++")
 _THIN: Final = re.compile(r""":([^\s/@"'<>]{1,100}+/[^\s"'<>@]{1,100}+)@""")
 _NETLOC: Final = re.compile(r"""=["']([^"'@\s]{0,200}+)@""")
-# These read backwards, on the reversed text: what stands before a word.
+# These match backwards, on the reversed text: the text before a word.
 _WORD_BEHIND: Final = re.compile(r"[ \t]([A-Za-z0-9]{1,40}+)")
 _TAG_BEHIND: Final = re.compile(r"(?::[\w.-]{1,80}+)?+<")
 _ENTRY_BEHIND: Final = re.compile(r"""["']\\*+[ubUB]?\s*+[\[(]""")
@@ -106,8 +106,8 @@ _ADDRESS: Final = re.compile(
 )
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----([^-]*+(?:-(?!----)[^-]*+)*+)")
 _PUTTY_KEY: Final = re.compile(r"Private-Lines:[ \t]*+\d{1,4}((?:(?!Private-MAC)[A-Za-z0-9+/=\s\\])*+)")
-# A line of .pgpass: host:port:database:user:password. The ports are those of PostgreSQL and its poolers, since a key
-# such as ecb:2024:eur:day:1 has this form, too.
+# A line of .pgpass: host:port:database:user:password. The ports are those of PostgreSQL and its poolers, because a key
+# such as ecb:2024:eur:day:1 also has this form.
 _PGPASS: Final = re.compile(
     r"""(?<=[\w.*\]]):(?:54\d\d|64\d\d|65\d\d|\*):[^\s:"']{1,63}+:[^\s:"']{1,63}+:((?:\\[:\\]|[^\s\\"'])++)"""
 )
@@ -115,7 +115,7 @@ _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
 def secrets_in(text: str) -> list[Span]:
-    """Return where the secrets of a text are: from, to; in order, none touching another."""
+    """Return the spans of a text's secrets: start, end; in order, none touching another."""
     found = _found_in(text)
     for decoded, original in decodings(text):
         found += [(original(start), original(end)) for start, end in _found_in(decoded)]
@@ -147,7 +147,7 @@ def _found_in(text: str) -> list[Span]:
     if text.count(":") >= 4:
         passwords = [line.span(1) for line in _PGPASS.finditer(text)]
         found += [span for span in passwords if _is_worth_hiding(text, *span)]
-    # A search for tokens looks at each character; most words are too short to be one.
+    # A search for tokens reads each character; most words are too short to be one.
     long = " ".join([word for word in text.split() if len(word) >= LEAST])
     if long and TOKEN.search(long):
         found += [token.span() for token in TOKEN.finditer(text)]
@@ -155,7 +155,7 @@ def _found_in(text: str) -> list[Span]:
 
 
 def _lowered(text: str) -> str:
-    """The text in lower case, each character at its place."""
+    """Return the text in lower case, each character at its place."""
     lowered = text.lower()
     return lowered if len(lowered) == len(text) else _NOT_ASCII.sub("?", text).lower()
 
@@ -171,9 +171,9 @@ def _is_worth_hiding(text: str, start: int, end: int) -> bool:
 
 @attrs.define
 class _Words:
-    """Reads a text's words that have a hint in them, from left to right, and what stands around each.
+    """Reader of a text's words that contain a hint, from left to right, and of the text around each.
 
-    A method returns where the secret ends that it has hidden, or 0 if there is none of its kind.
+    A method returns the end of the secret that it has hidden, or 0 if there is none of its kind.
     """
 
     text: str
@@ -185,7 +185,7 @@ class _Words:
     readers: list[Callable[[int, int, str], int]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Turn the text round, since patterns match forwards only, and see what there can be in it at all."""
+        """Reverse the text, because patterns match forwards only, and select the readers that it needs."""
         text, lowered = self.text, self.lowered
         self.backwards = text[::-1]
         has_tags = "<" in text
@@ -200,7 +200,7 @@ class _Words:
         self.readers = [read for read, is_needed in readers if is_needed]
 
     def secrets(self, hint: re.Pattern[str]) -> list[Span]:
-        """Return what is to be hidden, in the order in which it was found."""
+        """Return the spans to hide, in the order in which they were found."""
         text, lowered, position = self.text, self.lowered, 0
         while found := hint.search(lowered, position):
             start, end = found.span()
@@ -212,17 +212,17 @@ class _Words:
         return self.hidden
 
     def _beginning(self, place: int, least: int) -> int:
-        """Where the word begins that reaches to this place."""
+        """Return where the word begins that ends at this place."""
         size = len(self.text)
         return size - end_of(_NAME, self.backwards, size - place, size - least)
 
     def _meaning(self, start: int, word: str) -> Meaning:
-        """What a word means that is told by the one before: access key, unexpected token, verification code."""
+        """Return the meaning of a word with the one before it: access key, unexpected token, verification code."""
         before = self._behind(_WORD_BEHIND, start)
         return meaning_of(f"{before[1][::-1]}_{word}" if before else word)
 
     def _after(self, start: int, end: int, word: str, meaning: Meaning) -> int:  # noqa: PLR0911 - one for each way
-        """Hide what the word at this place says is a secret."""
+        """Hide the secret that the word at this place names."""
         if meaning is NOTHING or word == "sshpass":
             return self._special(start, end, word.lower())
         if meaning.secrecy is Secrecy.NONE:
@@ -251,12 +251,12 @@ class _Words:
         start, end = value_span(text, sign.end(), sign=sign[1], is_header=is_header_name(word))
         if sign[1] == ":" and text[end : end + 1] == " " and text[start:end].lower() in _PROSE:
             return 0
-        if word in {"PWD", "OLDPWD"} and text.startswith("/", start):  # where a process works
+        if word in {"PWD", "OLDPWD"} and text.startswith("/", start):  # the working directory of a process
             return 0
         return self._hide(start, end)
 
     def _hides(self, meaning: Meaning, start: int) -> bool:
-        """Whether the value that begins here is a secret under such a name: looks at its beginning alone."""
+        """Return whether the value that begins here is a secret under such a name, by its beginning alone."""
         match meaning.secrecy:
             case Secrecy.UNLESS_COUNT:
                 return not _COUNT.match(self.text, start)
@@ -266,15 +266,15 @@ class _Words:
                 return True
 
     def _option(self, meaning: Meaning, start: int) -> int:
-        """`--password s3cr3t`, and the same in a list of arguments."""
+        """Hide the value in `--password s3cr3t`, also in a list of arguments."""
         return self._hide(*value_span(self.text, start)) if self._hides(meaning, start) else 0
 
-    def _special(self, start: int, end: int, word: str) -> int:  # noqa: PLR0911 - one for each word
-        """Hide what stands behind a word that names no secret."""
+    def _special(self, start: int, end: int, word: str) -> int:  # noqa: PLR0911 - one branch for each word
+        """Hide the text after a word that names no secret."""
         text = self.text
         match word:
             case "code" if text.startswith("=", end) and text[start - 1 : start] in {"?", "&", "#", ";"}:
-                # Unless it is as short as that of a currency or a status.
+                # A short code is that of a currency or a status.
                 span = value_span(text, end + 1)
                 return 0 if _SHORT_CODE.fullmatch(text, *span) else self._hide(*span)
             case "basic" if (basic := _BASIC.match(text, end)) and _has_a_password(basic[1]):
@@ -292,7 +292,7 @@ class _Words:
         return 0
 
     def _command(self, word: str, end: int) -> int:
-        """`curl -u bob:s3cr3t`."""
+        """Hide the password in `curl -u bob:s3cr3t`."""
         dash = self.text.find(" -", end, end + _NEAR)
         option = None if dash < 0 else _COMMANDS[word].search(self.text, dash, end + _NEAR)
         return (
@@ -300,11 +300,11 @@ class _Words:
         )
 
     def _behind(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
-        """Match what stands before a place, backwards."""
+        """Match the text before a place, backwards."""
         return pattern.match(self.backwards, len(self.text) - start)
 
     def _element(self, start: int, end: int, _: str) -> int:
-        """`<password>s3cr3t</password>`; or `<key>password</key><string>s3cr3t</string>`."""
+        """Hide the value of `<password>s3cr3t</password>`, or `<key>password</key><string>s3cr3t</string>`."""
         if not self.text.startswith(("<", ":", ">", " "), max(start - 1, 0)):
             return 0
         if (tag := self._behind(_TAG_BEHIND, start)) and (rest := _AS_ATTRIBUTES.match(self.text, end)):
@@ -319,7 +319,7 @@ class _Words:
         return len(self.text) if end < 0 else end
 
     def _closing(self, tag: str, start: int) -> int:
-        """Where the element `tag` ends that begins at `start`."""
+        """Return where the element `tag` ends that begins at `start`."""
         if self.closings is None:
             self.closings = defaultdict(list)
             for closing in _CLOSING.finditer(self.text):
@@ -332,7 +332,7 @@ class _Words:
         return unclosed.end() if unclosed else start
 
     def _label(self, start: int, end: int, _: str) -> int:
-        """A name that is itself the value of a name: `name=DB_PASSWORD value=s3cr3t`, in an object or an element."""
+        """Hide the value of a name that is itself a value, in an object or element: `name=DB_PASSWORD value=s3cr3t`."""
         label = self._behind(_LABEL_BEHIND, start)
         if label is None or not meaning_of(label[2][::-1]).label or not _END_OF_LABEL.match(self.text, end):
             return 0
@@ -347,7 +347,7 @@ class _Words:
         return self._hide(content.end(), self._next_tag(content.end())) if content else 0
 
     def _value_ahead(self, end: int) -> int | None:
-        """Where the value of the label begins that ends here, in the same object or element."""
+        """Return where the value of the label that ends here begins, in the same object or element."""
         limit = end_of(_OBJECT, self.text, end, end + _NEAR)
         if not _has_value(self.lowered, end, limit):
             return None
@@ -360,7 +360,7 @@ class _Words:
         return None
 
     def _value_behind(self, end: int) -> int | None:
-        """The same of a value that comes before its label, and belongs to none before it."""
+        """Return the same for a value that is before its label and belongs to no earlier label."""
         size = len(self.text)
         first = size - end_of(_OBJECT, self.backwards, size - end, size - max(0, end - _NEAR, self.looked_behind))
         self.looked_behind = end
@@ -375,28 +375,28 @@ class _Words:
         return value
 
     def _entry(self, start: int, end: int, _: str) -> int:
-        """`["X-Api-Key", "s3cr3t"]`, and no more in it; `("token", "amount", "day")` is a list of columns."""
+        """Hide the value in `["X-Api-Key", "s3cr3t"]`; a longer list, as `("token", "amount", "day")`, has columns."""
         if (entry := _AS_ENTRY.match(self.text, end)) and self._behind(_ENTRY_BEHIND, start):
             first, last = value_span(self.text, entry.end())
             return self._hide(first, last) if _END_OF_ENTRY.match(self.text, last) else 0
         return 0
 
     def _row(self, _: int, end: int, __: str) -> int:
-        """PostgreSQL's `Key (id, token)=(1, s3cr3t) already exists`."""
+        """Hide the values in PostgreSQL's `Key (id, token)=(1, s3cr3t) already exists`."""
         close = self.text.find(")", end, end + _NEAR)
         if close < 0 or not self.text.startswith(")=(", close):
             return 0
         return self._hide(close + 2, end_of_bracket(self.text, close + 2))
 
     def _sql(self, _: int, end: int, word: str) -> int:
-        """`PASSWORD 's3cr3t'`, `SECRET_ACCESS_KEY 's3cr3t'`; in prose `token 'x'` is something else."""
+        """Hide the value in `PASSWORD 's3cr3t'` or `SECRET_ACCESS_KEY 's3cr3t'`, not in prose such as `token 'x'`."""
         if "_" not in word and not word.lower().endswith(_SQL_NAMES):
             return 0
         quoted = _AS_SQL.match(self.text, end)
         return self._hide(*value_span(self.text, quoted.end())) if quoted else 0
 
     def _netrc(self, start: int, end: int, word: str) -> int:
-        """`machine h login bob password s3cr3t`, a line of .netrc."""
+        """Hide the password in `machine h login bob password s3cr3t`, a line of .netrc."""
         following = _AS_NETRC.match(self.text, end) if word.lower() == "password" else None
         if following is None or not self._behind(_NETRC_BEHIND, start):
             return 0
@@ -408,5 +408,5 @@ def _has_value(lowered: str, start: int, end: int) -> bool:
 
 
 def _has_a_password(encoded: str) -> bool:
-    """Whether this is Base64 of `user:password`, or of what is left of it."""
+    """Return whether this is Base64 of `user:password`, or of a part of it."""
     return b":" in base64.b64decode(encoded[: len(encoded) // 4 * 4])

@@ -1,7 +1,7 @@
-"""How the tokens of well-known services look, as those who give them out have published it: found in any text (Q16).
+"""Formats of the tokens of well-known services, as published by the services, which are found in any text.
 
-A pattern takes a token's own characters alone, starts where no letter or digit stands before it, and can fail only
-within a bounded number of characters or at the end of a word: so a search takes time linear in the text.
+A pattern matches only a token's own characters, starts where no letter or digit is before it, and can fail only within
+a bounded number of characters or at the end of a word. So a search takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ FORMATS: Final = {
     "webhooks": r"(?<=hooks\.slack\.com/)services/[\w/]{16,}+|(?<=discord\.com/api/)webhooks/\d{10,}+/[\w-]{30,}+",
     "Yandex Cloud": r"AQVN[\w-]{30,}+",
 }
-"""Who gives a token out, and how all of it looks."""
+"""Issuers of tokens, each with the format of its tokens."""
 
-# The first two checks say no at most places; they hold for all formats.
+# The first two checks fail at most places; they apply to all formats.
 TOKEN: Final = re.compile(
     r"(?<![A-Za-z0-9])(?=[AGHLNPSabcdefghklnprstwxy\d][\w.:/-]{14})(?:" + "|".join(FORMATS.values()) + ")"
 )
-"""A token of one of these formats."""
+"""Pattern of a token in one of these formats."""
 
 LEAST: Final = 15
-"""Characters of the shortest token."""
+"""Number of characters of the shortest token."""

@@ -1,4 +1,4 @@
-"""Where a value in a text begins and ends that stands behind a name and a sign, in any language that has both (Q16)."""
+"""Begin and end of a value in a text, after a name and a sign, in any language that has both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 Span = tuple[int, int]
 
 _OPENING_QUOTE: Final = re.compile(r"""(?:[\w.]{0,40}+\()?[bruefBRUEF]{0,2}(\\{0,8})(["'])""")
-# A quote within is escaped, or doubled as SQL has it; `""` may end a text within a text.
+# A quote within is escaped, or doubled as in SQL; `""` may end a text within a text.
 _REST_OF_STRING: Final = {
     '"': re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL),
     "'": re.compile(r"[^'\\]*+(?:(?:\\.|'')[^'\\]*+)*+", re.DOTALL),
@@ -28,13 +28,13 @@ _BRACKET: Final = re.compile(
 
 
 def end_of(pattern: re.Pattern[str], text: str, start: int, limit: int) -> int:
-    """Where a pattern ends that matches the empty text too."""
+    """Return where the match of a pattern ends that also matches the empty text."""
     found = pattern.match(text, start, limit)
     return found.end() if found else start
 
 
 def is_header_name(name: str) -> bool:
-    """Tell whether the value of this name, after a colon, is all the rest of the line."""
+    """Return whether the value of this name, after a colon, is all the rest of the line."""
     return name.lower().endswith(("authorization", "cookie", "cookies"))
 
 
@@ -42,7 +42,7 @@ def value_span(text: str, start: int, *, sign: str | None = None, is_header: boo
     """Return where the value that begins at `start` begins without its quotes, and where it ends."""
     if quoted := _OPENING_QUOTE.match(text, start):
         escape, quote = quoted.groups()
-        if escape:  # JSON inside a JSON string: it ends at the next quote that is escaped as the first one
+        if escape:  # JSON inside a JSON string: it ends at the next quote with the same escape
             end = text.find(escape + quote, quoted.end())
             return quoted.end(), len(text) if end < 0 else end
         return quoted.end(), end_of(_REST_OF_STRING[quote], text, quoted.end(), len(text))
@@ -61,7 +61,7 @@ def value_span(text: str, start: int, *, sign: str | None = None, is_header: boo
 
 
 def end_of_bracket(text: str, start: int) -> int:
-    """Return where the bracket ends that begins at `start`; quotes within are read as such."""
+    """Return where the bracket ends that begins at `start`; quotes within are read as quotes."""
     depth = 0
     for found in _BRACKET.finditer(text, start):
         sign = found[0]
