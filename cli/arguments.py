@@ -9,7 +9,7 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,35 @@ from uuid import UUID
 import click
 import msgspec
 
+from dataloader.jobs.former_names import former_value, renamed
 from dataloader.jobs.states import Status
 
 _SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class RenamedChoice(click.Choice[str]):
+    """A choice some of whose values have been renamed: a former name is refused with the new one."""
+
+    def __init__(self, choices: Iterable[str], former: Mapping[str, str]) -> None:
+        super().__init__([str(choice) for choice in choices])
+        self.former = former
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As click has it."""
+        if value in self.former:
+            self.fail(former_value(value, self.former[value]), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def former_option(former: str, new: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for a command whose option `former` is now named `new`: the former name is refused with it."""
+
+    def refuse(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"the option {former} {renamed(new)}")
+
+    return click.option(former, hidden=True, expose_value=False, callback=refuse)
 
 
 def instant_before_now(text: str) -> datetime:

@@ -132,7 +132,7 @@ class Plan:
         found = ["further pages"] if source.needs_answer else []
         if self.load.detail is not None:
             found.append("the details, one request each")
-        return [*found, *(f"the budget of {one.requests} in {one.per_s:g} s" for one in self.load.budgets)]
+        return [*found, *(f"the rate limit of {one.requests} in {one.per_s:g} s" for one in self.load.rate_limits)]
 
     def as_json(self) -> dict[str, Any]:
         """The plan for machines."""

@@ -181,7 +181,7 @@ _AT_SOURCE: Final = {
     "request": "another run's request to",
     "pause": "the pause of",
     "retry-after": "the Retry-After of",
-    "budget": "the budget of",
+    "budget": "the rate limit of",
     "error": "the limits, which cannot be evaluated, of",
 }
 """What a run waits for at a source, in words."""

@@ -8,12 +8,11 @@ from typing import Any, Final
 
 import click
 
-from dataloader.cli.arguments import instant_before_now, json_object
+from dataloader.cli.arguments import RenamedChoice, instant_before_now, json_object
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_json, print_table, tell
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.former_names import former_value
 from dataloader.jobs.schedule_contract import MAX_NEXT, ScheduleEvent, ScheduleRecord, Schedules
 from dataloader.jobs.schedules import FORMER_OVERLAPS, Missed, Overlap, Schedule
 
@@ -26,21 +25,6 @@ _SCHEDULES: Final = (
     Column("STATE"),
 )
 _MISSED: Final = click.Choice([str(one) for one in Missed])
-
-
-class _OverlapPolicy(click.Choice[str]):
-    """An overlap policy; a former name is refused with the new one."""
-
-    def __init__(self) -> None:
-        super().__init__([str(one) for one in Overlap])
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As click has it."""
-        if value in FORMER_OVERLAPS:
-            self.fail(former_value(value, FORMER_OVERLAPS[value]), param, ctx)
-        return super().convert(value, param, ctx)
-
-
 _EVENTS: Final = (Column("AT"), Column("WHAT"), Column("DETAIL", least=20))
 
 
@@ -110,7 +94,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 )
 @click.option(
     "--overlap",
-    type=_OverlapPolicy(),
+    type=RenamedChoice(Overlap, FORMER_OVERLAPS),
     default="buffer_one",
     show_default=True,
     help="What to do when a job of it has not ended.",

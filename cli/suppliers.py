@@ -1,4 +1,4 @@
-"""Commands for suppliers: what of their budgets is used, and what operators do with them."""
+"""Commands for suppliers: what of their rate limits is used, and what operators do with them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Any, Final
 import attrs
 import click
 
+from dataloader.cli.arguments import RenamedChoice, former_option
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.task_limits import NAME, changes_of
-from dataloader.jobs.limit_contract import BudgetState, Limits, SupplierRecord
-from dataloader.jobs.limits import Supplier
+from dataloader.jobs.limit_contract import Limits, RateLimitState, SupplierRecord
+from dataloader.jobs.limits import FORMER_LIMITS, Supplier
 from dataloader.jobs.listings import MAX_PAGE
 
 _SUPPLIERS: Final = (
     Column("SUPPLIER", least=12),
     Column("STATE"),
     Column("OPENS", rank=2),
-    Column("BUDGETS", least=20),
+    Column("RATE_LIMITS", least=20),
     Column("TASKS", least=12, rank=1),
 )
-_BUDGETS: Final = (Column("UNITS"), Column("SECONDS"), Column("USED"), Column("LEFT"), Column("NEXT_FREE"))
+_RATE_LIMITS: Final = (Column("UNITS"), Column("SECONDS"), Column("USED"), Column("LEFT"), Column("NEXT_FREE"))
 _LIMITS: Final = [field.name for field in attrs.fields(Supplier) if field.name != "name"]
+_UNSET: Final = RenamedChoice(_LIMITS, FORMER_LIMITS)
 
 
-class _Budget(click.ParamType[Any]):
-    """A budget such as 100/60: at most 100 in 60 seconds; or 10000/day/Europe/Berlin."""
+class _RateLimit(click.ParamType[Any]):
+    """A rate limit such as 100/60: at most 100 in 60 seconds; or 10000/day/Europe/Berlin."""
 
-    name = "budget"
+    name = "rate limit"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """As click has it."""
@@ -55,14 +57,14 @@ def supplier() -> None:
 @supplier.command("list")
 @asks_queue
 def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
-    """List the suppliers of tasks and loads, with what is left of their budgets."""
+    """List the suppliers of tasks and loads, with what is left of their rate limits."""
     found = target.ask_limits(_all)
     if as_json:
         print_json(found)
         return
     print_table(
         _SUPPLIERS,
-        ((one.supplier, _state(one), one.opens_at, _budgets(one), ", ".join(one.tasks)) for one in found),
+        ((one.supplier, _state(one), one.opens_at, _rate_limits(one), ", ".join(one.tasks)) for one in found),
         nothing="no suppliers",
     )
 
@@ -71,7 +73,7 @@ def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
 @NAME
 @asks_queue
 def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
-    """Show the supplier NAME: what of each budget is used and left now, and when the next unit is free."""
+    """Show the supplier NAME: what of each rate limit is used and left now, and when the next unit is free."""
     found = target.ask_limits(lambda limits: limits.supplier(name))
     if as_json:
         print_json(found)
@@ -84,10 +86,10 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
         fields["request of"] = f"job {found.slot.job_id or 'unknown'}, until {cell(found.slot.until)}"
     fields |= {"override": dict(found.override) or None}
     print_fields({key: value for key, value in fields.items() if value is not None})
-    if found.budgets:
+    if found.rate_limits:
         print_table(
-            _BUDGETS,
-            ((one.requests, _span(one), one.used, one.left, one.free_at or "now") for one in found.budgets),
+            _RATE_LIMITS,
+            ((one.requests, _span(one), one.used, one.left, one.free_at or "now") for one in found.rate_limits),
             nothing="",
         )
 
@@ -95,17 +97,18 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @supplier.command("set")
 @NAME
 @click.option(
-    "--budget",
-    "budgets",
-    type=_Budget(),
+    "--rate-limit",
+    "rate_limits",
+    type=_RateLimit(),
     multiple=True,
     metavar="UNITS/SECONDS",
     help="100/60, or 10000/day/Europe/Berlin; may be repeated.",
 )
+@former_option("--budget", "--rate-limit")
 @click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
 @click.option("--zone", help="The time zone of --work-periods.")
 @click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="How long after its claim a job may begin.")
-@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="End this override; may be repeated.")
+@click.option("--unset", multiple=True, type=_UNSET, help="End this override; may be repeated.")
 @asks_queue
 def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""
@@ -164,17 +167,19 @@ def _state(one: SupplierRecord) -> str:
     return "open" if one.closed is None else f"closed: {one.closed}"
 
 
-def _span(one: BudgetState, unit: str = "") -> str:
-    """As `--budget` takes it."""
+def _span(one: RateLimitState, unit: str = "") -> str:
+    """As `--rate-limit` takes it."""
     return f"day/{one.zone}" if one.per_s is None else f"{one.per_s:g}{unit}"
 
 
-def _budgets(one: SupplierRecord) -> str:
-    return ", ".join(f"{budget.left} of {budget.requests}/{_span(budget, ' s')}" for budget in one.budgets)
+def _rate_limits(one: SupplierRecord) -> str:
+    return ", ".join(
+        f"{rate_limit.left} of {rate_limit.requests}/{_span(rate_limit, ' s')}" for rate_limit in one.rate_limits
+    )
 
 
 def _say(one: SupplierRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"{cell(one.supplier)}  {_state(one)}  {_budgets(one)}".rstrip())
+        click.echo(f"{cell(one.supplier)}  {_state(one)}  {_rate_limits(one)}".rstrip())

@@ -83,8 +83,8 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 )
 @click.option("--batch-size", type=int, metavar="NUMBER", help="How many start together.")
 @click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="The pause between two batches.")
-@click.option("--supplier", help="The supplier whose budgets and periods hold, too.")
-@click.option("--cost", type=int, metavar="NUMBER", help="Units of the supplier's budgets that a start takes.")
+@click.option("--supplier", help="The supplier whose rate limits and periods hold, too.")
+@click.option("--cost", type=int, metavar="NUMBER", help="Units of the supplier's rate limits that a start takes.")
 @click.option("--retry-priority", type=int, metavar="NUMBER", help="The priority of a job whose run has failed.")
 @click.option(
     "--retry-delay", "retry_delay_s", type=float, metavar="SECONDS", help="The pause between a failed run and the next."

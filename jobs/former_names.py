@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -17,6 +17,15 @@ def renamed(new: str) -> str:
 def former_value(former: str, new: str) -> str:
     """Return the message for a field with a value whose name was `former`."""
     return f"the value {former!r} {renamed(new)}"
+
+
+def refuse_former_name(module: str, name: str, names: Mapping[str, str]) -> None:
+    """Raise `ImportError`, with the new name, if `name` is a former name of `names` in a module.
+
+    With an `AttributeError`, `from module import name` would not show our message.
+    """
+    if name in names:
+        raise ImportError(f"{module}.{name} {renamed(names[name])}", name=name)
 
 
 def former_arguments(**names: str) -> Callable[[type[T]], type[T]]:

@@ -144,7 +144,7 @@ class AsyncPort(Port, Protocol):
         """Return the outcomes of the jobs that this one runs after."""
 
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits, and take them."""
 
     async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
@@ -170,7 +170,7 @@ class BlockingPort(Port, Protocol):
         """Return the outcomes of the jobs that this one runs after."""
 
     def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's budgets, and take them."""
+        """Wait for units of a supplier's rate limits, and take them."""
 
     def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
@@ -328,7 +328,7 @@ class _AsyncHandle(_Handle[A]):
 
         Raises:
             LimitReached: it will take longer; not to be caught, then the job is snoozed for so long.
-            BadRequest: no supplier has this name, or `n` is more than its smallest budget.
+            BadRequest: no supplier has this name, or `n` is more than its smallest rate limit.
             StoreUnavailable: the database can't be reached now.
         """
         await self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)

@@ -25,8 +25,8 @@ class SupplierNotFound(NotFound):
 
 
 @attrs.frozen(kw_only=True)
-class BudgetState:
-    """A budget of a supplier, and what of it is used now."""
+class RateLimitState:
+    """A rate limit of a supplier, and what of it is used now."""
 
     requests: Annotated[int, about("At most so many units")]
     per_s: Annotated[float | None, about("in any span of so many seconds; null: in each day.")]
@@ -56,7 +56,7 @@ class SupplierRecord:
     margin_s: Annotated[float, about("Seconds in which a body begins after its claim; spans are longer by them.")]
     paused: Annotated[bool, about("Whether it is paused: no job of its tasks starts.")]
     tasks: Annotated[list[str], about("The tasks that name it.")]
-    budgets: Annotated[list[BudgetState], about("Its budgets, with what is used.")]
+    rate_limits: Annotated[list[RateLimitState], about("Its rate limits, with what is used.")]
     closed: Annotated[SupplierClosed | None, about("Why it may not be asked now; null: it may.")]
     opens_at: Annotated[Instant | None, about("When its next work period begins; null: it is open, or paused.")]
     slot: Annotated[RequestSlot | None, about("The load's request that is under way.")]
@@ -114,7 +114,7 @@ class Limits(abc.ABC):
 
     @abc.abstractmethod
     async def supplier(self, name: str) -> SupplierRecord:
-        """Return the supplier, with what of its budgets is used now."""
+        """Return the supplier, with what of its rate limits is used now."""
 
     @abc.abstractmethod
     async def set_supplier(self, name: str, changes: Mapping[str, Any]) -> SupplierRecord:

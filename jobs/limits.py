@@ -1,17 +1,19 @@
 """Limits (S1, S4): when jobs of a task may start and how many, and what a supplier takes from all that ask it.
 
-A supplier is who is asked: tasks name it, and loads whose source has its name send their requests to it. Its budgets
-and periods hold for all of them together, over all processes.
+A supplier is an external system, such as an API: tasks name it, and loads whose source has its name send requests to
+it. Its rate limits and periods apply to all of them together, over all processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypedDict, get_args
 
 import attrs
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.former_names import former_arguments, renamed
 from dataloader.jobs.model import MAX_ATTEMPTS, MAX_INT, MAX_NAME, check_between, check_name
 from dataloader.jobs.retry import MAX_RETRY_DELAY_S
 from dataloader.jobs.text import stored_json
@@ -22,10 +24,12 @@ WEEK_S: Final = 604_800
 LONGEST_DAY_S: Final = 93_600
 """26 hours: in Antarctica/Troll the clock is put back by two."""
 MAX_DELAY_S: Final = 86_400
-MAX_BUDGETS: Final = 10
+MAX_RATE_LIMITS: Final = 10
 MAX_COST: Final = 1_000_000
 MARGIN_S: Final = 1.0
 """How long after its claim a body may begin, unless the shortest span is below ten seconds: then a tenth of that."""
+FORMER_LIMITS: Final = MappingProxyType({"budgets": "rate_limits"})
+"""The new name of each limit of a supplier that had another one."""
 AtPeriodEnd = Literal["finish", "stop"]
 """At the close of a work period what runs goes on, or is stopped and goes back to its lane."""
 LEAST_MARGIN_S: Final = 0.1
@@ -33,7 +37,7 @@ LEAST_MARGIN_S: Final = 0.1
 
 
 @attrs.frozen
-class Budget:
+class RateLimit:
     """At most `requests` requests, or starts, in any span of `per_s` seconds, or in each day, over all processes.
 
     Args:
@@ -66,8 +70,8 @@ class Budget:
         object.__setattr__(self, "zone", zone_named(self.zone or "UTC").key)
 
     @classmethod
-    def of_spec(cls, spec: Sequence[Any] | Mapping[str, Any]) -> Budget:
-        """The budget that `spec` describes: `[requests, per_s]`, or an object. Raises `TypeError` and `ValueError`."""
+    def of_spec(cls, spec: Sequence[Any] | Mapping[str, Any]) -> RateLimit:
+        """Return the rate limit of `spec`: `[requests, per_s]`, or an object. Raise `TypeError` and `ValueError`."""
         return cls(**spec) if isinstance(spec, Mapping) else cls(*spec)
 
     def spec(self) -> list[float] | dict[str, Any]:
@@ -86,17 +90,18 @@ def _texts(value: Sequence[str] | str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _budgets(value: Iterable[Budget]) -> tuple[Budget, ...]:
+def _rate_limits(value: Iterable[RateLimit]) -> tuple[RateLimit, ...]:
     return tuple(value)  # not `tuple` itself, of which a type checker can't tell of what
 
 
+@former_arguments(**FORMER_LIMITS)
 @attrs.frozen
 class Supplier:
-    """Who is asked, with what it allows.
+    """An external system, such as an API, with its rate limits and work periods.
 
     Args:
         name: as tasks and loads name it.
-        budgets: all of them hold, in any span of their seconds.
+        rate_limits: all of them hold, in any span of their seconds.
         work_periods: when it may be asked, such as `MON-FRI 00:00-06:00`; none: always.
         zone: the time zone of `work_periods`.
         margin_s: how many seconds after its claim a body may begin. Spans are longer by it, and periods end earlier.
@@ -105,15 +110,19 @@ class Supplier:
     """
 
     name: str
-    budgets: tuple[Budget, ...] = attrs.field(default=(), converter=_budgets)
+    rate_limits: tuple[RateLimit, ...] = attrs.field(default=(), converter=_rate_limits)
     work_periods: tuple[str, ...] = attrs.field(default=(), converter=_texts, kw_only=True)
     zone: str = attrs.field(default="UTC", kw_only=True)
     margin_s: float | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         check_name("supplier", self.name, MAX_NAME)
-        if len(self.budgets) > MAX_BUDGETS or not all(isinstance(budget, Budget) for budget in self.budgets):
-            raise BadRequest("budgets", f"must be at most {MAX_BUDGETS} Budgets, not {self.budgets!r:.100}")
+        if len(self.rate_limits) > MAX_RATE_LIMITS or not all(
+            isinstance(rate_limit, RateLimit) for rate_limit in self.rate_limits
+        ):
+            raise BadRequest(
+                "rate_limits", f"must be at most {MAX_RATE_LIMITS} RateLimits, not {self.rate_limits!r:.100}"
+            )
         WorkPeriods.parsed(self.work_periods, zone_named(self.zone))
         if self.margin_s is not None and not 0.01 <= self.margin_s <= 60:
             raise BadRequest("margin_s", f"must be a number of seconds from 0.01 to 60, not {self.margin_s!r}")
@@ -122,25 +131,27 @@ class Supplier:
     def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Supplier:
         """The supplier that `spec` describes. Raises `BadRequest`."""
         values = {key: value for key, value in spec.items() if value is not None}
+        for key in FORMER_LIMITS.keys() & values.keys():
+            raise BadRequest(key, renamed(FORMER_LIMITS[key]))
         for key in ("work_periods", "zone"):
             _check_kind(key, values.get(key))
         try:
-            values["budgets"] = tuple(map(Budget.of_spec, values.get("budgets", ())))
+            values["rate_limits"] = tuple(map(RateLimit.of_spec, values.get("rate_limits", ())))
         except (TypeError, ValueError) as error:
             raise BadRequest(
-                "budgets", f"must be a list of [number, seconds] and of {{requests, per, zone}}: {error}"
+                "rate_limits", f"must be a list of [number, seconds] and of {{requests, per, zone}}: {error}"
             ) from error
         try:
             return cls(name, **values)
         except BadRequest:
             raise
         except (TypeError, ValueError) as error:
-            raise BadRequest("supplier", f"must have budgets, work_periods, zone and margin_s: {error}") from error
+            raise BadRequest("supplier", f"must have rate_limits, work_periods, zone and margin_s: {error}") from error
 
     def spec(self) -> dict[str, Any]:
         """What makes it again, for JSON."""
         return {
-            "budgets": [budget.spec() for budget in self.budgets],
+            "rate_limits": [rate_limit.spec() for rate_limit in self.rate_limits],
             "work_periods": list(self.work_periods),
             "zone": self.zone,
             "margin_s": self.margin_s,
@@ -148,10 +159,10 @@ class Supplier:
 
     @property
     def margin(self) -> float:
-        """`margin_s`, or what follows from the budgets."""
+        """`margin_s`, or what follows from the rate limits."""
         if self.margin_s is not None:
             return self.margin_s
-        return max(min([MARGIN_S, *(budget.kept_s / 10 for budget in self.budgets)]), LEAST_MARGIN_S)
+        return max(min([MARGIN_S, *(rate_limit.kept_s / 10 for rate_limit in self.rate_limits)]), LEAST_MARGIN_S)
 
     @property
     def periods(self) -> WorkPeriods | None:
@@ -171,8 +182,8 @@ class TaskLimits:
         max_running_per_partition: and how many of one `partition_key`; the keys that wait have their turns.
         batch_size: they start in batches of so many: the next begins when none of the last is in work any more.
         batch_delay_s: and so many seconds later.
-        supplier: the name of who is asked; its budgets and periods hold, too.
-        cost: units of the supplier's budgets that a start takes. 0: only `job.take` and requests of loads do.
+        supplier: the name of who is asked; its rate limits and periods hold, too.
+        cost: units of the supplier's rate limits that a start takes. 0: only `job.take` and requests of loads do.
         retry_priority: the priority that a job gets when a run has failed, or has lost its worker.
         retry_delay_s: seconds between a run that failed and the next one, in place of the task's retry policy.
         max_attempts: runs before a job is failed, for jobs that are added from now on.

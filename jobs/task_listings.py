@@ -13,8 +13,8 @@ from dataloader.jobs.page_cursor import Next
 
 Closed = Literal["paused", "period", "running", "batch", "supplier_paused", "supplier_period", "budget", "error"]
 """Why no job of a task may start now: it is paused; no work period of it is open; as many run as may run at once; the
-batch has no place left, or the next one has not begun; its supplier is paused, or has no work period now; a budget of
-its supplier is used; its limits cannot be evaluated, and `error` says why."""
+batch has no place left, or the next one has not begun; its supplier is paused, or has no work period now; a rate limit
+of its supplier is used (`budget`); its limits cannot be evaluated, and `error` says why."""
 
 
 class TaskNotFound(NotFound):

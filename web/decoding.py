@@ -19,7 +19,7 @@ import trio
 from msgspec import NODEFAULT, Struct
 
 from dataloader.jobs.fault_texts import in_our_words
-from dataloader.jobs.former_names import former_value
+from dataloader.jobs.former_names import former_value, renamed
 from dataloader.jobs.json_values import MAX_VALUES, has_too_many_values
 from dataloader.jobs.operations.fields import JobFields
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
@@ -130,9 +130,12 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
         yield FieldError(path or "$", "must be an object")
         return
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    former_fields: Mapping[str, str] = getattr(kind, "FORMER_FIELDS", _NONE)
     former: Mapping[str, Mapping[str, str]] = getattr(kind, "FORMER_VALUES", _NONE)
     for name in value:
-        if name not in fields:
+        if name in former_fields:
+            yield FieldError(_join(path, name), renamed(former_fields[name]))
+        elif name not in fields:
             yield FieldError(_join(path, name[:100]), f"is unknown; the allowed fields are {', '.join(fields)}")
     for name, field in fields.items():
         where = _join(path, name)

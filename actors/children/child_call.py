@@ -51,7 +51,7 @@ async def call_in_child(
         if trio.current_time() > run.begin_by:
             child.idle_since = trio.current_time()
             raise BeginsTooLate(
-                "the job goes back: its child process has taken longer to start than its budget counts on"
+                "job released: its child process would start it after its rate-limit reservation expires"
             )
         if isinstance(child, RemoteChild):
             port.log("info", "the function runs beside a Dask worker", {"worker": child.worker})

@@ -53,7 +53,7 @@ WHERE j.job_id = newest.job_id;
 INSERT INTO dl_schedule_events (name, kind, payload)
 SELECT 'nightly-' || n %% 50 + 1, 'left_out', '{"why": "overlap", "times": 3}' FROM generate_series(1, 20000) AS n;
 INSERT INTO dl_sources (source, limits, units, spans_s)
-SELECT 'supplier-' || n, '{"budgets": [[100, 60]]}', '{100}', '{60}' FROM generate_series(1, 50) AS n;
+SELECT 'supplier-' || n, '{"rate_limits": [[100, 60]]}', '{100}', '{60}' FROM generate_series(1, 50) AS n;
 INSERT INTO dl_etl_runs (run_id, name, kind, status, started_at, finished_at)
 SELECT job_id, 'load-' || n %% 50, 'load', 'succeeded', created_at, finished_at FROM (
   SELECT *, row_number() OVER () AS n FROM dl_jobs WHERE status = 'succeeded' LIMIT 20000) AS numbered;

@@ -1,8 +1,8 @@
 """Schedules and limits: what they promise while processes are killed, and what they cost, in one table.
 
-    python -m benchmarks.scheduling [budgets] [planned] [ratios] [--seconds 180] [--seed N] [--out FOLDER] [--quick]
+    python -m benchmarks.scheduling [rate_limits] [planned] [ratios] [--seconds 180] [--seed N] [--out FOLDER] [--quick]
 
-`budgets`: four processes of `dataloader serve` and one supplier that three tasks and a load share; with kills for
+`rate_limits`: four processes of `dataloader serve` and one supplier that three tasks and a load share; with kills for
 `--seconds`, and without for a third of that. `planned`: 1,000 schedules, two processes that are killed, half of the
 schedules paused for an hour. `ratios`: what those pay for it who do not use it, and what it costs.
 
@@ -22,7 +22,7 @@ from benchmarks.scheduling import limited_kills, planned_kills, ratios
 from benchmarks.scheduling.reached import Reached, table
 from dataloader import configure_logging, embedded_postgres
 
-MEASUREMENTS = ("budgets", "planned", "ratios")
+MEASUREMENTS = ("rate_limits", "planned", "ratios")
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="scheduling-") as directory, embedded_postgres(Path(directory)) as server:
         for name in options.measurements or MEASUREMENTS:
             say(name)
-            if name == "budgets":
+            if name == "rate_limits":
                 lines += limited_kills.measure(server, options.out, options.seconds, options.seed)
                 lines += limited_kills.measure(server, options.out, options.seconds / 3, None)
             elif name == "planned":

@@ -1,4 +1,4 @@
-"""Budgets over four processes that are killed: no span has more, in the handlers' and in the source's own records."""
+"""Rate limits over four killed processes: no span has more, in the records of the handlers and of the source."""
 
 from __future__ import annotations
 
@@ -101,13 +101,16 @@ def _judged(how: str, kills: int, began: list[tuple[float, str]], asked: list[fl
     say(f"{how}: {kills} kills, runs {dict(runs)}, {len(asked)} requests of the load")
     lines = [
         Reached(
-            f"{how}: the most units in any {budget.per_s:g} s",
-            most_within(calls, budget.per_s),
-            most=budget.requests,
+            f"{how}: the most units in any {rate_limit.per_s:g} s",
+            most_within(calls, rate_limit.per_s),
+            most=rate_limit.requests,
             promise=True,
             note=f"{sum(runs.values()):,} starts, {len(asked):,} requests of the load, {kills} kills",
         )
-        for budget in PARTNER.budgets
+        for rate_limit in PARTNER.rate_limits
     ]
     least = 0.9 if how == "undisturbed" else 0.7
-    return [*lines, Reached(f"{how}: share of the lengthened budget", share_used(calls, PARTNER, until), least=least)]
+    return [
+        *lines,
+        Reached(f"{how}: share of the lengthened rate limit", share_used(calls, PARTNER, until), least=least),
+    ]

@@ -14,11 +14,11 @@ from typing import Any
 
 import trio
 
-from dataloader import Budget, Job, RetryPolicy, Supplier, Tasks
+from dataloader import Job, RateLimit, RetryPolicy, Supplier, Tasks
 from dataloader.flows.etl import Http, Json, Load, Target, Window, Windows, add_loads
 
 QUEUE = "limited"
-PARTNER = Supplier("partner", budgets=(Budget(20, per_s=1), Budget(50, per_s=5)))
+PARTNER = Supplier("partner", rate_limits=(RateLimit(20, per_s=1), RateLimit(50, per_s=5)))
 COSTS = {"one": 1, "other": 1, "dear": 3}
 RETRY = RetryPolicy(base_s=0.1)
 FIRST_DAY = date(1900, 1, 1)

@@ -21,7 +21,7 @@ from benchmarks.scheduling.killed_fleet import KilledFleet
 from benchmarks.scheduling.measured_tasks import QUEUE, UNUSED, tasks_that
 from benchmarks.scheduling.planned_kills import aio_put_all
 from benchmarks.scheduling.reached import Reached
-from dataloader import Budget, NewJob, Supplier
+from dataloader import NewJob, RateLimit, Supplier
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
@@ -128,7 +128,7 @@ async def _aio_due(connection: Any) -> None:
 def takes(dsn: str, rounds: int) -> list[Reached]:
     """A handler's take from a supplier with few calls on record, and with many."""
     say("takes")
-    suppliers = [Supplier(name, budgets=(Budget(1_000_000, per_s=86_400),)) for name in ("few", "many")]
+    suppliers = [Supplier(name, rate_limits=(RateLimit(1_000_000, per_s=86_400),)) for name in ("few", "many")]
     trio.run(_declare_suppliers, dsn, suppliers)
     times: dict[str, list[float]] = {"few": [], "many": []}
     with psycopg.connect(dsn, autocommit=True) as connection:

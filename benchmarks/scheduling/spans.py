@@ -1,4 +1,4 @@
-"""How many units lie within a span of time, and how much of what the budgets allow they are."""
+"""How many units lie within a span of time, and how much of what the rate limits allow they are."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def most_within(calls: Iterable[tuple[float, int]], span_s: float) -> int:
 
 
 def allowed_per_s(supplier: Supplier) -> float:
-    """The units a second that its budgets leave in the long run, each span lengthened by the margin."""
-    return min(budget.requests / (budget.per_s + supplier.margin) for budget in supplier.budgets)
+    """The units a second that its rate limits leave in the long run, each span lengthened by the margin."""
+    return min(rate_limit.requests / (rate_limit.per_s + supplier.margin) for rate_limit in supplier.rate_limits)
 
 
 def share_used(calls: Calls, supplier: Supplier, until: float) -> float:
-    """The share of what the lengthened budgets allow that was taken until then.
+    """The share of what the lengthened rate limits allow that was taken until then.
 
-    It counts from the end of the longest span after the first call on: before, a fresh budget allows more.
+    It counts from the end of the longest span after the first call on: before, a fresh rate limit allows more.
     """
-    begin = min(at for at, _ in calls) + max(budget.per_s for budget in supplier.budgets) + supplier.margin
+    begin = min(at for at, _ in calls) + max(rate_limit.per_s for rate_limit in supplier.rate_limits) + supplier.margin
     taken = sum(units for at, units in calls if begin <= at < until)
     return taken / (allowed_per_s(supplier) * (until - begin))

@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 import httpx2
 
-from dataloader import Budget, Job, NewJob, RetryPolicy, Supplier, Tasks, ThreadJob
+from dataloader import Job, NewJob, RateLimit, RetryPolicy, Supplier, Tasks, ThreadJob
 
 tasks = Tasks()
-thumbnails = Supplier("thumbnails", budgets=(Budget(10, per_s=60),))
+thumbnails = Supplier("thumbnails", rate_limits=(RateLimit(10, per_s=60),))
 
 
 @attrs.frozen

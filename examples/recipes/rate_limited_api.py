@@ -14,15 +14,17 @@ from typing import Any
 import attrs
 import httpx2
 
-from dataloader import Budget, Job, Supplier, Tasks
+from dataloader import Job, RateLimit, Supplier, Tasks
 from dataloader.flows.etl import Auth, Cursor, Http, Json, Load, Record, Target, Window, Windows, add_loads
 
 API = os.environ.get("SHOP_URL", "https://shop.example.org")
 TOKEN = os.environ.get("SHOP_TOKEN", "a token of the shop")
 
 tasks = Tasks()
-# The load and the task below use these budgets together, in all processes.
-shop = tasks.supplier(Supplier("shop", budgets=(Budget(100, per_s=60), Budget(5_000, per="day", zone="Europe/Berlin"))))
+# The load and the task below use these rate limits together, in all processes.
+shop = tasks.supplier(
+    Supplier("shop", rate_limits=(RateLimit(100, per_s=60), RateLimit(5_000, per="day", zone="Europe/Berlin")))
+)
 
 
 def changed_in(window: Window) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class Confirm:
     order: int
 
 
-@tasks.task("shop.confirm", args=Confirm, queue="shop", supplier=shop)  # each start is one request of the budgets
+@tasks.task("shop.confirm", args=Confirm, queue="shop", supplier=shop)  # each start is one request of the rate limits
 async def confirm(job: Job[Confirm]) -> None:
     answer = await job.resource(client).post(f"/orders/{job.args.order}/confirm")
     answer.raise_for_status()

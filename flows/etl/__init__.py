@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from dataloader.jobs.former_names import refuse_former_name
+
 if TYPE_CHECKING:
     from dataloader.flows.etl.declare.load import Detail, Load, Target
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
@@ -29,13 +31,12 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.sources.routing import Routing
     from dataloader.flows.etl.sources.s3 import S3
     from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
-    from dataloader.jobs.limits import Budget
+    from dataloader.jobs.limits import RateLimit
     from dataloader.store.etl.history import History
 
 __all__ = [
     "S3",
     "Auth",
-    "Budget",
     "CancellationToken",
     "Compressed",
     "Csv",
@@ -57,6 +58,7 @@ __all__ = [
     "PageNumber",
     "PipelineConfig",
     "PipelineSettings",
+    "RateLimit",
     "Reader",
     "Record",
     "Request",
@@ -96,13 +98,17 @@ _NAMES: Final = {
     "flows.etl.sources.s3": "S3",
     "flows.etl.sources.source": "Page Record Request Response Source SourceError Window",
     "store.etl.history": "History",
-    "store.etl.suppliers": "Budget",
+    "store.etl.suppliers": "RateLimit",
 }
 _WHERE: Final = {name: f"dataloader.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
+_FORMER: Final = {"Budget": "RateLimit"}
+
+
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used."""
+    """Import a name when it is first used. Raises `ImportError`, with the new name, for one that has been changed."""
+    refuse_former_name(__name__, name, _FORMER)
     module = _WHERE.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"

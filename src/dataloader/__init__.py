@@ -29,7 +29,7 @@ from dataloader.jobs.errors import (
     StoreError,
     StoreUnavailable,
 )
-from dataloader.jobs.former_names import renamed
+from dataloader.jobs.former_names import refuse_former_name
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.job import (
     AioJob,
@@ -41,7 +41,7 @@ from dataloader.jobs.job import (
     ThreadTransaction,
     Transaction,
 )
-from dataloader.jobs.limits import Budget, Supplier
+from dataloader.jobs.limits import RateLimit, Supplier
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
@@ -83,7 +83,6 @@ __all__ = [
     "AnyJob",
     "ApiToken",
     "BadRequest",
-    "Budget",
     "CallTimeout",
     "Canceled",
     "Client",
@@ -123,6 +122,7 @@ __all__ = [
     "ProcessNotFound",
     "ProcessRecord",
     "ProcessRequest",
+    "RateLimit",
     "Refused",
     "Resource",
     "Retry",
@@ -168,6 +168,7 @@ _WHEN_ASKED_FOR: Final = {
     "open_supervisor": "dataloader.supervisor.supervisor",
 }
 _FORMER: Final = {
+    "Budget": "RateLimit",
     "open_jobs": "open_client, and the client has the queue as client.jobs",
     "open_processes": "open_client, and the client has the processes as client.processes",
 }
@@ -175,9 +176,11 @@ _FORMER: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the running side when it is first used."""
-    if name in _FORMER:
-        raise ImportError(f"dataloader.{name} {renamed(_FORMER[name])}", name=__name__)
+    """Import a name of the running side when it is first used.
+
+    Raises `ImportError`, with the new name, for a name that has been changed.
+    """
+    refuse_former_name(__name__, name, _FORMER)
     module = _WHEN_ASKED_FOR.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"

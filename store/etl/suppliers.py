@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.limits import Budget
+from dataloader.jobs.limits import RateLimit
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ _GIVE: Final = "SELECT dl_source_give($1, $2, $3, $4)"
 
 
 async def aio_take_slot(
-    connection: Any, source: str, holder: int, lease_s: float, budgets: Sequence[Budget] = ()
+    connection: Any, source: str, holder: int, lease_s: float, rate_limits: Sequence[RateLimit] = ()
 ) -> SlotAnswer:
     """Take the slot of `source` for the run with the token `holder`, for `lease_s` seconds; its holder keeps it."""
     row = await connection.fetchrow(
@@ -45,8 +45,8 @@ async def aio_take_slot(
         source,
         holder,
         lease_s,
-        [budget.requests for budget in budgets],
-        [float(budget.kept_s) for budget in budgets],
+        [rate_limit.requests for rate_limit in rate_limits],
+        [float(rate_limit.kept_s) for rate_limit in rate_limits],
     )
     return SlotAnswer(row["wait_s"], row["waits_for"])
 

@@ -13,8 +13,9 @@ import msgspec
 
 from dataloader.jobs.contract import MAX_BULK, Operator
 from dataloader.jobs.errors import BadRequest, InUse
+from dataloader.jobs.former_names import renamed
 from dataloader.jobs.limit_contract import Limits, OpenJobs, SupplierNotFound, SupplierPage, SupplierRecord
-from dataloader.jobs.limits import Supplier, TaskLimits, stored_limits
+from dataloader.jobs.limits import FORMER_LIMITS, Supplier, TaskLimits, stored_limits
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
 from dataloader.jobs.model import MAX_NAME, check_between, check_name
 from dataloader.jobs.page_cursor import BY_NAME, After
@@ -176,6 +177,8 @@ def _known(kind: type[TaskLimits | Supplier], changes: Mapping[str, Any]) -> dic
     names = sorted({field.name for field in attrs.fields(kind)} - {"name"})
     what = "task" if kind is TaskLimits else "supplier"
     for name in changes:
+        if kind is Supplier and name in FORMER_LIMITS:
+            raise BadRequest(name, renamed(FORMER_LIMITS[name]))
         if name not in names:
             raise BadRequest(name, f"is no limit of a {what}; there are {', '.join(names)}")
     return {name: msgspec.to_builtins(value) for name, value in changes.items()}

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limit_contract import BudgetState, RequestSlot, SupplierClosed, SupplierNotFound, SupplierRecord
+from dataloader.jobs.limit_contract import RateLimitState, RequestSlot, SupplierClosed, SupplierNotFound, SupplierRecord
 from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits, readable_limits, stored_limits
 from dataloader.jobs.model import MAX_NAME, check_text
 from dataloader.jobs.task_listings import Closed, TaskNotFound, TaskRecord, TaskState
@@ -221,19 +221,19 @@ def _supplier(record: Mapping[str, Any]) -> SupplierRecord:
         margin_s=record["margin_s"],
         paused=record["paused"],
         tasks=record["tasks"],
-        budgets=[
-            BudgetState(
-                requests=budget.requests,
-                per_s=budget.per_s,
-                per=budget.per,
-                zone=budget.zone,
-                used=budget.requests - units,
+        rate_limits=[
+            RateLimitState(
+                requests=rate_limit.requests,
+                per_s=rate_limit.per_s,
+                per=rate_limit.per,
+                zone=rate_limit.zone,
+                used=rate_limit.requests - units,
                 left=max(units, 0),
                 free_at=now + timedelta(seconds=wait_s) if wait_s else None,
             )
             # The lists may differ in length, if SQL by hand has changed one of them.
-            for budget, units, wait_s in zip(
-                () if supplier is None else supplier.budgets, record["units"], record["waits_s"], strict=False
+            for rate_limit, units, wait_s in zip(
+                () if supplier is None else supplier.rate_limits, record["units"], record["waits_s"], strict=False
             )
         ],
         closed=closed,

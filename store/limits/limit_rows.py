@@ -60,7 +60,7 @@ UPDATE dl_sources SET limits = $2::text::jsonb, override = $3::text::jsonb,
   zones = $10
 WHERE source = $1
 """
-_LEAST_BUDGET: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WHERE s.source = $1"
+_LEAST_RATE_LIMIT: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WHERE s.source = $1"
 _DEAREST: Final = "SELECT task, cost FROM dl_tasks WHERE supplier = $1 ORDER BY cost DESC, task LIMIT 1"
 TELL: Final = "SELECT pg_notify('dl_lane', '')"
 """Limits have changed: each process looks at all of its lanes, and at which there are."""
@@ -146,7 +146,7 @@ async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppli
     What the operators should know comes back: limits that stay as they were since an override does not go with the new
     ones, and suppliers that a task names and nobody has declared.
 
-    Raises `BadRequest` for limits that do not go together, such as a cost above a budget.
+    Raises `BadRequest` for limits that do not go together, such as a cost above a rate limit.
     """
     declared = {task.name: task.declared_limits.spec() for task in tasks}
     named = {supplier.name: supplier.spec() for supplier in suppliers}
@@ -201,17 +201,18 @@ async def aio_limit_task(
 ) -> bool:
     """Write a task's limits, whose row is locked (asyncio-flavoured); whether its jobs wait in a lane.
 
-    Raises `BadRequest` for limits that do not go together, for a cost above a budget of the supplier, and for a zone
-    that the database does not know.
+    Raises `BadRequest` for limits that do not go together, for a cost above a rate limit of the supplier, and for a
+    zone that the database does not know.
     """
     limits = TaskLimits.of_spec({**declared, **override})
     await aio_check_zone(connection, "zone", limits.zone)
     if limits.supplier is not None:
         await connection.execute(_SUPPLIER, limits.supplier)
-        least = await connection.fetchval(_LEAST_BUDGET, limits.supplier)
+        least = await connection.fetchval(_LEAST_RATE_LIMIT, limits.supplier)
         if least is not None and limits.cost > least:
             raise BadRequest(
-                "cost", f"must be at most {least:,}, a budget of the supplier {limits.supplier!r}, not {limits.cost:,}"
+                "cost",
+                f"must be at most {least:,}, a rate limit of the supplier {limits.supplier!r}, not {limits.cost:,}",
             )
     await connection.execute(
         _HOLDS,
@@ -253,18 +254,19 @@ async def aio_limit_supplier(
 ) -> None:
     """Write a supplier's limits, whose row is locked (asyncio-flavoured).
 
-    Raises `BadRequest` for what is out of range, for a budget below the cost of a task that names it, and for a zone
-    that the database does not know.
+    Raises `BadRequest` for what is out of range, for a rate limit below the cost of a task that names it, and for a
+    zone that the database does not know.
     """
     supplier = Supplier.of_spec(name, {**declared, **override})
     await aio_check_zone(connection, "zone", supplier.zone)
-    for number, budget in enumerate(supplier.budgets):
-        await aio_check_zone(connection, f"budgets[{number}].zone", budget.zone or "UTC")
-    dearest = await connection.fetchrow(_DEAREST, name) if supplier.budgets else None
-    least = min((budget.requests for budget in supplier.budgets), default=0)
+    for number, rate_limit in enumerate(supplier.rate_limits):
+        await aio_check_zone(connection, f"rate_limits[{number}].zone", rate_limit.zone or "UTC")
+    dearest = await connection.fetchrow(_DEAREST, name) if supplier.rate_limits else None
+    least = min((rate_limit.requests for rate_limit in supplier.rate_limits), default=0)
     if dearest is not None and dearest["cost"] > least:
         raise BadRequest(
-            "budgets", f"must have at least {dearest['cost']:,} units each, the cost of the task {dearest['task']!r}"
+            "rate_limits",
+            f"must have at least {dearest['cost']:,} units each, the cost of the task {dearest['task']!r}",
         )
     await connection.execute(
         _SUPPLIER_HOLDS,
@@ -273,11 +275,13 @@ async def aio_limit_supplier(
         _json(override) if override else None,
         _ranges(supplier.periods),
         supplier.zone,
-        [budget.requests for budget in supplier.budgets],
-        [float(budget.per_s or 0) for budget in supplier.budgets],
+        [rate_limit.requests for rate_limit in supplier.rate_limits],
+        [float(rate_limit.per_s or 0) for rate_limit in supplier.rate_limits],
         supplier.margin,
-        max(budget.kept_s for budget in supplier.budgets) + supplier.margin if supplier.budgets else 0.0,
-        [budget.zone for budget in supplier.budgets],
+        max(rate_limit.kept_s for rate_limit in supplier.rate_limits) + supplier.margin
+        if supplier.rate_limits
+        else 0.0,
+        [rate_limit.zone for rate_limit in supplier.rate_limits],
     )
 
 

@@ -1,4 +1,4 @@
-"""Units of a supplier's budgets for a handler that sends several requests in one run (S4)."""
+"""Units of a supplier's rate limits for a handler that sends several requests in one run (S4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.closed_supplier import ClosedSupplier
 
 LOOK_S: Final = 10.0
-"""The longest pause between two looks: budgets and periods may be changed, and others' requests be canceled."""
+"""The longest pause between two looks: rate limits and periods may be changed, and others' requests be canceled."""
 SHARE: Final = 0.8
 """The share of the supplier's margin within which the answer has to come: the rest is for the request's way."""
 
@@ -21,11 +21,11 @@ _TAKE: Final = "SELECT wait_s, why, most, margin_s FROM dl_supplier_take($1, $2)
 
 
 async def take(database: Database, supplier: str, units: int, max_wait_s: float) -> None:
-    """Wait until `units` of the supplier's budgets are free and its period is open, and take them (Trio).
+    """Wait until `units` of the supplier's rate limits are free and its period is open, and take them (Trio).
 
     Raises:
         LimitReached: they will not be within `max_wait_s` seconds.
-        BadRequest: no supplier has this name, or a budget of it never has so many.
+        BadRequest: no supplier has this name, or a rate limit of it never has so many.
         StoreUnavailable: the database can't be reached now; they may have been taken.
     """
     check_name("supplier", supplier, MAX_NAME)
@@ -40,7 +40,9 @@ async def take(database: Database, supplier: str, units: int, max_wait_s: float)
         if answer["wait_s"] is None:
             raise BadRequest("supplier", f"must be declared, as by tasks.supplier(); none has the name {supplier!r}")
         if answer["most"] is not None and units > answer["most"]:
-            raise BadRequest("n", f"must be at most {answer['most']}, the smallest budget of {supplier!r}, not {units}")
+            raise BadRequest(
+                "n", f"must be at most {answer['most']}, the smallest rate limit of {supplier!r}, not {units}"
+            )
         if answer["wait_s"] <= 0:
             if trio.current_time() - asked_at <= SHARE * answer["margin_s"]:
                 return

@@ -1,8 +1,8 @@
 """Time zones that both this program and the database use: the names must mean the same to both (S4).
 
-The claim opens work periods and counts budgets of days by the database's zones; the ends of periods, forms and pages
-use the zones of this machine. Each has its own time zone database: a server without the package `tzdata-legacy` does
-not know `US/Eastern`, `CET` is a fixed offset to PostgreSQL, and one of the two may be older than the other.
+The claim opens work periods and counts rate limits of days by the database's zones. The ends of periods, forms and
+pages use the zones of this machine. Each has its own time zone database: a server without the package `tzdata-legacy`
+does not know `US/Eastern`, `CET` is a fixed offset to PostgreSQL, and one of the two may be older than the other.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ ALWAYS: Final[Mapping[str, str]] = {
     "dl_notice_groups": """
         DELETE FROM dl_notice_groups WHERE last_at < now() - interval '7 days'
         """,
-    # The longest span of a budget is a week. A supplier's own requests delete what their budgets need no more.
+    # The longest span of a rate limit is a week. A supplier's own requests delete what their rate limits need no more.
     "dl_source_calls": """
         DELETE FROM dl_source_calls WHERE ctid = ANY (ARRAY(
           SELECT c.ctid FROM dl_sources s CROSS JOIN LATERAL (

@@ -265,7 +265,7 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
         ),
         "supplier_paused": ("supplier_paused", f"The supplier {supplier} is paused"),
         "supplier_period": ("supplier_period", f"No work period of the supplier {supplier} is open{opens}"),
-        "budget": ("budget", f"A budget of the supplier {supplier} is used{opens}"),
+        "budget": ("budget", f"A rate limit of the supplier {supplier} is used up{opens}"),
         "error": ("limit_error", f"The limits of the task {name} cannot be evaluated ({task.error})"),
     }
     closed = _closed_queue(job)

@@ -19,7 +19,7 @@ from conditions import patience_s, until, when_ended
 from logged import capture_logs
 from processes_now import children_of, is_alive
 
-from dataloader import Budget, ConfigError, Job, ProcessJob, Supplier, Tasks
+from dataloader import ConfigError, Job, ProcessJob, RateLimit, Supplier, Tasks
 from dataloader.actors import heartbeat
 from dataloader.actors.children import child, frames, wire
 from dataloader.actors.children.child import Child
@@ -155,7 +155,7 @@ async def test_a_child_is_reused_until_its_job_limit_or_its_idle_timeout(open_ch
 async def test_a_job_is_released_if_its_child_starts_after_its_reservation_expires(open_worker, run_in, journal_of):
     tasks = Tasks()
     # No interpreter starts in the share of this margin within which the handler must begin.
-    supplier = Supplier("hr", budgets=(Budget(10, per_s=1),), margin_s=0.1)
+    supplier = Supplier("hr", rate_limits=(RateLimit(10, per_s=1),), margin_s=0.1)
     tasks.task("who", process=True, supplier=supplier)(child_tasks.who.handler)
     async with open_worker(tasks, poll_s=0.5) as supervisor:
         job = await run_in(supervisor, "who", within_s=60)

@@ -11,7 +11,7 @@ import trio.testing
 from conditions import patience_s, until, when_ended
 from logged import capture_logs
 
-from dataloader import Budget, Settings, Supplier, Tasks, Worker, open_supervisor
+from dataloader import RateLimit, Settings, Supplier, Tasks, Worker, open_supervisor
 
 pytestmark = pytest.mark.requirement("S1", "S4")
 
@@ -28,7 +28,7 @@ async def noop(_job): ...
 def tasks():
     """A plain task, two with separate limits, two of a supplier."""
     tasks = Tasks()
-    supplier = Supplier("s", budgets=(Budget(1_000, per_s=60),))
+    supplier = Supplier("s", rate_limits=(RateLimit(1_000, per_s=60),))
     tasks.task("plain", queue="q")(noop)
     for name in ("bad", "good"):
         tasks.task(name, queue="q", max_running=2)(noop)
@@ -95,7 +95,7 @@ async def test_a_bad_row_of_a_supplier_closes_the_limit_queues_of_its_tasks_alon
 
 async def test_a_handler_that_takes_from_a_bad_supplier_waits_and_does_not_fail(open_worker, raw):
     tasks = Tasks()
-    supplier = Supplier("s", budgets=(Budget(1_000, per_s=60),))
+    supplier = Supplier("s", rate_limits=(RateLimit(1_000, per_s=60),))
 
     @tasks.task("free", queue="q", max_attempts=1)
     async def take(job):
@@ -157,7 +157,7 @@ async def test_readers_show_why_a_limit_queue_is_closed(open_worker, tasks, raw)
         }
         assert (found["bad"].left, "Nowhere/Land" in found["bad"].error) == (0, True)
         [supplier] = (await supervisor.limits.suppliers()).suppliers
-        assert (supplier.closed, "Nowhere/Land" in supplier.error, supplier.budgets[0].left) == ("error", True, 0)
+        assert (supplier.closed, "Nowhere/Land" in supplier.error, supplier.rate_limits[0].left) == ("error", True, 0)
         for job_id, task in ((bad, "bad"), (supplied, "supplied")):
             reason = await supervisor.jobs.why(job_id)
             assert reason.cause == "limit_error"
@@ -248,7 +248,7 @@ async def test_limits_that_this_program_cannot_read_are_shown_as_they_are_stored
         assert (found["bad"].closed, found["bad"].limits["zone"]) == (None, "Future/City")
         assert (found["good"].closed, found["good"].limits["max_running"]) == (None, 2)
         [supplier] = (await supervisor.limits.suppliers()).suppliers
-        assert (supplier.closed, supplier.limits["zone"], supplier.budgets) == (None, "Future/City", [])
+        assert (supplier.closed, supplier.limits["zone"], supplier.rate_limits) == (None, "Future/City", [])
         assert await ended(supervisor, "bad", "supplied") == ["succeeded"] * 2
 
 

@@ -11,7 +11,7 @@ from conditions import until, when_ended
 from logged import capture_logs
 from proxy import open_proxy
 
-from dataloader import Budget, NewJob, Settings, Supplier, Tasks, Worker, open_supervisor
+from dataloader import NewJob, RateLimit, Settings, Supplier, Tasks, Worker, open_supervisor
 from dataloader.actors import filer
 from dataloader.jobs.errors import BadRequest, ConfigError, Draining
 from dataloader.testing import Signals
@@ -195,7 +195,7 @@ async def test_a_refused_addition_changes_nothing(open_with, raw):
     async with open_with(tasks_named("old"), Worker("q", 1), Worker("p", 1, ("old",))) as supervisor:
         with pytest.raises(ValueError, match="tasks registered in both registries: old"):
             await supervisor.add_tasks(tasks_named("fine", "old"))
-        dear = tasks_named("fine", supplier=Supplier("hr", budgets=(Budget(1, 60),)), cost=2)
+        dear = tasks_named("fine", supplier=Supplier("hr", rate_limits=(RateLimit(1, 60),)), cost=2)
         closed = []
 
         @dear.resource
@@ -204,7 +204,7 @@ async def test_a_refused_addition_changes_nothing(open_with, raw):
             yield
             closed.append(True)
 
-        with pytest.raises(BadRequest, match="cost: must be at most 1, a budget of the supplier 'hr', not 2"):
+        with pytest.raises(BadRequest, match="cost: must be at most 1, a rate limit of the supplier 'hr', not 2"):
             await supervisor.add_tasks(dear)
         await until(lambda: _count(closed, 1))
 
@@ -416,7 +416,9 @@ async def test_a_refused_addition_leaves_no_asyncio_loop_and_resources_close_in_
     with capture_logs() as lines:
         async with open_with(tasks_named("old"), Worker("q", 1)) as supervisor:
             with pytest.raises(BadRequest, match="cost: must be at most 1"):
-                await supervisor.add_tasks(asking("dear", supplier=Supplier("hr", budgets=(Budget(1, 60),)), cost=2))
+                await supervisor.add_tasks(
+                    asking("dear", supplier=Supplier("hr", rate_limits=(RateLimit(1, 60),)), cost=2)
+                )
             await until(lambda: _count(events, 1))
             for name in ("first", "second"):
                 await supervisor.add_tasks(asking(name))

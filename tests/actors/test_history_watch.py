@@ -7,7 +7,7 @@ from conditions import until
 from logged import capture_logs
 from roles import a_role
 
-from dataloader import Budget, Supplier, Tasks
+from dataloader import RateLimit, Supplier, Tasks
 from dataloader.actors import heartbeat, history_watch
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.history import read_history
@@ -110,7 +110,7 @@ async def test_a_declaration_that_the_older_tables_refuse_is_logged_once_and_tri
         pass
 
     async def allow(requests):
-        await raw.run(aio_limit_supplier, "hr", Supplier("hr", budgets=(Budget(requests, per_s=60),)).spec(), {})
+        await raw.run(aio_limit_supplier, "hr", Supplier("hr", rate_limits=(RateLimit(requests, per_s=60),)).spec(), {})
 
     async def is_declared():
         return await raw.fetchval("SELECT limits ? 'cost' FROM dl_tasks WHERE task = 'mine'")

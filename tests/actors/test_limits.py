@@ -11,7 +11,7 @@ import pytest
 import trio
 from conditions import until, when_ended
 
-from dataloader import Budget, NewJob, Next, RetryPolicy, Supplier, Tasks
+from dataloader import NewJob, Next, RateLimit, RetryPolicy, Supplier, Tasks
 from dataloader.actors.dispatcher import Dispatcher
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ async def test_the_next_batch_begins_when_the_last_one_has_ended_and_its_pause_i
 @pytest.mark.requirement("S4")
 async def test_starts_of_all_tasks_of_a_supplier_keep_its_rate_limits(open_worker, raw):
     tasks, began = Tasks(), []
-    hr = Supplier("hr", budgets=(Budget(5, per_s=0.5), Budget(12, per_s=2)), margin_s=0.05)
+    hr = Supplier("hr", rate_limits=(RateLimit(5, per_s=0.5), RateLimit(12, per_s=2)), margin_s=0.05)
 
     @tasks.task("one", queue="q", supplier=hr)
     async def one(job):
@@ -115,7 +115,7 @@ async def test_starts_of_all_tasks_of_a_supplier_keep_its_rate_limits(open_worke
 @pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
 async def test_a_handler_waits_for_units_of_a_supplier_and_is_snoozed_if_too_long(open_worker, raw, flavour):
     tasks, sent = Tasks(), []
-    hr = tasks.supplier(Supplier("hr", budgets=(Budget(2, per_s=0.4),), margin_s=0.1))
+    hr = tasks.supplier(Supplier("hr", rate_limits=(RateLimit(2, per_s=0.4),), margin_s=0.1))
     if flavour == "thread":
 
         @tasks.task("ask", queue="q")
@@ -149,7 +149,7 @@ async def test_a_handler_waits_for_units_of_a_supplier_and_is_snoozed_if_too_lon
 @pytest.mark.requirement("S4")
 async def test_a_take_that_can_never_succeed_is_an_error(open_worker):
     tasks = Tasks()
-    tasks.supplier(Supplier("hr", budgets=(Budget(2, per_s=1),)))
+    tasks.supplier(Supplier("hr", rate_limits=(RateLimit(2, per_s=1),)))
 
     @tasks.task("too many", queue="q", max_attempts=1)
     async def too_many(job):
@@ -236,7 +236,7 @@ async def test_jobs_that_were_ready_before_their_task_had_limits_move_to_its_lan
 async def test_a_body_that_would_begin_later_than_it_was_counted_goes_back(open_worker, raw, monkeypatch):
     """The event loop is held up once, between a claim and the bodies of its jobs."""
     tasks, ran, held = Tasks(), [], []
-    hr = Supplier("hr", budgets=(Budget(3, per_s=1),), margin_s=0.1)
+    hr = Supplier("hr", rate_limits=(RateLimit(3, per_s=1),), margin_s=0.1)
 
     @tasks.task("late", queue="q", supplier=hr)
     async def late(job):
@@ -389,7 +389,7 @@ async def test_at_the_period_end_a_run_continues_or_is_stopped_and_requeued(
 async def test_starts_around_midnight_keep_a_daily_rate_limit(open_worker, raw):
     tasks, began = Tasks(), []
 
-    @tasks.task("daily", queue="q", supplier=Supplier("hr", budgets=(Budget(7, per="day"),), margin_s=0.4))
+    @tasks.task("daily", queue="q", supplier=Supplier("hr", rate_limits=(RateLimit(7, per="day"),), margin_s=0.4))
     async def daily(job):
         began.append(time.time())
 

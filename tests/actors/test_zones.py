@@ -12,7 +12,7 @@ import trio
 from conditions import patience_s, when_ended
 from logged import capture_logs
 
-from dataloader import Budget, Supplier, Tasks
+from dataloader import RateLimit, Supplier, Tasks
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import BadRequest
 
@@ -53,7 +53,7 @@ def put_zone(tmp_path):
 @pytest.fixture
 def tasks():
     tasks = Tasks()
-    supplier = Supplier("s", budgets=(Budget(1_000, per_s=60),))
+    supplier = Supplier("s", rate_limits=(RateLimit(1_000, per_s=60),))
     tasks.task("t", queue="q", supplier=supplier, work_periods=ALL_WEEK)(noop)
     return tasks
 
@@ -68,8 +68,8 @@ async def test_a_zone_that_the_database_does_not_know_is_refused(open_worker, pu
             await supervisor.limits.set_tasks({"t": {"zone": UNKNOWN}})
         with pytest.raises(BadRequest, match=refusal.format("zone")):
             await supervisor.limits.set_supplier("s", {"zone": UNKNOWN})
-        with pytest.raises(BadRequest, match=refusal.format(r"budgets\[1\]\.zone")):
-            await supervisor.limits.set_supplier("s", {"budgets": [[10, 60], day]})
+        with pytest.raises(BadRequest, match=refusal.format(r"rate_limits\[1\]\.zone")):
+            await supervisor.limits.set_supplier("s", {"rate_limits": [[10, 60], day]})
         for path in ("tasks/t", "suppliers/s"):
             answer = await client.patch(f"{supervisor.url}/api/v1/{path}", json={"zone": UNKNOWN})
             assert (answer.status_code, UNKNOWN in answer.text, "zone" in answer.text) == (422, True, True)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.scheduling.planned_times import PlannedTimes
 from benchmarks.scheduling.reached import Reached, table
 from benchmarks.scheduling.spans import allowed_per_s, most_within, share_used
-from dataloader import Budget, Supplier
+from dataloader import RateLimit, Supplier
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -21,8 +21,8 @@ def test_units_count_within_any_half_open_span_in_any_order():
     assert most_within([], 1) == 0
 
 
-def test_the_share_is_that_of_the_scarcest_lengthened_budget_after_its_first_span():
-    supplier = Supplier("s", budgets=(Budget(20, per_s=1), Budget(50, per_s=5)), margin_s=1)
+def test_the_share_is_that_of_the_scarcest_lengthened_rate_limit_after_its_first_span():
+    supplier = Supplier("s", rate_limits=(RateLimit(20, per_s=1), RateLimit(50, per_s=5)), margin_s=1)
     assert allowed_per_s(supplier) == pytest.approx(50 / 6)
     first = [(100.0, 50)]
     assert share_used([*first, (106.0, 50), (112.0, 25)], supplier, until=118.0) == pytest.approx(0.75)

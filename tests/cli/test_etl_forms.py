@@ -11,7 +11,7 @@ import pytest
 
 from dataloader.cli import etl, etl_plan
 from dataloader.cli.output import print_fields
-from dataloader.flows.etl import Budget, Detail, Http, Load, PipelineConfig, Request, Target, Window, Windows
+from dataloader.flows.etl import Detail, Http, Load, PipelineConfig, RateLimit, Request, Target, Window, Windows
 from dataloader.store.etl.run_records import LastRun, LoadRecord
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -46,7 +46,7 @@ def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
         target=target,
         windows=Windows(start=NOON),
         detail=detail,
-        budgets=(Budget(100, per_s=60), Budget(5_000, per_s=86_400)),
+        rate_limits=(RateLimit(100, per_s=60), RateLimit(5_000, per_s=86_400)),
     )
     request = Request(
         endpoint="https://bank.example/rates/of/all/currencies", params={"from": "2026-01-01", "to": "2026-02-01"}
@@ -63,7 +63,7 @@ def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
     text = " ".join(" ".join(shown).split())
     assert "watermark 2026-01-01 12:00:00Z" in text
     assert "0:00:25 on average, 0:00:10 at least, 0:00:40 at most" in text
-    assert "the budget of 100 in 60 s and the budget of 5000 in 86400 s come on top" in text
+    assert "the rate limit of 100 in 60 s and the rate limit of 5000 in 86400 s come on top" in text
 
 
 def test_a_load_s_status_fits_80_columns_with_each_field_behind_its_name(lines):

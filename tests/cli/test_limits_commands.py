@@ -99,10 +99,10 @@ def test_a_file_sets_limits_of_many_tasks_by_either_names_all_or_none(ask, on_da
 
 @pytest.mark.requirement("S4", "S5")
 def test_suppliers_are_made_shown_shared_paused_and_removed(ask, on_database, database):
-    daily = on_database("supplier", "set", "hr", "--budget", "100/60", "--budget", "5/day/Europe/Berlin")
+    daily = on_database("supplier", "set", "hr", "--rate-limit", "100/60", "--rate-limit", "5/day/Europe/Berlin")
     assert daily.stdout == "hr  open  100 of 100/60 s, 5 of 5/day/Europe/Berlin\n"
     assert ask("supplier", "show", "hr").splitlines()[-1].split()[:4] == ["5", "day/Europe/Berlin", "0", "5"]
-    made = on_database("supplier", "set", "hr", "--budget", "100/60", "--budget", "5/5000")
+    made = on_database("supplier", "set", "hr", "--rate-limit", "100/60", "--rate-limit", "5/5000")
     assert made.stdout == "hr  open  100 of 100/60 s, 5 of 5/5000 s\n"
     assert made.stderr == "no task names the supplier 'hr'; loads may\n"
     ask("task", "set", "employee", "--supplier", "hr", "--cost", "2")
@@ -121,5 +121,9 @@ def test_suppliers_are_made_shown_shared_paused_and_removed(ask, on_database, da
     ask("task", "set", "employee", "--unset", "supplier", "--unset", "cost")
     assert ask("supplier", "remove", "hr") == "hr  removed\n"
     assert ask("supplier", "list") == ""
-    assert on_database("supplier", "set", "hr", "--budget", "100").returncode == 2
+    assert on_database("supplier", "set", "hr", "--rate-limit", "100").returncode == 2
+    former = on_database("supplier", "set", "hr", "--budget", "100/60", "--budget", "5/5000")
+    assert (former.returncode, "Error: the option --budget is now named --rate-limit\n" in former.stderr) == (2, True)
+    unset = on_database("supplier", "set", "hr", "--unset", "budgets")
+    assert (unset.returncode, "the value 'budgets' is now named rate_limits" in unset.stderr) == (2, True)
     assert on_database("supplier", "set", "hr").returncode == 2

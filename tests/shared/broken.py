@@ -450,20 +450,20 @@ GUARDS = {
         edit_schema("SET last_partition = v_turn", "SET last_partition = NULL"),
     ),
     "lock of a supplier": Guard(
-        "concurrent claims start no more jobs than a supplier's budget has",
+        "concurrent claims start no more jobs than a supplier's rate limit has",
         "tests/store/limits/test_limits_sql.py::test_a_long_lock_of_a_supplier_delays_only_its_own_lanes",
         edit_schema(
             "WHERE s.source = v_task.supplier FOR NO KEY UPDATE SKIP LOCKED", "WHERE s.source = v_task.supplier"
         ),
     ),
     "margin of a supplier": Guard(
-        "a body that would begin later than its supplier's budget counts it goes back",
+        "a body that would begin later than its supplier's rate limit counts it goes back",
         "tests/actors/test_limits.py::test_a_body_that_would_begin_later_than_it_was_counted_goes_back",
         put("actors.slots.BEGIN_SHARE", math.inf),
     ),
     "margin before midnight": Guard(
         "a start that might begin after midnight is counted by the day in which it begins",
-        "tests/store/limits/test_day_budgets.py::test_a_loads_request_counts_in_its_day_and_free_starts_may_precede_midnight",
+        "tests/store/limits/test_day_rate_limits.py::test_a_loads_request_counts_in_its_day_and_free_starts_may_precede_midnight",
         edit_schema("p_cost > 0 AND p_now + make_interval(secs => p_source.margin_s) >= v_midnight", "false"),
     ),
     "live lease in the claim": Guard(
@@ -600,13 +600,13 @@ GUARDS = {
         put("store.queue.lock_session.aio_mark_jump", _nothing_async),
     ),
     "cut of a supplier's times": Guard(
-        "a budget that was used while the database's clock was ahead is not closed until then",
-        f"{JUMPS}::test_a_budget_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
+        "a rate limit that was used while the database's clock was ahead is not closed until then",
+        f"{JUMPS}::test_a_rate_limit_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
         edit_schema("SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);", ""),
     ),
     "calls of a while with a wrong clock": Guard(
         "what was taken while the database's clock was ahead counts when the clock is right again",
-        f"{JUMPS}::test_a_budget_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
+        f"{JUMPS}::test_a_rate_limit_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
         edit_schema("FROM ahead a HAVING count(*) > 0;", "FROM ahead a HAVING false;"),
     ),
     "cut of schedules' times": Guard(

@@ -21,10 +21,10 @@ import attrs
 from dataloader import (
     AioProcessJob,
     BadRequest,
-    Budget,
     GiveUp,
     JobStopped,
     ProcessJob,
+    RateLimit,
     Retry,
     RetryPolicy,
     Snooze,
@@ -305,7 +305,7 @@ def wakes(job: ProcessJob) -> str:
     return "slept"
 
 
-tasks.supplier(Supplier("slow", budgets=(Budget(1, per_s=3_600),), margin_s=0.1))
+tasks.supplier(Supplier("slow", rate_limits=(RateLimit(1, per_s=3_600),), margin_s=0.1))
 """After one unit it grants nothing for an hour."""
 
 

@@ -18,7 +18,7 @@ import attrs
 from source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
-from dataloader.flows.etl import Budget, Detail, Load, Request, Target, Windows, add_loads
+from dataloader.flows.etl import Detail, Load, RateLimit, Request, Target, Windows, add_loads
 from dataloader.flows.etl.declare.pipeline_limits import PipelineLimits
 from dataloader.flows.etl.flow.flow import run_flow
 from dataloader.flows.etl.formats.csv_format import Csv
@@ -148,10 +148,10 @@ def and_memory(record):
 
 if url := os.environ.get("ITEMS_URL"):
     paused = json.loads(os.environ.get("ITEMS_PIPELINE", "{}"))
-    budgets = tuple(Budget(*budget) for budget in json.loads(os.environ.get("ITEMS_BUDGETS", "[]")))
+    rate_limits = tuple(RateLimit(*rate_limit) for rate_limit in json.loads(os.environ.get("ITEMS_RATE_LIMITS", "[]")))
     add_loads(
         tasks,
-        *(items_load(url, name=name, pipeline=paused, budgets=budgets) for name in ("items", "others")),
+        *(items_load(url, name=name, pipeline=paused, rate_limits=rate_limits) for name in ("items", "others")),
         items_load(url, name="measured", transform=and_memory),
         detailed_load(url, pipeline=paused),
     )

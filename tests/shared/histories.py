@@ -281,7 +281,7 @@ def transactions(history: History) -> Iterator[str]:
 
 
 def limits(history: History) -> Iterator[str]:
-    """No span has more starts and requests than its budget, and no more jobs run at once than their task allows."""
+    """No span has more starts and requests than its rate limit, and no more jobs run at once than their task allows."""
     for limit in history.limits:
         most, at = fullest_span(limit.taken, limit.span_s)
         if most > limit.most:

@@ -8,7 +8,7 @@ import pytest
 from conditions import until
 from logged import capture_logs
 
-from dataloader.jobs.limits import Budget
+from dataloader.jobs.limits import RateLimit
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.connection.history import read_history
 from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
@@ -81,16 +81,16 @@ async def test_leases_that_the_clock_granted_while_it_was_ahead_are_cut_back(
 
 @pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_a_budget_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then(set_clock, store, raw):
-    budgets = (Budget(2, per_s=1),)
+async def test_a_rate_limit_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then(set_clock, store, raw):
+    rate_limits = (RateLimit(2, per_s=1),)
     await set_clock(DAY_S)
     for holder in (1, 2):
-        await store.write(aio_take_slot, "s", holder, TTL_S, budgets)
+        await store.write(aio_take_slot, "s", holder, TTL_S, rate_limits)
         await store.write(aio_return_slot, "s", holder, 0.0, "pause")
-    assert (await store.write(aio_take_slot, "s", 3, TTL_S, budgets)).waits_for == "budget"
+    assert (await store.write(aio_take_slot, "s", 3, TTL_S, rate_limits)).waits_for == "budget"
     await set_clock(0)
     with capture_logs() as lines:
-        answer = await store.write(aio_take_slot, "s", 3, TTL_S, budgets)
+        answer = await store.write(aio_take_slot, "s", 3, TTL_S, rate_limits)
     # What was taken counts, as if it had been now.
     assert (answer.waits_for, 0 < answer.wait_s <= 1) == ("budget", True)
     assert [line["event"] for line in lines if "cut back" in line["event"]] == [
@@ -98,7 +98,7 @@ async def test_a_budget_that_was_used_while_the_clock_was_ahead_is_not_closed_un
     ]
 
     async def taken():
-        return await store.write(aio_take_slot, "s", 3, TTL_S, budgets)
+        return await store.write(aio_take_slot, "s", 3, TTL_S, rate_limits)
 
     await until(taken, lambda answer: answer.waits_for is None)
     assert await raw.fetchval("SELECT max(at) <= clock_timestamp() FROM dl_source_calls")

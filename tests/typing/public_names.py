@@ -8,7 +8,6 @@ from uuid import UUID
 import attrs
 
 from dataloader import (
-    Budget,
     DrainReport,
     Enqueued,
     GiveUp,
@@ -20,6 +19,7 @@ from dataloader import (
     ProcessFilter,
     ProcessJob,
     ProcessRecord,
+    RateLimit,
     Retry,
     RetryPolicy,
     RunStats,
@@ -81,7 +81,9 @@ async def lines() -> AsyncIterator[list[str]]:
     yield []
 
 
-@tasks.task("read", supplier=Supplier("library", budgets=(Budget(1, per_s=1),)), retry=RetryPolicy(final=(OSError,)))
+@tasks.task(
+    "read", supplier=Supplier("library", rate_limits=(RateLimit(1, per_s=1),)), retry=RetryPolicy(final=(OSError,))
+)
 async def read(job: Job) -> None:
     """It is asked for by its declaration, or by its type."""
     assert_type(job.resource(lines), list[str])

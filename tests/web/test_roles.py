@@ -119,7 +119,7 @@ BODIES = {
     ("PATCH", "/api/v1/jobs/<uuid:job_id>"): {"priority": 1},
     ("PATCH", "/api/v1/tasks"): {"tasks": [{"task": "t", "max_running": 1}]},
     ("PATCH", "/api/v1/tasks/<path:task>"): {"max_running": 1},
-    ("PATCH", "/api/v1/suppliers/<path:supplier>"): {"budgets": [[1, 1]]},
+    ("PATCH", "/api/v1/suppliers/<path:supplier>"): {"rate_limits": [[1, 1]]},
     ("PUT", "/api/v1/schedules/<path:name>"): {"task": "t", "every_s": 60},
     ("POST", "/api/v1/schedules/<path:name>/backfill"): {"begin": "2026-01-01T00:00Z", "end": "2026-01-02T00:00Z"},
     ("POST", "/api/v1/jobs/cancel"): {"queue": "none such"},

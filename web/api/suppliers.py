@@ -1,14 +1,15 @@
-"""Suppliers over HTTP: their budgets and what of them is used, and what operators do about it (S4, S5)."""
+"""Suppliers over HTTP: their rate limits and what of them is used, and what operators do about it (S4, S5)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.limit_contract import SupplierPage, SupplierRecord
-from dataloader.jobs.limits import MAX_BUDGETS
+from dataloader.jobs.limits import FORMER_LIMITS, MAX_RATE_LIMITS
 from dataloader.jobs.model import about
 from dataloader.jobs.operations.fields import Limit
 from dataloader.jobs.roles import Role
@@ -25,8 +26,8 @@ _ADDRESS: Final = "/api/v1/suppliers/<path:supplier>"
 _Span = Annotated[list[float], Meta(min_length=2, max_length=2, description="At most so many, in so many seconds.")]
 
 
-class DayBudget(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A budget by the calendar: from midnight to midnight."""
+class DayRateLimit(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A rate limit by the calendar: from midnight to midnight."""
 
     EXAMPLE: ClassVar[Any] = {"requests": 10_000, "per": "day", "zone": "Europe/Berlin"}
 
@@ -35,8 +36,8 @@ class DayBudget(Struct, forbid_unknown_fields=True, kw_only=True):
     zone: Annotated[str, about("The time zone whose midnight that is.")] = "UTC"
 
 
-_Budget = _Span | DayBudget
-_Budgets = Annotated[list[_Budget], Meta(max_length=MAX_BUDGETS)]
+_RateLimit = _Span | DayRateLimit
+_RateLimits = Annotated[list[_RateLimit], Meta(max_length=MAX_RATE_LIMITS)]
 
 
 class SuppliersQuery(PageQuery, kw_only=True):
@@ -48,10 +49,12 @@ class SuppliersQuery(PageQuery, kw_only=True):
 class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     """Limits of a supplier in place of those that programs declare; null: the programs' again."""
 
-    EXAMPLE: ClassVar[Any] = {"budgets": [[100, 60], DayBudget.EXAMPLE], "work_periods": ["MON-FRI 00:00-06:00"]}
+    EXAMPLE: ClassVar[Any] = {"rate_limits": [[100, 60], DayRateLimit.EXAMPLE], "work_periods": ["MON-FRI 00:00-06:00"]}
 
-    budgets: Annotated[
-        _Budgets | UnsetType | None, about("All of them hold, in any span of their seconds or in each day.")
+    FORMER_FIELDS: ClassVar[Mapping[str, str]] = FORMER_LIMITS
+
+    rate_limits: Annotated[
+        _RateLimits | UnsetType | None, about("All of them hold, in any span of their seconds or in each day.")
     ] = UNSET
     work_periods: PeriodTexts = UNSET
     zone: ZoneName = UNSET
@@ -63,10 +66,12 @@ class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     def given(self) -> dict[str, Any]:
         """What is to change, by name."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
-        if isinstance(self.budgets, list):
-            values["budgets"] = [
-                msgspec.structs.asdict(budget) if isinstance(budget, DayBudget) else [_whole(budget[0]), budget[1]]
-                for budget in self.budgets
+        if isinstance(self.rate_limits, list):
+            values["rate_limits"] = [
+                msgspec.structs.asdict(rate_limit)
+                if isinstance(rate_limit, DayRateLimit)
+                else [_whole(rate_limit[0]), rate_limit[1]]
+                for rate_limit in self.rate_limits
             ]
         return values
 
@@ -85,7 +90,7 @@ async def list_suppliers(call: Call, query: SuppliersQuery) -> Answer:
 
 @routes.add("GET", _ADDRESS, role=Role.READ, answers={200: SupplierRecord})
 async def get_supplier(call: Call, supplier: str) -> Answer:
-    """Show a supplier: its limits, what of each budget is used and left now, and the load's request under way."""
+    """Show a supplier: its limits, what of each rate limit is used and left now, and the load's request under way."""
     return Answer(value=shown.supplier(await call.limits.supplier(supplier)))
 
 

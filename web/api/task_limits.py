@@ -53,11 +53,11 @@ class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
     supplier: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | UnsetType | None,
-        about("The supplier whose budgets and periods hold, too."),
+        about("The supplier whose rate limits and periods hold, too."),
     ] = UNSET
     cost: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
-        about("Units of the supplier's budgets that a start takes."),
+        about("Units of the supplier's rate limits that a start takes."),
     ] = UNSET
     retry_priority: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limits import Budget
+from dataloader.jobs.limits import RateLimit
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.jobs.zones import zone_named
@@ -24,12 +24,12 @@ CLOSED: Final = {
     "batch": "the batch is full, or the next one has not begun",
     "supplier_paused": "its supplier is paused",
     "supplier_period": "outside its supplier's work periods",
-    "budget": "its supplier's budget is used",
+    "budget": "a rate limit of its supplier is used up",
     "error": "its limits cannot be evaluated",
 }
 """Why no job of a task may start now."""
 ALWAYS: Final = "always"
-NO_BUDGET: Final = "none"
+NO_RATE_LIMIT: Final = "none"
 
 
 def why_closed(closed: str | None, error: str | None) -> str | None:
@@ -63,35 +63,35 @@ def _periods(_name: str, text: str) -> list[str]:
     return [] if text.strip().lower() == ALWAYS else [part for part in parts if part]
 
 
-def _budgets(name: str, text: str) -> list[object]:
-    """A budget a line, such as `100 / 60`, units and seconds, or `10000 / day / Europe/Berlin`."""
-    if text.strip().lower() == NO_BUDGET:
+def _rate_limits(name: str, text: str) -> list[object]:
+    """A rate limit a line, such as `100 / 60`, units and seconds, or `10000 / day / Europe/Berlin`."""
+    if text.strip().lower() == NO_RATE_LIMIT:
         return []
-    budgets: list[object] = []
+    rate_limits: list[object] = []
     for line in filter(str.strip, text.replace(";", "\n").splitlines()):
         units, slash, seconds = line.partition("/")
         if not slash:
             raise BadRequest(name, f"must be lines such as 100 / 60 (units / seconds), not {line!r:.60}")
         number, (span, _, zone) = _whole(name, units.strip()), seconds.partition("/")
         if span.strip() == "day":
-            budgets.append({"requests": number, "per": "day", "zone": zone.strip() or "UTC"})
+            rate_limits.append({"requests": number, "per": "day", "zone": zone.strip() or "UTC"})
         else:
-            budgets.append([number, _seconds(name, seconds.strip())])
-    return budgets
+            rate_limits.append([number, _seconds(name, seconds.strip())])
+    return rate_limits
 
 
 def _said_periods(value: Any) -> str:
     return "; ".join(value) or ALWAYS
 
 
-def _budget(spec: Any) -> str:
-    budget = Budget.of_spec(spec)
-    span = f"day / {budget.zone}" if budget.per_s is None else f"{budget.per_s:g}"
-    return f"{budget.requests} / {span}"
+def _rate_limit(spec: Any) -> str:
+    rate_limit = RateLimit.of_spec(spec)
+    span = f"day / {rate_limit.zone}" if rate_limit.per_s is None else f"{rate_limit.per_s:g}"
+    return f"{rate_limit.requests} / {span}"
 
 
-def _said_budgets(value: Any) -> str:
-    return "; ".join(map(_budget, value)) or NO_BUDGET
+def _said_rate_limits(value: Any) -> str:
+    return "; ".join(map(_rate_limit, value)) or NO_RATE_LIMIT
 
 
 @attrs.frozen(kw_only=True)
@@ -132,21 +132,21 @@ TASK_LIMITS: Final = (
     Limit(name="batch_size", label="Batch", hint="How many start together.", said=in_thousands, taken=_whole),
     Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_seconds),
     Limit(name="supplier", label="Supplier", said=mask_text),
-    Limit(name="cost", label="Cost of a start", hint="Units of the supplier's budgets.", taken=_whole),
+    Limit(name="cost", label="Cost of a start", hint="Units of the supplier's rate limits.", taken=_whole),
     Limit(name="retry_priority", label="Priority of a retry", taken=_whole),
     Limit(name="retry_delay_s", label="Pause before a retry", hint="Seconds.", said=duration, taken=_seconds),
     Limit(name="max_attempts", label="Attempts", hint="For jobs that are added from now on.", taken=_whole),
 )
 SUPPLIER_LIMITS: Final = (
     Limit(
-        name="budgets",
-        label="Budgets",
+        name="rate_limits",
+        label="Rate limits",
         hint="One a line, such as 100 / 60: units in any span of so many seconds, or 9000 / day / Europe/Berlin; "
         "the word none: without a bound.",
         kind="area",
-        said=_said_budgets,
-        typed=lambda value: "\n".join(map(_budget, value)) or NO_BUDGET,
-        taken=_budgets,
+        said=_said_rate_limits,
+        typed=lambda value: "\n".join(map(_rate_limit, value)) or NO_RATE_LIMIT,
+        taken=_rate_limits,
     ),
     _PERIODS,
     _ZONE,

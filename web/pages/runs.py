@@ -33,7 +33,7 @@ _WAITS: Final = {
     "pause": "after the pause",
     "retry-after": "when the source allows it",
     "request": "after that of another run",
-    "budget": "when the budget allows it",
+    "budget": "when the rate limit allows it",
     "period": "in the next work period",
     "paused": "when the supplier is resumed",
     "error": "when the supplier's limits are corrected",

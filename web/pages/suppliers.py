@@ -1,4 +1,4 @@
-"""Suppliers: what of their budgets is used, whose request is under way, and what operators do (S4, S5)."""
+"""Suppliers: what of their rate limits is used, whose request is under way, and what operators do (S4, S5)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SupplierLimitsForm(SupplierQuery, kw_only=True):
     """What stands in the fields of a supplier's limits; `was`: what stood there."""
 
     was: str
-    budgets: str | None = None
+    rate_limits: str | None = None
     work_periods: str | None = None
     zone: str | None = None
     margin_s: str | None = None
@@ -62,7 +62,7 @@ def _row(record: SupplierRecord) -> dict[str, object]:
     return {
         "own": record,
         "supplier": shown.supplier(record),
-        "budgets": [{"budget": one, "share": one.used / one.requests} for one in record.budgets],
+        "rate_limits": [{"limit": one, "share": one.used / one.requests} for one in record.rate_limits],
         "tasks": list(zip(record.tasks, map(mask_text, record.tasks), strict=True)),
     }
 
@@ -77,7 +77,7 @@ async def show_suppliers(visit: Visit, query: SuppliersQuery) -> PageAnswer:
 
 @pages.show("/supplier", query=SupplierQuery)
 async def show_supplier(visit: Visit, query: SupplierQuery) -> PageAnswer:
-    """A supplier: its budgets, its work periods as a week, the request that is under way."""
+    """A supplier: its rate limits, its work periods as a week, the request that is under way."""
     record = await visit.limits.supplier(query.name)
     values = _row(record) | {
         "limits": limit_words.limit_rows(limit_words.SUPPLIER_LIMITS, record.declared, record.override, record.limits),

@@ -27,7 +27,8 @@ from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
 from dataloader.flows.etl.sources.source import Record, Request, Source
 from dataloader.jobs.dask_address import ALLOWED, refusal_of
-from dataloader.jobs.limits import Budget
+from dataloader.jobs.former_names import former_arguments
+from dataloader.jobs.limits import RateLimit
 from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.history import History
@@ -99,6 +100,7 @@ class Detail:
         return attrs.evolve(self.request(detail), key=str(detail))
 
 
+@former_arguments(budgets="rate_limits")
 @attrs.frozen(kw_only=True)
 class Load:
     """One table's load (E6). Its `name` is the task's.
@@ -107,8 +109,8 @@ class Load:
     with `processes` in processes of the load's own, which also read the answers: for functions of a module that take
     much CPU time. With `dask`, a scheduler's address, these are beside the workers of that Dask cluster; with True the
     address is DL_DASK. With `reads` it also takes a `Reader`, to look things up in the database (E2). `pipeline` has
-    settings of `PipelineConfig` for this load. `budgets` limit the requests to its source in addition to the pause. A
-    run is stopped after `timeout_s` seconds. `queue` is that of its jobs. `schedule` has the fields of
+    settings of `PipelineConfig` for this load. `rate_limits` limit the requests to its source in addition to the pause.
+    A run is stopped after `timeout_s` seconds. `queue` is that of its jobs. `schedule` has the fields of
     `Tasks.schedule`, such as `{"cron": "30 3 * * *", "zone": "Europe/Berlin"}`; the schedule has the load's name.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
@@ -120,7 +122,7 @@ class Load:
     transform: Callable[[Record], Made] | Callable[[Record, Reader], Made] = dict
     windows: Windows | None = None
     detail: Detail | None = None
-    budgets: tuple[Budget, ...] = ()
+    rate_limits: tuple[RateLimit, ...] = ()
     pipeline: Given = _NOTHING
     processes: bool = False
     dask: str | Literal[True] | None = None
@@ -151,9 +153,9 @@ class Load:
                 f"load {self.name}: windows.column: is missing; delete_missing needs it to find the rows of a window "
                 f"in {self.target.table}"
             )
-        if any(budget.per is not None for budget in self.budgets):
+        if any(rate_limit.per is not None for rate_limit in self.rate_limits):
             raise ValueError(
-                f"load {self.name}: budgets: must have per_s; a Supplier with the source's name may have per='day'"
+                f"load {self.name}: rate_limits: must have per_s; a Supplier with the source's name may have per='day'"
             )
         self._check_place()
 

@@ -1,4 +1,4 @@
-"""The rate limiter: one request at a time to a source, over all processes, with pauses and budgets (E1, S4).
+"""The rate limiter: one request at a time to a source, over all processes, with pauses and rate limits (E1, S4).
 
 The database holds each supplier's request slot (store/etl/suppliers.py); this file waits for it, and shows the wait in
 the run's progress. A run has the slot until its request is over: its answer has been read, or its connection is closed.
@@ -21,7 +21,7 @@ import trio
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS
 from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.jobs.errors import StoreError
-from dataloader.jobs.limits import Budget
+from dataloader.jobs.limits import RateLimit
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.suppliers import SlotAnswer, aio_return_slot, aio_take_slot
 from dataloader.store.limits.closed_supplier import ClosedSupplier
@@ -109,7 +109,7 @@ class RateLimiter:
     lease_s: float
     linger_s: Callable[[], float] = lambda: LIMITS.linger_s
     last_word_s: float = 2.5
-    budgets: tuple[Budget, ...] = ()
+    rate_limits: tuple[RateLimit, ...] = ()
     draw: random.Random = attrs.field(factory=random.Random)
 
     @asynccontextmanager
@@ -137,7 +137,9 @@ class RateLimiter:
             while True:
                 asked_at = trio.current_time()
                 try:
-                    answer = await self.database.write(aio_take_slot, source, self.holder, self.lease_s, self.budgets)
+                    answer = await self.database.write(
+                        aio_take_slot, source, self.holder, self.lease_s, self.rate_limits
+                    )
                 except StoreError as error:
                     answer = SlotAnswer(closed.wait_s(error), "error")
                 if answer.waits_for is None:

@@ -1,7 +1,7 @@
 """Sends requests to a source, each in its request slot, and counts and logs them (E1).
 
 Every request of a run goes through here, also one for a list of objects. So `requests` is the number of requests that
-were sent: each try and each hop of a redirect counts, as it does for budgets.
+were sent: each try and each hop of a redirect counts, as it does for rate limits.
 """
 
 from __future__ import annotations

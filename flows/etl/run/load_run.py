@@ -144,7 +144,7 @@ class _Loading:
             lease_s=config.request_timeout + LEASE_MARGIN_S,
             linger_s=partial(run.drain_s, run.limits.linger_s),
             last_word_s=last_word_s(run.claimed.lease_s),
-            budgets=self.load.budgets,
+            rate_limits=self.load.rate_limits,
             draw=random.Random(),  # noqa: S311 - pauses, not secrets
         )
         return Pipeline(

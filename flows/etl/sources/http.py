@@ -88,7 +88,7 @@ class Http(Source):
         format: the format of an answer.
         headers: sent with each request.
         auth: the credentials; see `Auth`.
-        name: the supplier's name, for pauses and budgets; by default the host.
+        name: the supplier's name, for pauses and rate limits; by default the host.
         method: GET or POST.
         statuses: what statuses mean to this service, other than usual: `{404: "empty"}` where that is how it says that
             there are no records. "retry" asks again, as after a 503; "fail" does not, as after a 400.

@@ -9,7 +9,7 @@ from etl_tasks import detailed_load
 from logged import capture_logs
 from payment_processes import payments
 
-from dataloader import Budget, Settings, Supplier, Tasks, Worker, open_supervisor
+from dataloader import RateLimit, Settings, Supplier, Tasks, Worker, open_supervisor
 from dataloader.flows.etl import add_loads
 from dataloader.flows.processes import add_processes
 from dataloader.store.connection.bridge import open_database
@@ -23,9 +23,9 @@ SCHEDULED = "SELECT count(*) FROM dl_jobs WHERE schedule = 'often' AND status = 
 
 
 def everything(url):
-    """Tasks with limits and without, a schedule, a load with budgets and details, a type of processes."""
+    """Tasks with limits and without, a schedule, a load with rate limits and details, a type of processes."""
     tasks = Tasks()
-    supplier = Supplier("s", budgets=(Budget(1_000, per_s=60), Budget(1_000, per="day")))
+    supplier = Supplier("s", rate_limits=(RateLimit(1_000, per_s=60), RateLimit(1_000, per="day")))
 
     @tasks.task("plain", queue="q")
     async def plain(job): ...
@@ -39,7 +39,7 @@ def everything(url):
         await job.take("s", 2)
 
     tasks.schedule("often", task="plain", every_s=1)
-    add_loads(tasks, detailed_load(url, budgets=(Budget(1_000, per_s=60),)))
+    add_loads(tasks, detailed_load(url, rate_limits=(RateLimit(1_000, per_s=60),)))
     add_processes(tasks, payments())
     return tasks
 

@@ -12,7 +12,7 @@ from conditions import patience_s
 from etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Budget, add_loads
+from dataloader.flows.etl import RateLimit, add_loads
 from dataloader.flows.etl.fetch.rate_limiter import RateLimiter
 from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.store.connection.bridge import open_database
@@ -130,9 +130,9 @@ async def _succeed(tasks, name, dsn):
 @pytest.mark.requirement("E1", "S4")
 async def test_several_rate_limits_apply_together_and_over_two_runs(items, counts_of, raw):
     # The third, which nobody reaches, keeps all calls on record.
-    budgets = (Budget(2, 0.4), Budget(3, 0.9), Budget(1_000, 3_600))
+    rate_limits = (RateLimit(2, 0.4), RateLimit(3, 0.9), RateLimit(1_000, 3_600))
     for _ in range(2):
-        load = items_load(items.service.url, budgets=budgets)
+        load = items_load(items.service.url, rate_limits=rate_limits)
         await counts_of(load, **{"from": "2026-01-01", "to": "2026-01-04"})
     calls = [row["at"] for row in await raw.fetch("SELECT at FROM dl_source_calls ORDER BY at")]
     assert len(calls) == len(items.service.requests) == 6
@@ -141,8 +141,8 @@ async def test_several_rate_limits_apply_together_and_over_two_runs(items, count
 
 
 @pytest.mark.slow
-async def test_a_run_that_waits_for_its_budget_says_so(items, outcome_of, soon):
-    load = items_load(items.service.url, budgets=(Budget(1, 0.3),))
+async def test_a_run_that_waits_for_its_rate_limit_says_so(items, outcome_of, soon):
+    load = items_load(items.service.url, rate_limits=(RateLimit(1, 0.3),))
     outcome = await outcome_of(load, to="2026-01-03")
     assert "budget" in {waiting["for"] for waiting in waits_of(outcome)}
 

@@ -1,4 +1,4 @@
-"""What a source sees, by its own log: one request at a time, pauses and budgets in any span, whoever asks (E1, S4)."""
+"""The log of a source: one request at a time, pauses, and rate limits in any span, over all clients (E1, S4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conditions import until, when_ended
 from etl_tasks import item, items_load
 from source_app import Answer
 
-from dataloader.flows.etl import Budget
+from dataloader.flows.etl import RateLimit
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS
 from dataloader.flows.etl.fetch.rate_limiter import RequestSlot
 from dataloader.jobs.contract import Operator
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.requirement("E1", "S4")
 OPERATOR = Operator("test", None)
 
 
-def check_budgets(service, budgets):
-    """In no span of a budget more requests have come than it has, at any place."""
+def check_rate_limits(service, rate_limits):
+    """In no span of a rate limit more requests have come than it has, at any place."""
     came_at = [seen.began_at for seen in service.requests]
-    for requests, per_s in budgets:
+    for requests, per_s in rate_limits:
         spans = [last - first for first, last in zip(came_at, came_at[requests:], strict=False)]
         assert spans
         assert min(spans) >= per_s, f"{requests + 1} requests in {min(spans):.3f} s"
@@ -49,11 +49,11 @@ def redirecting(items, draw, part=0.3):
 @pytest.mark.full
 async def test_two_processes_keep_pauses_and_rate_limits_on_a_slow_and_failing_network(items, serve, add, row_when):
     draw = random.Random(4)
-    budgets = [(3, 0.5), (8, 1.6)]
+    rate_limits = [(3, 0.5), (8, 1.6)]
     environment = {
         "ITEMS_URL": items.service.url,
         "ITEMS_PIPELINE": json.dumps({"rate_min": 0.05, "rate_max": 0.1, "attempts": 9, "max_failures": 100}),
-        "ITEMS_BUDGETS": json.dumps(budgets),
+        "ITEMS_RATE_LIMITS": json.dumps(rate_limits),
     }
     redirecting(items, draw)
     items.service.misbehave("0[37]&", times=4, status=503)
@@ -69,15 +69,15 @@ async def test_two_processes_keep_pauses_and_rate_limits_on_a_slow_and_failing_n
     assert len(items.service.requests) > 34
     assert items.service.most_at_once() == 1
     assert min(items.service.pauses()) >= 0.05
-    check_budgets(items.service, budgets)
+    check_rate_limits(items.service, rate_limits)
 
 
 @pytest.mark.slow
 async def test_a_rate_limit_is_kept_between_a_slow_and_a_fast_request(items, counts_of):
     ways = iter([0.4, 0.0, 0.0, 0.0])
     items.service.way_s = lambda: next(ways)
-    await counts_of(items_load(items.service.url, budgets=(Budget(1, 0.5),)), to="2026-01-05")
-    check_budgets(items.service, [(1, 0.5)])
+    await counts_of(items_load(items.service.url, rate_limits=(RateLimit(1, 0.5),)), to="2026-01-05")
+    check_rate_limits(items.service, [(1, 0.5)])
 
 
 @pytest.mark.slow
@@ -88,13 +88,15 @@ async def test_each_hop_of_a_redirect_counts_as_a_request_with_a_pause(items, co
     items.service.put("/second", Answer(status=307, headers={"Location": "third?sig=2"}))
     items.service.put("/third", items.answer)
     paused = {"rate_min": 0.15, "rate_max": 0.15}
-    counts = await counts_of(items_load(items.service.url, windows=None, pipeline=paused, budgets=(Budget(2, 0.8),)))
+    counts = await counts_of(
+        items_load(items.service.url, windows=None, pipeline=paused, rate_limits=(RateLimit(2, 0.8),))
+    )
     assert [str(seen) for seen in items.service.requests] == ["/items", "/second?x=1", "/third?sig=2"]
     # What may be signed in it is not stored.
     assert await raw.fetchval("SELECT source_endpoint FROM item") == f"{items.service.url}/third"
     assert (counts["requests"], counts["inserted"]) == (3, 1)
     assert min(items.service.pauses()) >= 0.15
-    check_budgets(items.service, [(2, 0.8)])
+    check_rate_limits(items.service, [(2, 0.8)])
 
 
 async def test_redirects_without_end_are_a_failure(items, outcome_of, soon):

@@ -68,7 +68,7 @@ async def collect(
         added=clients.added,
         canceled=clients.canceled,
         graph=clients.graph,
-        limits=[Limit(PARTNER.name, one.requests, one.per_s, taken) for one in PARTNER.budgets],
+        limits=[Limit(PARTNER.name, one.requests, one.per_s, taken) for one in PARTNER.rate_limits],
         most_running={"few": MOST_RUNNING},
         plans=await _plans(raw, begins, planned),
         booked=[str(row["job_id"]) for row in await raw.fetch("SELECT job_id FROM booked")],

@@ -14,14 +14,14 @@ import service_processes
 import trio
 
 from chaos.notes import TICK_S, Notes
-from dataloader import Budget, GiveUp, Job, RetryPolicy, Snooze, Supplier, Tasks, ThreadJob
+from dataloader import GiveUp, Job, RateLimit, RetryPolicy, Snooze, Supplier, Tasks, ThreadJob
 from dataloader.flows.etl import Http, Json, Load, Target, Window, Windows, add_loads
 
 QUEUE = "q"
 LIMITED = "limited"
 LOADS = "loads"
 FIRST_DAY = date(1900, 1, 1)
-PARTNER = Supplier("partner", budgets=(Budget(10, per_s=1), Budget(30, per_s=5)), margin_s=0.5)
+PARTNER = Supplier("partner", rate_limits=(RateLimit(10, per_s=1), RateLimit(30, per_s=5)), margin_s=0.5)
 """A fifth of the margin is for the way of a request, which takes tens of milliseconds on a busy machine."""
 MOST_RUNNING = 3
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -106,7 +106,7 @@ async def node(job: Job) -> Any:
 
 @tasks.task("polite", queue=LIMITED, retry=AGAIN_SOON, supplier=PARTNER)
 async def polite(job: Job) -> None:
-    """A job that takes a unit of the partner's budgets."""
+    """A job that takes a unit of the partner's rate limits."""
     with noted(job):
         await trio.sleep(job.args["s"])
 
@@ -135,7 +135,7 @@ def day_of(window: Window) -> dict[str, Any]:
 
 
 def load(name: str, target: Target, url: str) -> Load:
-    """A load of a page for each day from the partner, in the partner's budgets."""
+    """A load of a page for each day from the partner, in the partner's rate limits."""
     return Load(
         name=name,
         queue=LOADS,

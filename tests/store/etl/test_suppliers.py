@@ -1,4 +1,4 @@
-"""Whose turn it is at a source: one at a time, with pauses and budgets, whoever asks and from where (E1, S4)."""
+"""Whose turn it is at a source: one at a time, with pauses and rate limits, whoever asks and from where (E1, S4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import trio
 from conditions import patience_s
 from databases import raw_connection
 
-from dataloader.jobs.limits import Budget
+from dataloader.jobs.limits import RateLimit
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.etl.suppliers import SlotAnswer, aio_return_slot, aio_take_slot
@@ -34,9 +34,9 @@ async def run(raw, holder):
 def take(store, raw):
     """Takes the source `s`, for a job that runs."""
 
-    async def take(holder, *budgets, lease_s=LEASE_S, source="s"):
+    async def take(holder, *rate_limits, lease_s=LEASE_S, source="s"):
         await run(raw, holder)
-        return await store.write(aio_take_slot, source, holder, lease_s, budgets)
+        return await store.write(aio_take_slot, source, holder, lease_s, rate_limits)
 
     return take
 
@@ -120,11 +120,11 @@ async def test_a_run_without_a_lease_keeps_its_slot(take, raw):
     assert (await take(2)).waits_for == "request"
 
 
-async def test_the_request_of_a_run_whose_lease_ended_counts_in_budgets(take, raw):
-    budget = Budget(1, 600)
-    assert await take(1, budget) == TAKEN
+async def test_the_request_of_a_run_whose_lease_ended_counts_in_rate_limits(take, raw):
+    rate_limit = RateLimit(1, 600)
+    assert await take(1, rate_limit) == TAKEN
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 ms' WHERE token = 1")
-    turn = await take(2, budget)
+    turn = await take(2, rate_limit)
     assert turn.waits_for == "budget"
     assert turn.wait_s > 590
 
@@ -183,18 +183,18 @@ async def _is_blocked(database):
     )
 
 
-async def test_a_budget_holds_over_holders(take, give):
-    budget = Budget(2, 60)
+async def test_a_rate_limit_holds_over_holders(take, give):
+    rate_limit = RateLimit(2, 60)
     for holder in (1, 2):
-        assert await take(holder, budget) == TAKEN
+        assert await take(holder, rate_limit) == TAKEN
         await give(holder)
-    turn = await take(3, budget)
+    turn = await take(3, rate_limit)
     assert turn.waits_for == "budget"
     assert 30 < turn.wait_s <= 60
 
 
-async def test_of_several_budgets_the_one_that_takes_longest_counts(take, give):
-    longest, shorter, unreached = Budget(2, 600), Budget(1, 10), Budget(3, 6_000)
+async def test_of_several_rate_limits_the_one_that_takes_longest_counts(take, give):
+    longest, shorter, unreached = RateLimit(2, 600), RateLimit(1, 10), RateLimit(3, 6_000)
     for _ in range(2):
         assert await take(1, longest) == TAKEN
         await give(1)
@@ -203,26 +203,26 @@ async def test_of_several_budgets_the_one_that_takes_longest_counts(take, give):
     assert 500 < turn.wait_s <= 600
 
 
-async def test_the_span_of_a_budget_slides(take, give, raw):
-    budget = Budget(2, 60)
+async def test_the_span_of_a_rate_limit_slides(take, give, raw):
+    rate_limit = RateLimit(2, 60)
     for _ in range(2):
-        await take(1, budget)
+        await take(1, rate_limit)
         await give(1)
     await raw.execute(
         "UPDATE dl_source_calls SET at = at - interval '50 s' WHERE at = (SELECT min(at) FROM dl_source_calls)"
     )
     # Only the older one must leave the span, not both.
-    assert 0 < (await take(1, budget)).wait_s <= 10
+    assert 0 < (await take(1, rate_limit)).wait_s <= 10
     await raw.execute(
         "UPDATE dl_source_calls SET at = at - interval '11 s' WHERE at = (SELECT min(at) FROM dl_source_calls)"
     )
-    assert await take(1, budget) == TAKEN
+    assert await take(1, rate_limit) == TAKEN
 
 
-async def test_a_load_with_a_shorter_budget_or_none_does_not_make_a_longer_one_forget(take, give, raw):
-    longer, shorter = Budget(3, 6_000), Budget(100, 1)
-    for budgets in ([longer], [shorter], []):
-        assert await take(1, *budgets) == TAKEN
+async def test_a_load_with_a_shorter_rate_limit_or_none_does_not_make_a_longer_one_forget(take, give, raw):
+    longer, shorter = RateLimit(3, 6_000), RateLimit(100, 1)
+    for rate_limits in ([longer], [shorter], []):
+        assert await take(1, *rate_limits) == TAKEN
         await give(1)
         await raw.execute("UPDATE dl_source_calls SET at = at - interval '5 s'")
     assert (await take(1, longer)).waits_for == "budget"
@@ -230,7 +230,7 @@ async def test_a_load_with_a_shorter_budget_or_none_does_not_make_a_longer_one_f
 
 async def test_calls_behind_the_longest_span_are_forgotten(take, give, raw):
     for _ in range(3):
-        await take(1, Budget(100, 60), Budget(100, 5))
+        await take(1, RateLimit(100, 60), RateLimit(100, 5))
         await give(1)
         await raw.execute("UPDATE dl_source_calls SET at = at - interval '59 s'")
     assert await raw.fetchval("SELECT count(*) FROM dl_source_calls") == 2
@@ -254,9 +254,9 @@ async def test_a_source_without_a_rate_limit_keeps_no_calls(take, give, raw):
         (1, float("nan"), "per_s: must be a number of seconds from 0.001 to 604,800, not nan"),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused(requests, per_s, said):
+def test_a_rate_limit_that_makes_no_sense_is_refused(requests, per_s, said):
     with pytest.raises(ValueError, match=r".") as caught:
-        Budget(requests, per_s)
+        RateLimit(requests, per_s)
     assert str(caught.value) == said
 
 
@@ -273,7 +273,7 @@ def test_a_budget_that_makes_no_sense_is_refused(requests, per_s, said):
         ),
     ],
 )
-def test_a_budget_has_either_a_span_or_a_zones_day(more, said):
+def test_a_rate_limit_has_either_a_span_or_a_zones_day(more, said):
     with pytest.raises(ValueError, match=r".") as caught:
-        Budget(1, **more)
+        RateLimit(1, **more)
     assert str(caught.value) == said

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from web_server import TOKENS, all_tokens, open_server
 
-from dataloader import Budget, Supplier, Tasks
+from dataloader import RateLimit, Supplier, Tasks
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, InUse
 from dataloader.jobs.limit_contract import SupplierNotFound
@@ -185,12 +185,12 @@ async def test_a_task_says_why_it_is_closed_and_until_when(limits, declare, raw,
 
 @pytest.mark.requirement("S4")
 async def test_a_supplier_says_what_is_used_and_left_and_when_the_next_unit_is_free(limits, declare, raw, add_job):
-    hr = Supplier("hr", budgets=(Budget(5, per_s=60), Budget(100, per_s=3_600)))
+    hr = Supplier("hr", rate_limits=(RateLimit(5, per_s=60), RateLimit(100, per_s=3_600)))
     await declare(supplier=hr, cost=2)
     await raw.execute("SELECT dl_take_units('hr', 3, 4000)")
     await raw.execute("UPDATE dl_source_calls SET at = at - interval '10 s'")
     found = await limits.supplier("hr")
-    assert [(one.requests, one.used, one.left, one.free_at) for one in found.budgets] == [
+    assert [(one.requests, one.used, one.left, one.free_at) for one in found.rate_limits] == [
         (5, 3, 2, None),
         (100, 3, 97, None),
     ]
@@ -198,7 +198,7 @@ async def test_a_supplier_says_what_is_used_and_left_and_when_the_next_unit_is_f
     assert (await limits.task("employee")).left == 1
     await raw.execute("SELECT dl_take_units('hr', 2, 4000)")
     found = await limits.supplier("hr")
-    [small, large] = found.budgets
+    [small, large] = found.rate_limits
     assert (small.used, small.left, large.left) == (5, 0, 95)
     # The oldest call counts for its span and the margin.
     assert timedelta(seconds=40) < small.free_at - datetime.now(UTC) < timedelta(seconds=52)
@@ -215,33 +215,34 @@ async def test_a_supplier_says_what_is_used_and_left_and_when_the_next_unit_is_f
 
 @pytest.mark.slow
 @pytest.mark.requirement("S5")
-async def test_a_suppliers_budgets_are_overridden_and_it_is_paused(limits, declare, raw):
-    await declare(supplier=Supplier("hr", budgets=(Budget(5, per_s=60),)), cost=2)
-    changed = await limits.set_supplier("hr", {"budgets": [[10, 30], [50, 600]], "margin_s": 0.5})
-    assert changed.limits["budgets"] == [[10, 30], [50, 600]]
-    assert (changed.declared["budgets"], changed.margin_s) == ([[5, 60]], 0.5)
+async def test_a_suppliers_rate_limits_are_overridden_and_it_is_paused(limits, declare, raw):
+    await declare(supplier=Supplier("hr", rate_limits=(RateLimit(5, per_s=60),)), cost=2)
+    changed = await limits.set_supplier("hr", {"rate_limits": [[10, 30], [50, 600]], "margin_s": 0.5})
+    assert changed.limits["rate_limits"] == [[10, 30], [50, 600]]
+    assert (changed.declared["rate_limits"], changed.margin_s) == ([[5, 60]], 0.5)
     in_berlin = {"requests": 1_000, "per": "day", "zone": "Europe/Berlin"}
-    daily = await limits.set_supplier("hr", {"budgets": [[10, 30], in_berlin]})
-    assert daily.limits["budgets"] == [[10, 30], in_berlin]
-    assert [(one.per_s, one.per, one.zone, one.left) for one in daily.budgets] == [
+    daily = await limits.set_supplier("hr", {"rate_limits": [[10, 30], in_berlin]})
+    assert daily.limits["rate_limits"] == [[10, 30], in_berlin]
+    assert [(one.per_s, one.per, one.zone, one.left) for one in daily.rate_limits] == [
         (30, None, None, 10),
         (None, "day", "Europe/Berlin", 1_000),
     ]
-    await limits.set_supplier("hr", {"budgets": [[10, 30], [50, 600]]})
+    await limits.set_supplier("hr", {"rate_limits": [[10, 30], [50, 600]]})
     row = await raw.fetchrow("SELECT units, spans_s FROM dl_sources WHERE source = 'hr'")
     assert (row["units"], row["spans_s"]) == ([10, 50], [30, 600])
     paused = await limits.pause_supplier("hr")
     assert (paused.paused, paused.closed) == (True, "paused")
     assert (await limits.task("employee")).closed == "supplier_paused"
     assert (await limits.resume_supplier("hr")).closed is None
-    shut = await limits.set_supplier("hr", {"work_periods": [f"{DAY} 06:00-07:00"], "budgets": None})
-    assert (shut.closed, shut.limits["budgets"]) == ("period", [[5, 60]])
+    shut = await limits.set_supplier("hr", {"work_periods": [f"{DAY} 06:00-07:00"], "rate_limits": None})
+    assert (shut.closed, shut.limits["rate_limits"]) == ("period", [[5, 60]])
     assert (await limits.task("employee")).closed == "supplier_period"
     for changes, field in (
-        ({"budgets": [[0, 1]]}, "budgets"),
-        ({"budgets": [[1, 60]]}, "budgets"),
-        ({"budgets": [{**in_berlin, "zone": "Mars"}]}, "budgets"),
-        ({"budgets": [{**in_berlin, "requests": 0}]}, "budgets"),
+        ({"budgets": [[10, 60]]}, "budgets"),
+        ({"rate_limits": [[0, 1]]}, "rate_limits"),
+        ({"rate_limits": [[1, 60]]}, "rate_limits"),
+        ({"rate_limits": [{**in_berlin, "zone": "Mars"}]}, "rate_limits"),
+        ({"rate_limits": [{**in_berlin, "requests": 0}]}, "rate_limits"),
         ({"margin_s": 100}, "margin_s"),
         ({"colour": 1}, "colour"),
     ):
@@ -255,7 +256,7 @@ async def test_a_suppliers_budgets_are_overridden_and_it_is_paused(limits, decla
 @pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_a_supplier_that_is_made_by_hand_is_shared_and_removed_when_nobody_names_it(limits, declare):
-    made = await limits.set_supplier("crm/eu", {"budgets": [[1, 1]]})
+    made = await limits.set_supplier("crm/eu", {"rate_limits": [[1, 1]]})
     assert (made.declared, made.tasks) == ({}, [])
     await limits.set_tasks({"plain": {"supplier": "crm/eu"}, "employee": {"supplier": "crm/eu"}})
     assert [one.supplier for one in (await limits.suppliers()).suppliers] == ["crm/eu"]

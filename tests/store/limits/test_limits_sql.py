@@ -1,4 +1,4 @@
-"""The limits in the database: periods by a zone's clock, units of budgets, lanes that are counted under their lock."""
+"""Limits in the database: periods by a zone's clock, units of rate limits, lanes counted under their lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from databases import raw_connection
 from odd_clocks import ODD_ZONES
 
-from dataloader import Budget, NewJob, Supplier, Tasks
+from dataloader import NewJob, RateLimit, Supplier, Tasks
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
 from dataloader.store.limits.limit_rows import _ranges, aio_declare_limits, aio_known
@@ -79,17 +79,17 @@ async def claims(store):
 async def noop(_job): ...
 
 
-def supplied(budgets, *names, cost=1):
+def supplied(rate_limits, *names, cost=1):
     tasks = Tasks()
-    supplier = Supplier("s", budgets=budgets, margin_s=0.05)
+    supplier = Supplier("s", rate_limits=rate_limits, margin_s=0.05)
     for name in names:
         tasks.task(name, queue="q", supplier=supplier, cost=cost)(noop)
     return tasks
 
 
 @pytest.mark.requirement("S4")
-async def test_requests_of_loads_and_starts_of_tasks_use_one_budget(limited, claims, store, raw):
-    tasks = supplied([Budget(3, per_s=3_600)], "t")
+async def test_requests_of_loads_and_starts_of_tasks_use_one_rate_limit(limited, claims, store, raw):
+    tasks = supplied([RateLimit(3, per_s=3_600)], "t")
     await limited(tasks, [NewJob(task="t") for _ in range(5)])
     assert (await store.write(aio_take_slot, "s", 1, 60)).waits_for is None
     jobs, lanes = await claims("t")
@@ -105,7 +105,7 @@ async def test_requests_of_loads_and_starts_of_tasks_use_one_budget(limited, cla
 
 @pytest.mark.requirement("S4")
 async def test_lanes_of_one_supplier_share_what_it_leaves_in_the_order_of_their_jobs(limited, claims):
-    tasks = supplied([Budget(3, per_s=3_600)], "a", "b")
+    tasks = supplied([RateLimit(3, per_s=3_600)], "a", "b")
     jobs = [NewJob(task="a", priority=10), NewJob(task="b", priority=1), NewJob(task="b", priority=2)]
     await limited(tasks, [*jobs, NewJob(task="a", priority=20), NewJob(task="b", priority=30)])
     claimed, lanes = await claims("a", "b")
@@ -153,7 +153,7 @@ async def test_a_lane_that_another_claim_has_locked_starts_no_job(limited, claim
 
 @pytest.mark.requirement("S4")
 async def test_a_closed_lane_is_skipped_without_reading_its_jobs_or_delaying_others(limited, claims, raw):
-    tasks = supplied([Budget(1, per_s=3_600)], "closed")
+    tasks = supplied([RateLimit(1, per_s=3_600)], "closed")
     tasks.task("open", queue="q")(noop)
     await limited(tasks, [NewJob(task="closed") for _ in range(300)])
     assert len((await claims("closed", "open"))[0]) == 1
@@ -165,7 +165,7 @@ async def test_a_closed_lane_is_skipped_without_reading_its_jobs_or_delaying_oth
 
 @pytest.mark.requirement("S4")
 async def test_a_long_lock_of_a_supplier_delays_only_its_own_lanes(limited, claims, raw, database):
-    tasks = supplied([Budget(9, per_s=60)], "t")
+    tasks = supplied([RateLimit(9, per_s=60)], "t")
     tasks.task("free", queue="q", max_running=9)(noop)
     await limited(tasks, [NewJob(task="t"), NewJob(task="free")])
     async with raw_connection(database.dsn) as other:
@@ -180,7 +180,7 @@ async def test_a_long_lock_of_a_supplier_delays_only_its_own_lanes(limited, clai
 @pytest.mark.slow
 @pytest.mark.requirement("S4")
 async def test_concurrent_claims_take_no_more_than_a_rate_limit_allows(limited, claims, raw):
-    await limited(supplied([Budget(7, per_s=3_600)], "t"), [NewJob(task="t") for _ in range(40)])
+    await limited(supplied([RateLimit(7, per_s=3_600)], "t"), [NewJob(task="t") for _ in range(40)])
     found = []
 
     async def claim():
@@ -207,7 +207,7 @@ TAKE = "SELECT * FROM dl_supplier_take('s', 1)"
 @pytest.mark.requirement("S4")
 async def test_claims_and_takes_read_no_more_rows_as_more_jobs_wait_or_were_taken(limited, raw):
     """With plans that were made while the tables were empty."""
-    await limited(supplied([Budget(1_000_000, per_s=3_600)], "open"))
+    await limited(supplied([RateLimit(1_000_000, per_s=3_600)], "open"))
     closed = Tasks()
     closed.task("closed", queue="q", max_running=5)(noop)
     await limited(closed)
@@ -362,7 +362,7 @@ async def test_the_pause_after_a_batch_begins_with_its_end_also_if_nothing_waits
 
 @pytest.mark.requirement("S4")
 async def test_the_request_of_a_load_that_died_counts_until_a_span_after_its_slot(limited, claims, store, raw):
-    await limited(supplied([Budget(1, per_s=3_600)], "t"), [NewJob(task="t")])
+    await limited(supplied([RateLimit(1, per_s=3_600)], "t"), [NewJob(task="t")])
     assert (await store.write(aio_take_slot, "s", 1, 60)).waits_for is None
     await raw.execute("UPDATE dl_sources SET held_until = clock_timestamp() - interval '1 ms'")
     jobs, lanes = await claims("t")

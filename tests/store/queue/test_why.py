@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from databases import raw_connection
 
-from dataloader import Budget, NewJob, Supplier, Tasks
+from dataloader import NewJob, RateLimit, Supplier, Tasks
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.states import Step
@@ -177,7 +177,7 @@ async def test_it_runs_after_jobs_that_have_not_ended(store, serve, add):
 
 
 async def test_its_task_or_the_tasks_supplier_is_paused(store, serve, add, declare):
-    supplier = Supplier("ecb", budgets=[Budget(100, per_s=60)])
+    supplier = Supplier("ecb", rate_limits=[RateLimit(100, per_s=60)])
     await declare(supplier=supplier)
     job_id = await add()
     limits = DatabaseLimits(database=store, operator=ME)
@@ -213,7 +213,7 @@ async def test_no_work_period_is_open_of_its_task_or_of_its_supplier(store, serv
     assert (reason.cause, reason.until is not None) == ("supplier_period", True)
 
 
-async def test_as_many_run_as_may_or_the_batch_is_full_or_a_budget_is_used(store, serve, add, declare):
+async def test_as_many_run_as_may_or_the_batch_is_full_or_a_rate_limit_is_used(store, serve, add, declare):
     claim = await declare(max_running=1)
     for _ in range(3):
         job_id = await add()
@@ -226,11 +226,11 @@ async def test_as_many_run_as_may_or_the_batch_is_full_or_a_budget_is_used(store
     reason = await why_waits(store, job_id)
     assert (reason.cause, "begins when its jobs have ended" in reason.text) == ("batch", True)
 
-    claim = await declare(supplier=Supplier("ecb", budgets=[Budget(1, per_s=3_600)]))
+    claim = await declare(supplier=Supplier("ecb", rate_limits=[RateLimit(1, per_s=3_600)]))
     assert len(await claim()) == 1
     reason = await why_waits(store, job_id)
     assert (reason.cause, reason.until is not None, reason.ahead) == ("budget", True, 0)
-    assert reason.text.startswith("A budget of the supplier ecb is used until 20")
+    assert reason.text.startswith("A rate limit of the supplier ecb is used up until 20")
 
 
 async def test_its_partition_has_reached_its_concurrency_limit(store, serve, add, declare):

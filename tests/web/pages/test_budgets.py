@@ -17,7 +17,7 @@ ROWS = """
 INSERT INTO dl_workers (worker, host, pid, version, queues, tasks) VALUES ('w', 'h', 7, '1', '{"q": 1}', '{t,limited,each}');
 INSERT INTO dl_tasks (task, layout, declared_by, limited, limits, supplier) VALUES
   ('limited', 1, 'w', true, '{"max_running": 1}', 's'), ('each', 1, 'w', true, '{"max_running_per_partition": 1}', NULL);
-INSERT INTO dl_sources (source, limits, units, spans_s) VALUES ('s', '{"budgets": [[100, 60]]}', '{100}', '{60}');
+INSERT INTO dl_sources (source, limits, units, spans_s) VALUES ('s', '{"rate_limits": [[100, 60]]}', '{100}', '{60}');
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by, next_at)
   VALUES ('s', '{"task": "t", "cron": "30 2 * * *"}', 't', 'code', 'w', now() + interval '1 h');
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, lane, waits_for, partition_key, available_at) VALUES

@@ -1,4 +1,4 @@
-"""The pages of tasks and suppliers: what holds, why nothing starts, budgets, and what operators do (S1, S4, S5)."""
+"""The pages of tasks and suppliers: what holds, why nothing starts, rate limits, and what operators do (S1, S4, S5)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def declare(web, database, *names):
     for name in names:
         quoted = name.replace("'", "''")
         database.psql(f"INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('{quoted}', 1, 'host:1')")
-    await web.services.limits.set_supplier("hr", {"budgets": [[10, 60], [100, 3600]], "zone": "UTC"})
+    await web.services.limits.set_supplier("hr", {"rate_limits": [[10, 60], [100, 3600]], "zone": "UTC"})
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ async def test_a_task_is_removed_only_as_somebody_has_chosen(open_web, database)
 
 
 @pytest.mark.slow
-async def test_a_supplier_shows_what_of_its_budgets_is_used_and_whose_turn_it_is(open_web, database):
+async def test_a_supplier_shows_what_of_its_rate_limits_is_used_and_whose_turn_it_is(open_web, database):
     async with open_web() as web:
         await declare(web, database, "employee")
         await web.services.limits.set_tasks({"employee": {"supplier": "hr"}})
@@ -123,11 +123,14 @@ async def test_a_supplier_shows_what_of_its_budgets_is_used_and_whose_turn_it_is
         page = (await web.client.get("/ui/supplier?name=hr")).text
         assert "10 / 60; 100 / 3600" in page
         fields = fields_of((await web.client.get(f"{SUPPLIERS}/limits?name=hr")).text)
-        await act(web, f"{SUPPLIERS}/limits", **fields, budgets="5 / 60", zone="Europe/Berlin")
-        assert (await web.services.limits.supplier("hr")).override == {"budgets": [[5, 60]], "zone": "Europe/Berlin"}
+        await act(web, f"{SUPPLIERS}/limits", **fields, rate_limits="5 / 60", zone="Europe/Berlin")
+        assert (await web.services.limits.supplier("hr")).override == {
+            "rate_limits": [[5, 60]],
+            "zone": "Europe/Berlin",
+        }
         assert (await act(web, f"{SUPPLIERS}/limits", name="new", was="{}")).status_code == 404
         await web.services.limits.set_supplier(
-            "hr", {"budgets": [{"requests": 9, "per": "day", "zone": "Europe/Berlin"}]}
+            "hr", {"rate_limits": [{"requests": 9, "per": "day", "zone": "Europe/Berlin"}]}
         )
         assert "of 9 used in the day of Europe/Berlin" in (await web.client.get("/ui/supplier?name=hr")).text
         await act(web, f"{SUPPLIERS}/pause", name="hr")
@@ -137,20 +140,20 @@ async def test_a_supplier_shows_what_of_its_budgets_is_used_and_whose_turn_it_is
 
 
 def test_a_form_of_limits_changes_only_what_was_changed_in_it():
-    override = {"budgets": [[100, 60], [5, 0.5]], "margin_s": 2}
+    override = {"rate_limits": [[100, 60], [5, 0.5]], "margin_s": 2}
     was = shown_texts(SUPPLIER_LIMITS, override)
-    same = {"budgets": "100 / 60\r\n5 / 0.5", "margin_s": "2"}
+    same = {"rate_limits": "100 / 60\r\n5 / 0.5", "margin_s": "2"}
     assert changes(SUPPLIER_LIMITS, was, same) == {}
-    assert changes(SUPPLIER_LIMITS, was, same | {"margin_s": None, "budgets": "none"}) == {
+    assert changes(SUPPLIER_LIMITS, was, same | {"margin_s": None, "rate_limits": "none"}) == {
         "margin_s": None,
-        "budgets": [],
+        "rate_limits": [],
     }
-    assert changes(SUPPLIER_LIMITS, was, same | {"budgets": "1/2; 3 / 4"}) == {"budgets": [[1, 2.0], [3, 4.0]]}
-    by_day = {"budgets": [{"requests": 9, "per": "day", "zone": "Europe/Berlin"}]}
-    typed = {"budgets": "9 / day / Europe/Berlin"}
+    assert changes(SUPPLIER_LIMITS, was, same | {"rate_limits": "1/2; 3 / 4"}) == {"rate_limits": [[1, 2.0], [3, 4.0]]}
+    by_day = {"rate_limits": [{"requests": 9, "per": "day", "zone": "Europe/Berlin"}]}
+    typed = {"rate_limits": "9 / day / Europe/Berlin"}
     assert changes(SUPPLIER_LIMITS, was, same | typed) == by_day
     assert changes(SUPPLIER_LIMITS, shown_texts(SUPPLIER_LIMITS, by_day), typed) == {}
-    for wrong in ({"budgets": "many"}, {"budgets": "x / 1"}, {"margin_s": "y"}):
+    for wrong in ({"rate_limits": "many"}, {"rate_limits": "x / 1"}, {"margin_s": "y"}):
         with pytest.raises(BadRequest):
             changes(SUPPLIER_LIMITS, was, same | wrong)
     for lost in ("", "[]", "{}", "7"):

@@ -1,4 +1,4 @@
-"""Budgets that count by the calendar day of a zone, against a walk over the minutes and a count by dates (S4)."""
+"""Rate limits that count by the calendar day of a zone, against a walk over the minutes and a count by dates (S4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from odd_clocks import CHANGES, ODD_ZONES
 
-from dataloader import Budget, Supplier, Tasks
+from dataloader import RateLimit, Supplier, Tasks
 from dataloader.jobs.limits import LONGEST_DAY_S
 from dataloader.store.limits.limit_rows import aio_declare_limits
 from dataloader.store.queue.task_rows import aio_declare
@@ -47,11 +47,11 @@ async def test_a_day_lasts_from_its_first_minute_to_its_last_across_clock_change
 
 @pytest.fixture
 def declared(store):
-    """Declares the supplier `s` with these budgets, and a task that names it."""
+    """Declares the supplier `s` with these rate limits, and a task that names it."""
 
-    async def declared(*budgets):
+    async def declared(*rate_limits):
         tasks = Tasks()
-        supplier = Supplier("s", budgets=budgets, margin_s=10)
+        supplier = Supplier("s", rate_limits=rate_limits, margin_s=10)
         tasks.task("t", queue="q", supplier=supplier)(noop)
         await store.write(aio_declare, tasks.values(), "test")
         await store.write(aio_declare_limits, tasks.values(), tasks.suppliers)
@@ -73,7 +73,7 @@ async def test_a_daily_limit_counts_starts_since_midnight_and_allows_none_across
     chance = random.Random(seed)
     name = chance.choice([zone for zone in ODD_ZONES if zone != "UTC"])
     zone, around = ZoneInfo(name), chance.choice([change for change in CHANGES if change.year > 2011])
-    day, span = Budget(40, per="day", zone=name), Budget(25, per_s=3_600)
+    day, span = RateLimit(40, per="day", zone=name), RateLimit(25, per_s=3_600)
     await declared(day, span)
     begin = around - timedelta(days=1)
     calls = sorted(begin + timedelta(seconds=chance.randrange(3 * 86_400)) for _ in range(90))
@@ -100,25 +100,25 @@ async def test_a_daily_limit_counts_starts_since_midnight_and_allows_none_across
 
 
 async def test_calls_are_kept_for_the_longest_day_and_count_in_a_new_daily_limit(raw, declared):
-    await declared(Budget(9, per_s=60))
+    await declared(RateLimit(9, per_s=60))
     for _ in range(3):
         await raw.execute("SELECT dl_take_units('s', 1, 0)")
     # Midnight was two hours ago: the zone is the database's own words for such a clock.
     clock = datetime.now(UTC) - timedelta(hours=2)
     ahead = f"<x>+{clock:%H:%M:%S}"
-    await declared(Budget(9, per="day"))
+    await declared(RateLimit(9, per="day"))
     await raw.execute("UPDATE dl_sources SET zones = ARRAY[$1]", ahead)
     assert (await raw.fetchrow(LEFT, datetime.now(UTC)))["units"] == 6
     assert await raw.fetchval("SELECT kept_s FROM dl_sources") == LONGEST_DAY_S + 10
     await raw.execute("UPDATE dl_source_calls SET at = at - interval '110 min'")
     await raw.execute("SELECT dl_take_units('s', 1, 0)")
     assert (await raw.fetchrow(LEFT, datetime.now(UTC)))["units"] == 5
-    await declared(Budget(9, per_s=60))
+    await declared(RateLimit(9, per_s=60))
     assert (await raw.fetchrow(LEFT, datetime.now(UTC)))["units"] == 8
 
 
 async def test_a_loads_request_counts_in_its_day_and_free_starts_may_precede_midnight(raw, declared):
-    await declared(Budget(9, per="day"))
+    await declared(RateLimit(9, per="day"))
     at = datetime(2026, 11, 23, 12, tzinfo=UTC)
     await raw.execute("UPDATE dl_sources SET holder = 1, held_until = $1", at - timedelta(hours=1))
     assert (await raw.fetchrow(LEFT, at))["units"] == 8
