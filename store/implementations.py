@@ -1,9 +1,9 @@
-"""How operations find their implementations over the database."""
+"""The implementations of operations over the database."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -11,8 +11,8 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.operations.operation import Operation
 from dataloader.store.connection.bridge import Database
 
-O = TypeVar("O", bound=Operation[Any])  # noqa: E741 - an operation
-F = TypeVar("F")
+K = TypeVar("K", bound=Operation[Any])
+R = TypeVar("R")
 
 
 @attrs.frozen(kw_only=True)
@@ -27,16 +27,15 @@ IMPLEMENTATIONS: dict[type[Operation[Any]], Callable[[Store, Any], Awaitable[Any
 """The implementation of each operation."""
 
 
-class implements(Generic[O]):  # noqa: N801 - a decorator
-    """Declare the decorated function as the implementation of a kind of operations."""
+def implements(
+    kind: type[K],
+) -> Callable[[Callable[[Store, K], Awaitable[R]]], Callable[[Store, K], Awaitable[R]]]:
+    """Declare the decorated function as the implementation of an operation. Raises `ValueError` for a second one."""
 
-    def __init__(self, kind: type[O]) -> None:
-        """`kind` is the class of the operations."""
-        self._kind = kind
-
-    def __call__(self, function: Callable[[Store, O], Awaitable[F]]) -> Callable[[Store, O], Awaitable[F]]:
-        """Register the function. Raises `ValueError` if the operation has one already."""
-        if self._kind in IMPLEMENTATIONS:
-            raise ValueError(f"{self._kind.__name__} has two implementations")
-        IMPLEMENTATIONS[self._kind] = function
+    def register(function: Callable[[Store, K], Awaitable[R]]) -> Callable[[Store, K], Awaitable[R]]:
+        if kind in IMPLEMENTATIONS:
+            raise ValueError(f"{kind.__name__} has two implementations")
+        IMPLEMENTATIONS[kind] = function
         return function
+
+    return register

@@ -28,6 +28,8 @@ LONG_POLL_S: Final = 25.0
 """Seconds that the service may hold a request for a change: below what proxies cut off."""
 QUEUED_POLL_S: Final = 5.0
 """The same for a queued job, since a change of its `queue_state` ends no request."""
+LATE_S: Final = 5.0
+"""Seconds after the deadline of an operation in which the answer of the service arrives."""
 _STATUS_ANSWERS: Final = (CancelJob, RetryJob, RunJobNow)
 """Operations of the document that are answered with the job's status only."""
 
@@ -84,6 +86,7 @@ class HttpPerformer(Performer):
             declaration.address(operation),
             params=fields if declaration.in_query else None,
             body=None if declaration.in_query else fields,
+            timeout_s=ANSWER_S if declaration.deadline_s is None else declaration.deadline_s + LATE_S,
             missing=declaration.not_found,
         )
 

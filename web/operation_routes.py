@@ -12,11 +12,13 @@ from dataloader.jobs.errors import Conflict, IdempotencyConflict, InUse
 from dataloader.jobs.operations.operation import Operation
 from dataloader.web import shown
 from dataloader.web.paging import page_answer
-from dataloader.web.routes import Answer, Call, Route, Routes
+from dataloader.web.routes import DEADLINE_S, Answer, Call, Route, Routes
 
-O = TypeVar("O", bound=Operation[Any])  # noqa: E741 - an operation
+K = TypeVar("K", bound=Operation[Any])
 
 ROOT: Final = "/api/v1"
+_CONVERTERS: Final = {UUID: "uuid", int: "int", str: "path"}
+"""How the parts of an address are read, by their types."""
 _CONFLICTS: Final = (Conflict, IdempotencyConflict, InUse)
 """Errors that are answered 409."""
 
@@ -30,14 +32,14 @@ class OperationRoutes(Routes):
         self._by_hand: set[type[Operation[Any]]] = set()
 
     def operation(
-        self, kind: type[O], *, answers: Mapping[int, Any] | None = None
-    ) -> Callable[[Callable[[Call, O], Awaitable[Answer]]], Callable[[Call, O], Awaitable[Answer]]]:
+        self, kind: type[K], *, answers: Mapping[int, Any] | None = None
+    ) -> Callable[[Callable[[Call, K], Awaitable[Answer]]], Callable[[Call, K], Awaitable[Answer]]]:
         """Declare the decorated function as the view of an operation, for answers that differ over HTTP.
 
         `answers` are the types of the answer by status; by default 200 with the operation's own.
         """
 
-        def declare(view: Callable[[Call, O], Awaitable[Answer]]) -> Callable[[Call, O], Awaitable[Answer]]:
+        def declare(view: Callable[[Call, K], Awaitable[Answer]]) -> Callable[[Call, K], Awaitable[Answer]]:
             self._by_hand.add(kind)
             self.append(_route(kind, view, answers or {200: kind.declaration.result}))
             return view
@@ -51,12 +53,12 @@ class OperationRoutes(Routes):
                 self.append(_route(kind, _usual_view(kind), {200: kind.declaration.result}))
 
 
-def _usual_view(kind: type[O]) -> Callable[[Call, O], Awaitable[Answer]]:
+def _usual_view(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
     """Return a view that performs the operation and answers without secrets."""
     mask = shown.MASKS[kind.declaration.result]
     is_page, large = _is_page(kind), kind.declaration.large
 
-    async def view(call: Call, operation: O) -> Answer:
+    async def view(call: Call, operation: K) -> Answer:
         answer = await call.perform(operation)
         # A megabyte takes a tenth of a second.
         masked = await call.in_thread(mask, answer) if large or is_page else mask(answer)
@@ -65,7 +67,7 @@ def _usual_view(kind: type[O]) -> Callable[[Call, O], Awaitable[Answer]]:
     return view
 
 
-def _route(kind: type[O], view: Callable[[Call, O], Awaitable[Answer]], answers: Mapping[int, Any]) -> Route:
+def _route(kind: type[K], view: Callable[[Call, K], Awaitable[Answer]], answers: Mapping[int, Any]) -> Route:
     declaration = kind.declaration
     request = declaration.request
 
@@ -79,7 +81,7 @@ def _route(kind: type[O], view: Callable[[Call, O], Awaitable[Answer]], answers:
         return await view(call, kind(**path, **{name: getattr(given, name) for name in names}))
 
     view_of_parts.__name__, view_of_parts.__doc__ = declaration.operation_id, kind.__doc__
-    parts = {name: f"<{'uuid' if part is UUID else 'path'}:{name}>" for name, part in declaration.path_fields.items()}
+    parts = {name: f"<{_CONVERTERS[part]}:{name}>" for name, part in declaration.path_fields.items()}
     return Route(
         method=declaration.method,
         path=ROOT + declaration.path.format_map(parts),
@@ -91,6 +93,7 @@ def _route(kind: type[O], view: Callable[[Call, O], Awaitable[Answer]], answers:
         conflicts=any(issubclass(error, _CONFLICTS) for error in declaration.errors),
         rows=declaration.large,
         pages=_is_page(kind),
+        deadline_s=DEADLINE_S if declaration.deadline_s is None else declaration.deadline_s,
     )
 
 

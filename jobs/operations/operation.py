@@ -20,7 +20,7 @@ from dataloader.jobs.errors import BadRequest, DataloaderError, NotFound
 from dataloader.jobs.roles import Role
 
 R_co = TypeVar("R_co", covariant=True)
-O = TypeVar("O", bound="type[Operation[Any]]")  # noqa: E741 - a type of operation
+K = TypeVar("K", bound="type[Operation[Any]]")
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 _PART: Final = re.compile(r"\{(\w+)\}")
@@ -42,6 +42,7 @@ class Declaration:
     errors: those that it raises besides `BadRequest`, `AccessDenied` and `StoreUnavailable`, which all may raise. With
         `Draining` among them, a process that shuts down refuses the operation.
     large: its answer may have megabytes.
+    deadline_s: the seconds in which a service answers; None: those of most requests.
     in_query: the other fields are in the query; if not, in the body.
     operation_id: its name in OpenAPI; by default the name of its class in snake case.
     result: the type of its answer.
@@ -54,6 +55,7 @@ class Declaration:
     role: Role
     errors: tuple[type[DataloaderError], ...]
     large: bool
+    deadline_s: float | None
     in_query: bool
     operation_id: str
     result: Any
@@ -93,16 +95,17 @@ class Operations(list[type[Operation[Any]]]):
         role: Role,
         errors: tuple[type[DataloaderError], ...] = (),
         large: bool = False,
+        deadline_s: float | None = None,
         in_query: bool | None = None,
         operation_id: str | None = None,
-    ) -> Callable[[O], O]:
+    ) -> Callable[[K], K]:
         """Declare the decorated class as an operation; the arguments are those of `Declaration`.
 
         The fields that are not in the path are in the query of GET and DELETE and in the body of other methods, unless
         `in_query` is given.
         """
 
-        def declare(kind: O) -> O:
+        def declare(kind: K) -> K:
             hints = get_type_hints(kind)
             path_fields = {name: hints[name] for name in _PART.findall(path)}
             kind.declaration = Declaration(
@@ -111,6 +114,7 @@ class Operations(list[type[Operation[Any]]]):
                 role=role,
                 errors=errors,
                 large=large,
+                deadline_s=deadline_s,
                 in_query=method in {"GET", "DELETE"} if in_query is None else in_query,
                 operation_id=operation_id or _WORD.sub("_", kind.__name__).lower(),
                 result=_result_of(kind),

@@ -11,6 +11,7 @@ import pytest
 
 from dataloader import BadRequest, Draining, JobNotFound
 from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import InUse
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.operations.failures import RetryErrorGroup, failures
 from dataloader.jobs.operations.jobs import CancelMany, ChangePriority, GetJob, ListJobs, ListLog, jobs
@@ -20,6 +21,7 @@ from dataloader.jobs.roles import Role
 from dataloader.store.implementations import IMPLEMENTATIONS, implements
 from dataloader.store.performer import DatabasePerformer
 from dataloader.web.api.jobs import routes
+from dataloader.web.operation_routes import OperationRoutes
 
 ALL = [*jobs, *failures, *queues]
 ONE = UUID(int=1)
@@ -27,7 +29,9 @@ ONE = UUID(int=1)
 of_tests = Operations()
 
 
-@of_tests.declare("POST", "/houses/{name}/rooms/{number}/doors", role=Role.OPERATE, errors=(Draining,))
+@of_tests.declare(
+    "POST", "/houses/{name}/rooms/{number}/doors", role=Role.OPERATE, errors=(Draining, InUse), deadline_s=40
+)
 class OpenDoor(Operation[int]):
     name: str
     number: int
@@ -72,6 +76,27 @@ def test_an_operation_has_an_implementation_of_its_type_and_one_route(kind):
     assert (hints["request"], hints["return"]) == (kind, kind.declaration.result)
     [route] = [route for route in routes if route.view.__name__ == kind.declaration.operation_id]
     assert (route.method, route.role) == (kind.declaration.method, kind.declaration.role)
+
+
+def test_a_route_has_what_its_declaration_says():
+    made = OperationRoutes()
+    made.operation(OpenDoor)(None)
+    [route] = made
+    assert (route.method, route.path) == ("POST", "/api/v1/houses/<path:name>/rooms/<int:number>/doors")
+    assert (route.role, route.answers, route.deadline_s) == (Role.OPERATE, {200: int}, 40)
+    assert route.body is OpenDoor.declaration.request
+    assert route.query is None
+    assert (route.conflicts, route.rows, route.pages) == (True, False, False)
+    made.operations([OpenDoor, GetJob, ListJobs])
+    assert [(route.view.__name__, route.rows, route.pages) for route in made[1:]] == [
+        ("show_job", True, False),
+        ("list_jobs", False, True),
+    ]
+
+
+def test_an_answer_of_a_type_without_a_mask_gets_no_route():
+    with pytest.raises(KeyError):
+        OperationRoutes().operations([OpenDoor])
 
 
 @pytest.fixture
