@@ -28,7 +28,7 @@ from dataloader.store.limits.unknown_blocks import file_block
 log = get_logger(__name__)
 
 REST: Final = 2.5
-"""The pause after a batch, as a multiple of the time that the batch took."""
+"""Pause after a batch, as a multiple of the time that the batch took."""
 MAX_REST_S: Final = 0.2
 
 

@@ -42,7 +42,7 @@ DEAR: Final = 1.5
 
 
 def largest_claim(concurrency: int) -> int:
-    """Return the most jobs that a queue with `concurrency` slots claims in one statement."""
+    """Return the maximum number of jobs that a queue with `concurrency` slots claims in one statement."""
     return min(max(concurrency // 2, MIN_CLAIM), MAX_CLAIM)
 
 

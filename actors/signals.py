@@ -30,7 +30,7 @@ class Claimed:
         queue: the queue of the claim.
         tasks: the tasks whose ready jobs were claimed; None if only limit queues were looked at.
         lanes: the limit queues that were looked at, by the names of their tasks.
-        look: the number of jobs that the claim could look at, if more than its free slots; otherwise 0.
+        look: the number of jobs that the claim could read, if more than its free slots; otherwise 0.
         after: the job behind which the claim began; None if it began at the front of the queue.
         jobs: the ids of the claimed jobs.
     """

@@ -191,7 +191,7 @@ class _Talk:
                 if len(self._open) >= wire.MAX_OPEN:
                     raise ChildDied("too many questions")
                 if message.what == "enqueue":
-                    self._places.acquire_nowait()  # `_next_line` has waited for one
+                    self._places.acquire_nowait()  # `_next_line` has waited for room
                 scope = self._open[message.number] = trio.CancelScope()
                 self._asks.start_soon(self._answer, message, scope)
             case wire.Forget():

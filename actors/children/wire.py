@@ -1,6 +1,6 @@
 """Messages between the service and a body: JSON, one message per line, at most `MAX_MESSAGE` bytes.
 
-Nothing is pickled, so that a message is only data, whoever wrote it.
+Nothing is pickled, so that a message is only data, whichever side sends it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Child on a Dask worker, from the service's side, as `Child` is for one on this machine.
 
-Its guard receives the body's deadlines by its own machine's clock. If nobody there answers any more, the body is dead
-as soon as the last deadline that was sent has passed, whatever has happened to the worker.
+Its guard receives the body's deadlines by its own machine's clock. If the worker no longer answers, the body is dead as
+soon as the last deadline that was sent has passed, whatever has happened to the worker.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class RemoteChild:
             self._change()
 
     async def _asked(self, relay: Announced, op: str, within_s: float, **given: object) -> Answered:
-        """Return the relay's answer to a request, which is repeated until somebody answers."""
+        """Return the relay's answer to a request, which is repeated until it is answered."""
         pauses = Pauses(0.1, 2.0)
         while True:
             try:

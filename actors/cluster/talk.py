@@ -23,7 +23,7 @@ MAX_SAID: Final = 2**20
 MAX_AT: Final = 1e10
 """Upper bound for clock readings in seconds."""
 DRIFT: Final = 0.001
-"""How much faster a machine's clock may run than another's, as a share: twice what NTP allows."""
+"""Share by which a machine's clock may run faster than another's: twice what NTP allows."""
 
 
 Said = tuple[Any, ...]

@@ -250,7 +250,7 @@ class Session:
         return self._at_work
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation after those before it. After a cancellation its effect is unknown: see `write`."""
+        """Run an operation when earlier ones have ended. After a cancellation its effect is unknown: see `write`."""
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
 
     async def run_until(

@@ -135,9 +135,9 @@ TIMED_OUT: Final = asyncpg.QueryCanceledError
 READ_ONLY: Final = asyncpg.ReadOnlySQLTransactionError
 NO_RIGHT: Final = asyncpg.InsufficientPrivilegeError
 INVALID_PARAMETER: Final = asyncpg.InvalidParameterValueError
-"""Such as an unknown time zone. `dl_refuse` raises it in SQL, with the field as `column_name`."""
+"""Error for a bad value, such as an unknown time zone. `dl_refuse` raises it, with the field as `column_name`."""
 ROLLED_BACK: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-"""The server has rolled back the transaction because of others: the same operation may succeed immediately."""
+"""Errors after a rollback because of other transactions: the same operation may succeed immediately."""
 UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
 """Errors that may come after a commit: the connection was lost, or the server has ended the session."""
 MISSING: Final = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
