@@ -1,6 +1,7 @@
-"""Durable processes on top of the queue: types are defined by steps, whose outcomes are stored whole (P1 to P6).
+"""Durable processes on top of the queue, defined by their steps.
 
-`Processes` collects the types of a program, `add_processes` gives them to its tasks.
+Each step's outcome is stored in one transaction. `Processes` collects the types of a program. `add_processes` adds them
+to the program's tasks.
 """
 
 from dataloader.flows.processes.add import add_processes

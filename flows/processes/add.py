@@ -10,9 +10,10 @@ from dataloader.jobs.tasks import Tasks
 
 
 def add_processes(tasks: Tasks, processes: Processes) -> None:
-    """Let the program of these tasks run these processes.
+    """Add the tasks of these process types to a program's tasks.
 
-    A worker of the queue `process.<type>` runs a type's steps; its slots are how many at once.
+    The steps of a type run in workers of the queue `process.<type>`. The queue's slots limit the number of concurrent
+    steps.
     """
     tasks.resource(open_stepper)
     tasks.built_in(tasks_of(processes))

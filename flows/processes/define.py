@@ -1,11 +1,11 @@
-"""Defines types of processes: their steps, and how these are run.
+"""Definition of process types: their steps and options.
 
     payments = processes.define("payment", state=Payment, step_timeout_s=30)
 
     @payments.init
     async def begin(p: Process[Payment], amount: int) -> Done: ...
 
-A step takes the process, and one argument if it is given any; its type is read from the annotation.
+A step takes the process and at most one argument. The argument's type is read from its annotation.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ H = TypeVar("H", bound=SinkHandler)
 DEFAULT_RETRY: Final = RetryPolicy(base_s=5, factor=1)
 MAX_TRIES: Final = 3
 CRASHES_AGAIN: Final = 3
-"""How often a step is run again that has lost its worker, where that is allowed."""
+"""Maximum number of consecutive runs of a step again after its worker died, with `on_crash="again"`."""
 
 
 @attrs.frozen
 class StepFunction:
-    """A step's function, and the type of its argument; `takes` tells whether it has one."""
+    """Function of a step and the type of its argument. `takes` is true if it has an argument."""
 
     function: Step
     takes: bool
     args: Any = Any
 
     def arguments(self, args: Any) -> tuple[Any, ...]:
-        """What the function is called with besides the process. Raises `BadRequest` for args that do not fit."""
+        """Return the function's arguments after the process. Raises `BadRequest` for args of the wrong type."""
         if not self.takes:
             if args is not None:
                 raise BadRequest("args", "must be left out: this step takes none")
@@ -56,7 +56,7 @@ class StepFunction:
 
 
 def decoded(name: str, value: Any, kind: Any) -> Any:
-    """A JSON value as an instance of a type. Raises `BadRequest` with the path of what does not fit."""
+    """Convert a JSON value to a type. Raises `BadRequest` with the path of the wrong value."""
     if kind is Any:
         return value
     try:
@@ -68,7 +68,7 @@ def decoded(name: str, value: Any, kind: Any) -> Any:
 
 @attrs.define(eq=False, kw_only=True)
 class ProcessType(Generic[S]):
-    """A type of processes. Made by `Processes.define`."""
+    """Type of durable processes. Made by `Processes.define`."""
 
     name: str
     state: Any = Any
@@ -83,7 +83,7 @@ class ProcessType(Generic[S]):
     upgrades: Callable[[Any, int], Any] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse settings that are out of range."""
+        """Raise `BadRequest` for options that are out of range."""
         check_type("name", self.name)
         if not self.step_timeout_s > 0:
             raise BadRequest(
@@ -96,21 +96,21 @@ class ProcessType(Generic[S]):
 
     @property
     def queue(self) -> str:
-        """The queue of its wake-up jobs."""
+        """Return the queue of the type's wake-up jobs."""
         return f"process.{self.name}"
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks of its wake-up jobs: of its version, and of all before it if it can upgrade their states.
+        """Return the tasks of the wake-up jobs: for the type's version, and for all earlier ones if it has an upgrade.
 
-        Workers of older versions do not know them, and leave the jobs to others.
+        Workers of older versions do not know the newer tasks, so they do not claim these jobs.
         """
         first = self.version if self.upgrades is None else 1
         return [f"process.{self.name}.v{version}" for version in range(self.version, first - 1, -1)]
 
     @property
     def crashes(self) -> int:
-        """How often in a row a step is run again that has lost its worker."""
+        """Return the number of consecutive times that a step runs again after its worker died."""
         return CRASHES_AGAIN if self.on_crash == "again" else 0
 
     def init(self, function: F) -> F:
@@ -118,11 +118,11 @@ class ProcessType(Generic[S]):
         return self._declare("init", function)
 
     def timeout(self, function: F) -> F:
-        """Declare the decorated function as what a timer runs."""
+        """Declare the decorated function as the step that a timer runs."""
         return self._declare("timeout", function)
 
     def repair(self, function: F) -> F:
-        """Declare the decorated function as what mends a process in error."""
+        """Declare the decorated function as the step that repairs a process in error."""
         return self._declare("repair", function)
 
     def call(self, function: F) -> F:
@@ -137,9 +137,9 @@ class ProcessType(Generic[S]):
     def upgrade(self, function: U) -> U:
         """Declare the decorated function as the one that upgrades states of older versions.
 
-        It takes the state as JSON and its version, and returns the state of this version: an instance of `state=`, or
-        the JSON that stands for one. Its result is stored with the next step that is done. Without it, processes of
-        older versions wait for workers of those versions.
+        It takes the state as JSON and the version of the state. It returns the state of this version: an instance of
+        `state=` or the JSON for one. The result is stored with the next successful step. Without an upgrade, processes
+        of older versions wait for workers of those versions.
         """
         if self.upgrades is not None:
             raise ValueError(f"process type {self.name!r}: upgrade is declared twice")
@@ -155,7 +155,7 @@ class ProcessType(Generic[S]):
         return function
 
     def step(self, kind: str, method: str | None) -> StepFunction:
-        """The function of a task. Raises `BadRequest` for what the type does not have."""
+        """Return the function of a step. Raises `BadRequest` if the type does not have that step."""
         found = self.calls.get(method or "") if kind == "call" else self.steps.get(kind)
         if found is None:
             if kind == "call":
@@ -181,16 +181,16 @@ def _step(name: str, function: Step) -> StepFunction:
 
 @attrs.define(eq=False)
 class Processes:
-    """The types of processes of a program."""
+    """Process types of a program."""
 
     types: dict[str, ProcessType[Any]] = attrs.field(factory=dict, init=False)
     sinks: dict[str, SinkHandler] = attrs.field(factory=dict, init=False)
 
     def sink(self, name: str) -> Callable[[H], H]:
-        """Declare the decorated async function as the handler of a sink, which `DL_SINKS` names to be told.
+        """Declare the decorated async function as the handler of a sink that `DL_SINKS` names.
 
-        It gets one `Delivery` at a time of a process, in the process's order, at least once; what it raises is tried
-        again, and the process's next ones wait.
+        It receives the deliveries of a process one at a time, in order, each at least once. If it raises an error, the
+        delivery is tried again, and the later deliveries of the process wait.
 
             @processes.sink("books")
             async def book(delivery: Delivery) -> None: ...
@@ -216,17 +216,17 @@ class Processes:
     @overload
     def define(self, name: str, *, state: Any = ..., **options: Any) -> ProcessType[Any]: ...
     def define(self, name: str, *, state: Any = Any, **options: Any) -> ProcessType[Any]:
-        """Define a type.
+        """Define a process type.
 
         Args:
-            name: its name, 1 to 192 characters.
-            state: the type of its state, which is kept as JSON: an attrs class, a dataclass, a msgspec.Struct, a
-                TypedDict, another type that msgspec reads from JSON, or a union with None; any JSON if left out.
-            options: `version`, an integer that grows when older programs can't go on with its states;
-                `step_timeout_s`, the seconds that a step may take before it fails for good; `retry`, when a failed
-                timeout is tried again, `max_tries` how often in all, `retry_on` for which errors that it raises;
-                `on_crash`: "error" (a step that has lost its worker is an error, to be repaired) or "again" (it is
-                run again, three times in a row).
+            name: name of the type, 1 to 192 characters.
+            state: type of the state, which is stored as JSON: an attrs class, a dataclass, a msgspec.Struct, a
+                TypedDict, another type that msgspec reads from JSON, or a union with None. By default any JSON.
+            options: `version`, an integer to increase when older programs cannot continue with the new states;
+                `step_timeout_s`, the seconds after which a step fails without a retry; `retry`, the policy for failed
+                timeouts, `max_tries`, their maximum number of tries, `retry_on`, the errors that are retried;
+                `on_crash`, for a step whose worker died: "error" (the process is in error until it is repaired) or
+                "again" (the step runs again, up to three times in a row).
         """
         if name in self.types:
             raise ValueError(f"process type {name!r} is defined twice")
@@ -235,5 +235,5 @@ class Processes:
         return made
 
     def __iter__(self) -> Iterator[ProcessType[Any]]:
-        """The types, in the order of their definition."""
+        """Iterate over the types in definition order."""
         return iter(self.types.values())

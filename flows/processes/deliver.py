@@ -1,8 +1,9 @@
-"""Delivers what processes tell: the task of a partition's job, one for each sink, and one for messages (P9, P10).
+"""Tasks that deliver the events of processes to sinks, and messages between processes.
 
-A run takes what comes next, delivers it, each process's rows one after the other and those of several processes side by
-side, and settles. What fails holds up its process alone: it is tried again, with growing pauses, and then held until an
-operator releases it. The run ends its job itself, as that of a step does, when nothing is left to do now.
+Each sink, and the messages together, have partitions; a partition with rows has one job. A run reads the next rows,
+delivers them and records the results. The rows of one process are delivered in order, those of several processes
+concurrently. A failed delivery blocks only its own process: it is tried again after growing pauses, and finally held
+until an operator releases it. Like the run of a step, the run ends its job itself when no delivery is due.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 BESIDE: Final = 8
-"""Processes whose deliveries are under way at a time in a partition."""
+"""Maximum number of processes in a partition with a delivery in progress."""
 MOST_S: Final = 5.0
-"""After so long a run makes room for other partitions."""
+"""Seconds after which a run yields to other partitions."""
 LOST_S: Final = 0.2
 ANSWER_S: Final = 2.0
 MAX_ERROR: Final = 2_000
@@ -71,9 +72,9 @@ MAX_ERROR: Final = 2_000
 
 @attrs.frozen(kw_only=True)
 class DeliveryPauses:
-    """The pauses between two tries of a delivery: the first, and the longest, in seconds.
+    """Pauses between two tries of a delivery: the first and the longest, in seconds.
 
-    `failed_s` is after a failure, `outage_s` after an outage of a database.
+    `failed_s` is for failures of the delivery, `outage_s` for outages of a database.
     """
 
     failed_s: tuple[float, float] = (1.0, 600.0)
@@ -83,17 +84,17 @@ class DeliveryPauses:
 PAUSES: Final = DeliveryPauses()
 
 
-class NotDelivered(Exception):  # noqa: N818 - what became of it
-    """It is tried again; the text says why."""
+class NotDelivered(Exception):  # noqa: N818 - result of a delivery
+    """Failed delivery, to be tried again. The text is the reason."""
 
 
 Send: TypeAlias = Callable[[OutboxRow], Awaitable[bool]]
-"""Delivers a row; whether the row is still there to be deleted. Raises `NotDelivered`, or whatever a handler raises."""
+"""Deliver a row; return whether the caller must delete it. Raises `NotDelivered` or any error of a handler."""
 Way: TypeAlias = Callable[[Job[Any]], AbstractAsyncContextManager[Send]]
 
 
 def delivery_tasks(processes: Processes) -> list[Task[Any]]:
-    """The tasks that deliver messages, and to the handlers of these processes."""
+    """Return the tasks that deliver messages, and those that call the sink handlers of these processes."""
     tasks = [_task(sink_task(MESSAGES), _to_processes, "Messages of processes to other processes.")]
     for name, handler in processes.sinks.items():
         tasks.append(_task(sink_task(name), partial(_to_handler, handler, name), f"What the sink {name} is told."))
@@ -101,7 +102,7 @@ def delivery_tasks(processes: Processes) -> list[Task[Any]]:
 
 
 def webhook_tasks(sinks: Iterable[Sink]) -> list[Task[Any]]:
-    """The tasks that deliver to the sinks that have an address."""
+    """Return the tasks that deliver to the sinks with a URL."""
     return [
         _task(sink_task(sink.name), partial(_to_webhook, sink), f"What the sink {sink.name} is told.")
         for sink in sinks
@@ -166,7 +167,7 @@ async def _to_handler(handler: SinkHandler, name: str, job: Job[Any]) -> AsyncIt
 
 @asynccontextmanager
 async def _to_webhook(sink: Sink, _job: Job[Any]) -> AsyncIterator[Send]:
-    assert sink.url is not None  # noqa: S101 - webhook_tasks has seen to it
+    assert sink.url is not None  # noqa: S101 - checked by webhook_tasks
     async with open_signed(sink.url, sink.secret or "", timeout_s=sink.timeout_s) as post_signed:
 
         async def send(row: OutboxRow) -> bool:
@@ -185,7 +186,7 @@ async def _to_webhook(sink: Sink, _job: Job[Any]) -> AsyncIterator[Send]:
 def _delivery(sink: str, row: OutboxRow) -> Delivery:
     if row.ident is not None:
         key = row.ident.hex
-    else:  # a program of an earlier release has written it
+    else:  # written by a program of an earlier release
         key = f"{row.key}:{row.event_id}" if row.kind == "event" else f"{row.key}:{row.kind}:{row.id}"
     return Delivery(
         sink=sink,
@@ -202,7 +203,7 @@ def _delivery(sink: str, row: OutboxRow) -> Delivery:
 
 
 async def deliver(way: Way, job: Job[Any], *, pauses: DeliveryPauses = PAUSES) -> None:
-    """Deliver what a partition has, until nothing is left to do now: the handler of each of these tasks."""
+    """Deliver the rows of a partition until none is due. This is the handler of all delivery tasks."""
     async with way(job) as send:
         await _Deliverer(job, send, pauses).run()
 
@@ -242,17 +243,17 @@ class _Deliverer:
                     partial(rest, self.database, self.partition, yields=yields, lease_s=self.outbox.lease_s)
                 )
                 end.written = verdict == "rest"
-                if end.written:  # what was stored while this run had its last word is another's
+                if end.written:  # after this run has ended its job, new rows need another job
                     await _insist(lambda: post(self.database, self.outbox.lease_s))
             if verdict != "more":
                 return
 
     async def _deliver(self, rows: Sequence[OutboxRow]) -> None:
-        """Deliver each process's rows in order, and write what came of it, whatever happens."""
+        """Deliver the rows of each process in order, and always record the results."""
         settled, by_process = Settled(), defaultdict[int, list[OutboxRow]](list)
         for row in rows:
             if row.type is None:
-                settled.done[row.id] = row.ident  # its process is gone without a trace, and so are its events
+                settled.done[row.id] = row.ident  # its process was deleted with its events
             elif row.held_up and not row.again:
                 settled.behind.add(row.key)
             else:
@@ -262,7 +263,7 @@ class _Deliverer:
             async with trio.open_nursery() as nursery:
                 for one in by_process.values():
                     nursery.start_soon(self._deliver_some, one, settled, limiter)
-        except BaseException:  # what was delivered by then is not delivered again, unless this fails
+        except BaseException:  # what was delivered until now is not delivered again, unless this write fails
             if settled.done or settled.mended or settled.failed:
                 with trio.move_on_after(self.last_word_s, shield=True), suppress(StoreError):
                     await self._settle(settled)
@@ -282,7 +283,7 @@ class _Deliverer:
                 since = trio.current_time()
                 try:
                     is_left = await self._sent(row)
-                except Exception as error:  # noqa: BLE001 - a handler's; it is stored, and shown
+                except Exception as error:  # noqa: BLE001 - any error of a handler; it is stored and shown
                     reason = str(error) if isinstance(error, NotDelivered) else said_by(error)
                     settled.failed[row.key] = storable_text(mask_text(reason), MAX_ERROR)
                     self._noted(row, "failed", since)
@@ -295,16 +296,16 @@ class _Deliverer:
                     settled.mended.add(row.key)
 
     async def _sent(self, row: OutboxRow) -> bool:
-        """Send a row; again after an outage of the database, for which the handler is not to blame.
+        """Send a row. Send it again after an outage of a database, which is not the handler's fault.
 
-        An outage that repeats while the queue's database serves is a failure of the delivery.
+        If the outage repeats while the queue's database responds, it is a failure of the delivery.
         """
         outages = Outages(partial(self.database.serves, ANSWER_S), Pauses(*self.pauses.outage_s))
         while True:
             try:
                 return await self.send(row)
             except Exception as error:
-                if not is_outage(error) or not await outages.may_repeat(error):  # noqa: ASYNC120 - a cancellation takes the error's place
+                if not is_outage(error) or not await outages.may_repeat(error):  # noqa: ASYNC120 - on cancellation, Cancelled replaces the error
                     raise
                 log.warning("a delivery waits for the database", sink=self.partition.sink, error=str(error))
             while True:
@@ -318,7 +319,7 @@ class _Deliverer:
 
 
 async def _insist(send: Callable[[], Awaitable[T]]) -> T:
-    """Send it, again while the database is away: what was written is not written twice."""
+    """Call `send` until the database is available. Its writes are idempotent."""
     while True:
         try:
             return await send()

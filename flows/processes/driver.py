@@ -1,14 +1,15 @@
-"""Runs the steps of a process: the task of its wake-up job (P3 to P7).
+"""Task of a process's wake-up job: runs the steps of the process.
 
-A run begins a step, calls the author's function, writes the outcome, and goes on with the next task of the process as
-long as there is one: a waiting call first, then a timer that is due. After `MOST_STEPS` steps or `MOST_S` seconds the
-job goes back to the queue, so that others get their turn. What is written ends the job itself: it waits for the timer,
-or is deleted; so the queue records nothing of such a run.
+A run begins a step, calls the author's function, writes the outcome and continues with the next task of the process:
+first a waiting call, then a timer that is due. After `MOST_STEPS` steps or `MOST_S` seconds the job returns to the
+queue, so that other processes can run. The write of the outcome also ends the job: it schedules the job for the timer
+or deletes it. So the queue records nothing for such a run.
 
-An outage of the queue's database ends no step; `Outages` tells it from others. A step that it interrupts runs again, in
-the same run and without counting a try, once `begin` has told whether a COMMIT without an answer has happened: then the
-process's mark has moved. If the outage outlasts the lease, the author's function is stopped as always. When the
-database is back, the outcome is stored, or the mark is taken back, unless another worker has the job by then.
+An outage of the queue's database does not end a step. `Outages` distinguishes it from other errors. An interrupted step
+runs again in the same run and without using a try. Before that, `begin` finds out whether a COMMIT without an answer
+has succeeded: in that case the process's mark has moved. If the outage outlasts the lease, the author's function is
+stopped as usual. When the database is available again, the outcome is stored or the mark is removed, unless another
+worker has the job by then.
 """
 
 from __future__ import annotations
@@ -58,27 +59,27 @@ B_co = TypeVar("B_co", Begun, Committed, covariant=True)
 
 
 class Send(Protocol[B_co]):
-    """Sends a step's beginning or end; `in_turn`: waits for its process's row."""
+    """Sends the beginning or the end of a step. With `in_turn`, it waits for the lock of the process's row."""
 
     async def __call__(self, *, in_turn: bool) -> B_co:
-        """What the database says."""
+        """Send the statement and return the database's answer."""
 
 
 SOON: Final = RetryPolicy(base_s=1, factor=2, cap_s=30)
-"""After a run that could not be ended as its steps are, such as one whose lease could not be held."""
+"""Retry policy for runs that end without the usual write, for example because the lease has ended."""
 MOST_STEPS: Final = 100
 MOST_S: Final = 1.0
 OUTAGE_PAUSES_S: Final = (0.2, 30.0)
-"""The pauses before a step runs again that an outage has interrupted: the first, and the longest."""
+"""First and longest pause, in seconds, before a step runs again after an outage interrupted it."""
 LOCKED_S: Final = 0.001
-"""Somebody who asks a process has its row for so long; the next time it is waited for in turn."""
+"""Seconds until the next try for a locked row. Callers of a process hold its row for about this time."""
 LOST_S: Final = 0.2
 ANSWER_S: Final = 2.0
-"""Seconds that a step waits for the database to answer after its time is over."""
+"""Seconds in which the database must answer a check of whether it is available."""
 
 
 def tasks_of(processes: Processes) -> list[Task[Any]]:
-    """The tasks of the wake-up jobs of these types: of each version that a type can go on with."""
+    """Return the tasks of the wake-up jobs of these types, one for each version that a type supports."""
     return [
         Task(
             name=name,
@@ -95,7 +96,7 @@ def tasks_of(processes: Processes) -> list[Task[Any]]:
 
 
 async def drive(kind: ProcessType[Any], job: Job, *, outage_pauses_s: tuple[float, float] = OUTAGE_PAUSES_S) -> object:
-    """Run the steps of one process until nothing is left to do now: the handler of its type's tasks."""
+    """Run the steps of one process until none is due. This is the handler of the type's tasks."""
     return await _Drive(kind, job, outage_pauses_s).run()
 
 
@@ -113,11 +114,11 @@ class _Drive:
     outbox: ProcessOutbox = attrs.field(init=False)
     until: float = attrs.field(factory=lambda: trio.current_time() + MOST_S, init=False)
     ident: UUID | None = attrs.field(default=None, init=False)
-    """The ident of the task whose step runs."""
+    """Ident of the task whose step runs."""
     is_last: bool = attrs.field(default=False, init=False)
-    """This run does no step after this one."""
+    """True if this run does no further step."""
     is_late: bool = attrs.field(default=False, init=False)
-    """The body has ended, and what it could not write is written."""
+    """True once the handler has ended and its remaining writes are being done."""
     outages: Outages = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -159,24 +160,26 @@ class _Drive:
             steps += 1
 
     async def _begun_again(self) -> Begun:
-        """Begin a step, or the same one again."""
+        """Begin a step, or begin the same step again."""
         async with self._ending(None) as end:
             begun = await self._begun()
             end.written = begun.verdict in {"rest", "zombie"}
         return begun
 
     async def _resolved(self, _snapshot: Snapshot, _work: Work) -> Begun:
-        """Learn what became of a step that an outage has interrupted, and begin it again if nothing did.
+        """Find out the result of a step that an outage has interrupted, and begin it again if nothing was stored.
 
-        Its transaction may have committed without an answer, and marked the next step: then that one begins.
+        Its transaction may have committed without an answer and marked the next step. In that case the next step
+        begins.
         """
         return await self._begun_again()
 
     async def _ended(self, outcome: StepOutcome) -> Begun | Committed:
-        """Write the outcome of a step; begin the next one."""
+        """Write the outcome of a step and begin the next one."""
         async with self._ending(outcome) as end:
             committed = await self._committed(self._going_on(outcome))
-            # The answer of an earlier try may have been lost, which had marked the next step: that one begins here.
+            # An earlier try may have been committed and its answer lost. It has marked the next step, which begins
+            # here.
             then = await self._begun() if committed.verdict == "void" else committed
             end.written = then.verdict in {"rest", "gone", "zombie"}
         return then
@@ -192,7 +195,7 @@ class _Drive:
                 raise
 
     async def _late(self, outcome: StepOutcome | None) -> None:
-        """Write an outcome, or take the mark of a step back, after the body: void if the job is another run's."""
+        """Write an outcome, or remove the mark of a step, after the handler. Void if another run has the job."""
         self.is_late = True
         if outcome is not None:
             outcome.go_on = False
@@ -227,10 +230,10 @@ class _Drive:
         return committed
 
     async def _insist(self, send: Send[B]) -> B:
-        """Send it, again while a row is locked or the database is away; the token makes that safe.
+        """Send until the row is not locked and the database answers. The token makes repetition safe.
 
-        Who does not get the row twice waits for it, behind those who came before: where many ask one process, somebody
-        has its row at any time.
+        After two failed lock attempts, queue for the row: if a process gets many requests, its row may always be
+        locked.
         """
         times_locked = 0
         while True:
@@ -240,7 +243,7 @@ class _Drive:
                 raise
             except StoreError as error:
                 if self.port.stopped_by() is not None and not self.is_late:
-                    raise  # the body ends; what is to be written does not hold it up
+                    raise  # the handler has to end; remaining writes must not delay it
                 self.stepper.log_wait(str(error))
                 await trio.sleep(LOST_S)
                 continue
@@ -250,7 +253,7 @@ class _Drive:
             await trio.sleep(LOCKED_S)
 
     def _tell(self, step: StepOutcome, committed: Committed, took_s: float) -> None:
-        """Those who wait in this process get their answers without a look at the database."""
+        """Give the answers to waiting callers in this process, so that they need not read the database."""
         following = "timeout" if step.outcome == "retry" else step.following
         self.telemetry.committed(self.kind.name, committed.verdict, step.outcome, following, took_s)
         if committed.verdict != "void" and (step.messages is not None or self.outbox.has_sinks):
@@ -275,7 +278,7 @@ class _Drive:
         return outcome
 
     async def _step(self, snapshot: Snapshot, work: Work) -> tuple[StepOutcome, Snapshot, Committed | None]:
-        """Call the author's function; whatever it does becomes an outcome, which a transaction may have stored."""
+        """Call the author's function; return its outcome, and the result of the write if a transaction stored it."""
         if self.ident != work.ident:
             self.outages.reset()
         self.ident = work.ident
@@ -296,16 +299,16 @@ class _Drive:
                 await trio.sleep(self.outages.pauses.next())
             else:
                 self.outages.reset()
-        except BaseException:  # the cancellation, alone or in a group; what is the author's was an outcome
+        except BaseException:  # cancellation, alone or in a group; the author's errors are outcomes
             stored = None if call.stored is None else call.stored[2]
-            await self._stopped(work, stored)  # noqa: ASYNC102 - it is shielded until the body must have ended
+            await self._stopped(work, stored)  # noqa: ASYNC102 - shielded until the time at which the handler must have ended
             raise
         self.telemetry.processed(self.kind.name, work.kind, outcome.outcome, trio.current_time() - since)
         return outcome, after, None if call.stored is None else call.stored[2]
 
     @asynccontextmanager
     async def _transaction(self, call: StepCall) -> AsyncIterator[StepTransaction]:
-        """Store the step's outcome with the author's rows, when the block ends well."""
+        """Store the step's outcome together with the author's rows when the block ends without an error."""
 
         async def end(transaction: StepTransaction, written: Written) -> None:
             outcome, after = call.done(transaction.done)
@@ -320,9 +323,9 @@ class _Drive:
             yield transaction
 
     async def _stopped(self, work: Work, stored: Committed | None) -> None:
-        """The run was stopped in the step: a drain takes the mark back, an operator's stop is the step's error.
+        """Write the end of a stopped run: a drain removes the mark of the step, an operator's cancel fails the step.
 
-        Of a step that its transaction has stored only what is marked after it goes back.
+        If a transaction has stored the step, only the mark of the step after it is removed.
         """
         if stored is not None:
             if stored.work is None:
@@ -333,7 +336,7 @@ class _Drive:
             case StopReason.DRAIN:
                 pass
             case StopReason.LEASE_ENDED:
-                # No heartbeat got through. The job is this run's until another worker has taken it.
+                # No heartbeat succeeded. The job is this run's until another worker claims it.
                 async with self.port.ending() as end:
                     end.later = partial(self._late, outcome)
                 return
@@ -341,8 +344,8 @@ class _Drive:
                 pass
             case StopReason.CANCEL:
                 outcome = attrs.evolve(outcome, outcome="failed", error="stopped by an operator")
-            case _:  # the job is another worker's: what was written of it would be void
+            case _:  # another worker has the job, so a write would be void
                 return
-        with suppress(StoreError):  # then it is written after the body; the cancellation is what ends that
+        with suppress(StoreError):  # on an error it is written after the handler; the cancellation ends the handler
             async with self._ending(outcome) as end:
                 end.written = (await self._committed(outcome)).verdict in {"rest", "gone"}

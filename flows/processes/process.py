@@ -1,4 +1,4 @@
-"""What a step is given: the process as it was when the step began."""
+"""The first parameter of each step: the process as it was when the step began."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ S = TypeVar("S")
 
 
 class Named(Protocol):
-    """A type of processes, as `Processes.define` gives it."""
+    """Process type, as `Processes.define` returns it."""
 
     name: str
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Process(Generic[S]):
-    """A process in one of its steps."""
+    """Process during one of its steps."""
 
     type: str
-    """The name of its type."""
+    """Name of the process type."""
     process_id: str
-    """Its id, unique in its type."""
+    """ID of the process, unique in its type."""
     state: S
-    """Its state, as the type's `state=` has it; None before the first."""
+    """State, of the type's `state=`; None before the first step has stored one."""
     status: str
-    """`init` before its first step is done, then `running`, or `error` in a repair."""
+    """`init` before the first step is done, `error` in a repair, otherwise `running`."""
     metadata: Mapping[str, Any]
-    """Its metadata."""
+    """Metadata of the process."""
     last_event_id: int
-    """The number of its last event; 0: there is none."""
+    """Number of the last event; 0 if there is none."""
     task_id: int
-    """The task that runs now."""
+    """ID of the current task."""
     kind: str
-    """What it is: init, call, repair or timeout."""
+    """Kind of the current task: init, call, repair or timeout."""
     context: Any
-    """What the timer was given by the step that set it, or the call by its caller."""
+    """Context of the task: from the step that set the timer, or from the caller."""
     attempt: int
-    """The number of this try, from 1."""
+    """Number of this try, from 1."""
     step_key: str
-    """The same in every try of this step: an idempotency key for what it does outside."""
+    """Idempotency key for effects outside the database: the same in every try of this step."""
     corrupted_by: int | None
-    """In a repair: the task that has failed."""
+    """ID of the failed task, in a repair."""
     _events: Callable[..., Awaitable[list[ProcessEvent]]] = attrs.field(repr=False)
     _transaction: Callable[[], AbstractAsyncContextManager[Any]] = attrs.field(repr=False)
     _send: Callable[[ProcessRequest], None] = attrs.field(repr=False)
@@ -57,33 +57,34 @@ class Process(Generic[S]):
     async def events(
         self, *, after: int = 0, before: int | None = None, limit: int = 100, newest_first: bool = False
     ) -> list[ProcessEvent]:
-        """Read a page of its events as they were before this step.
+        """Read a page of the process's events as they were before this step.
 
         Args:
-            after: only those with a greater number; for the next page that of the last one.
-            before: only those with a smaller number; with `newest_first` for the next page that of the last one.
-            limit: how many at most, 1 to 1,000.
-            newest_first: from the last one backward.
+            after: only events with a greater number; for the next page, the number of the last event read.
+            before: only events with a smaller number; for the next page with `newest_first`, the number of the last
+                event read.
+            limit: maximum number of events, 1 to 1,000.
+            newest_first: order from the last event backward.
 
         Raises:
             BadRequest: a number is out of range.
-            StoreError: the database can't be read.
+            StoreError: the database cannot be read.
         """
         check_between("limit", limit, 1, 1_000)
         return await self._events(after=after, before=before, limit=limit, newest_first=newest_first)
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """A transaction on the queue's database, in which your rows and this step's outcome are stored together.
+        """Open a transaction on the queue's database that stores your rows and this step's outcome together.
 
             async with p.transaction() as t:
                 await t.execute("INSERT INTO ledger VALUES ($1)", p.process_id)
                 t.done = Done(state=...)
 
-        It has the methods of `job.transaction()`. What stands in `t.done` when the block ends is the outcome; what the
-        step returns then is left aside. An error in the block undoes all of it, and the step fails.
+        It has the methods of `job.transaction()`. The value of `t.done` at the end of the block is the outcome, and the
+        step's return value is ignored. An error in the block rolls back the transaction, and the step fails.
 
         Raises:
-            RuntimeError: the step has stored its outcome already.
+            RuntimeError: the step has already stored its outcome.
             LeaseLost: the process belongs to another run; nothing was stored.
         """
         return self._transaction()
@@ -97,20 +98,20 @@ class Process(Generic[S]):
         metadata: Mapping[str, Any] | None = None,
         context: Any = None,
     ) -> None:
-        """Start another process when this step is done: the message is stored with it, and is delivered once.
+        """Start another process when this step is done. The message is stored with the step and delivered once.
 
-        Where there is a process of this id nothing is done. A step that does not end in `Done` sends nothing.
+        If a process with this ID exists, nothing happens. A step that does not end in `Done` sends nothing.
 
         Args:
-            process_type: its type, or the type's name.
-            process_id: its id.
-            args: what its first step is given.
-            metadata: by which it is found, a flat JSON object.
-            context: what its first step is given beside, as `p.context`.
+            process_type: type of the other process, or the type's name.
+            process_id: its ID.
+            args: argument of its first step.
+            metadata: metadata to find it by, a flat JSON object.
+            context: context of its first step, as `p.context`.
 
         Raises:
-            BadRequest: one of them is not allowed.
-            RuntimeError: the step has stored its outcome already, by `p.transaction()`.
+            BadRequest: an argument is not allowed.
+            RuntimeError: the step has already stored its outcome with `p.transaction()`.
         """
         self._send(
             ProcessRequest(
@@ -134,19 +135,19 @@ class Process(Generic[S]):
         metadata: Mapping[str, Any] | None = None,
         context: Any = None,
     ) -> None:
-        """Call a method of another process when this step is done, as `start`. Its answer comes to nobody.
+        """Call a method of another process when this step is done, like `start`. The answer is discarded.
 
-        Messages of one process are delivered in the order in which it sent them. While one can't be delivered, such as
-        a call of a process that is missing or in error, it is tried again, and those after it wait.
+        Messages of one process are delivered in the order in which it sent them. While a message cannot be delivered,
+        for example because the other process is missing or in error, it is tried again, and the messages after it wait.
 
         Args:
-            process_type: the other's type, or the type's name.
-            process_id: its id.
-            method: the method's name.
-            args: what it is given.
-            start: starts the process if it is missing, with this as the args of its first step.
-            metadata: of the process that it starts.
-            context: what it is given beside, as `p.context`.
+            process_type: type of the other process, or the type's name.
+            process_id: its ID.
+            method: name of the method.
+            args: argument of the method.
+            start: if given, a missing process is started with this value as the argument of its first step.
+            metadata: metadata of the process if it is started.
+            context: context of the call, as `p.context`.
         """
         may_start = not isinstance(start, NoStart)
         self._send(

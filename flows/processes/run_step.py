@@ -1,4 +1,4 @@
-"""Runs a step of a process without a database, for tests of its author."""
+"""Runs a step of a process without a database, for the tests of its author."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _STATUS: dict[str, Literal["done", "refused", "retry", "failed", "returned"]] = 
 
 @attrs.frozen(kw_only=True)
 class StepRun(Generic[S]):
-    """What came of a step: all of it would be stored, in one transaction."""
+    """Result of a step: everything that would be stored, in one transaction."""
 
     outcome: Literal["done", "refused", "retry", "failed", "returned"]
-    """`retry`: a timeout has failed, and is tried again in `next.after_s` seconds. `returned`: the step raised
-    `StoreUnavailable`, and runs again as soon as the database can be used."""
+    """`retry`: a timeout failed and is tried again in `next.after_s` seconds. `returned`: the step raised
+    `StoreUnavailable` and runs again as soon as the database is available."""
     response: Any
-    """What its caller would get."""
+    """Response to the caller."""
     error: str | None
-    """Why it was refused or has failed."""
+    """Reason why the step was refused or failed."""
     state: S
-    """The state after it."""
+    """State after the step."""
     metadata: Mapping[str, Any]
-    """The metadata after it."""
+    """Metadata after the step."""
     events: Sequence[Any]
-    """What has happened in it."""
+    """Events of the step."""
     next: Following
-    """What comes then."""
+    """What follows the step: a timer, a removal, KEEP or SUSPEND."""
     sent: Sequence[ProcessRequest]
-    """Its messages to other processes."""
+    """Messages to other processes."""
 
 
 async def run_step(
@@ -61,19 +61,19 @@ async def run_step(
     attempt: int = 1,
     process_id: str = "test",
 ) -> StepRun[S]:
-    """Run one step as a worker does, with its checks and its timeout, and give back what would be stored.
+    """Run one step as a worker does, with its checks and its timeout, and return the result that would be stored.
 
     Args:
-        kind: the type, as `Processes.define` gave it.
+        kind: the type, as returned by `Processes.define`.
         step: `init`, `timeout`, `repair`, or else the name of a call's method.
-        args: what the caller has sent, as JSON.
-        state: the state before the step; of an older `version` it is JSON, and is upgraded.
-        version: the version of the type that has written the state; without it the type's own.
-        metadata: the process's metadata.
-        events: what `p.events()` reads, from the first one on.
-        context: what `p.context` is.
-        attempt: the number of this try, from 1.
-        process_id: the process's id.
+        args: argument from the caller, as JSON.
+        state: state before the step; JSON if `version` is older, which is then upgraded.
+        version: version of the type that wrote the state; by default the type's own version.
+        metadata: metadata of the process.
+        events: events that `p.events()` reads, from the first one on.
+        context: value of `p.context`.
+        attempt: number of this try, from 1.
+        process_id: ID of the process.
 
     Raises:
         BadRequest: the state is not JSON.

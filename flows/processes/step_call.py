@@ -1,4 +1,4 @@
-"""One step: the author's function is called, and whatever it does becomes an outcome."""
+"""Runs one step: calls the author's function and makes an outcome of its result or error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = get_logger(__name__)
 
 @attrs.define(eq=False)
 class StepTransaction(JobTransaction):
-    """A transaction on the queue's database: what stands in `done` when its block ends is stored with its rows."""
+    """Transaction on the queue's database. The value of `done` at the end of its block is stored with its rows."""
 
     done: Done | None = None
 
@@ -52,7 +52,7 @@ UNSUPPORTED: Final = "unsupported_result"
 
 @attrs.define(eq=False, kw_only=True)
 class StepCall:
-    """A step that is to run. `events` reads the process's own events."""
+    """Call of a step. `events` reads the process's own events."""
 
     kind: ProcessType[Any]
     wakeup: Wakeup
@@ -60,25 +60,25 @@ class StepCall:
     work: Work
     events: Callable[..., Awaitable[list[ProcessEvent]]]
     open: Callable[[StepCall], AbstractAsyncContextManager[StepTransaction]]
-    """Opens a transaction that stores the step's outcome when its block ends."""
+    """Open a transaction that stores the step's outcome when its block ends."""
     outages: Outages
-    """The outages that this step has met in a row."""
+    """Consecutive outages during this step."""
     upgraded: str | None = attrs.field(default=None, init=False)
-    """The upgraded state as JSON text, if an older version of the type has written the stored one."""
+    """Upgraded state as JSON text, if an older version of the type wrote the stored state."""
     stored: tuple[StepOutcome, Snapshot, Committed] | None = attrs.field(default=None, init=False)
-    """What `p.transaction()` has stored already."""
+    """Outcome that `p.transaction()` has already stored."""
     sent: list[ProcessRequest] = attrs.field(factory=list, init=False)
     """Messages to other processes."""
     asking: int = attrs.field(default=0, init=False)
-    """The number of transactions and reads that the step has begun and not ended."""
+    """Number of transactions and reads that the step has begun and not ended."""
     outage: str | None = attrs.field(default=None, init=False)
-    """The text of the outage that ended the step."""
+    """Text of the outage that ended the step."""
 
     async def run(self) -> tuple[StepOutcome, Snapshot]:
-        """Call the function; what comes of it, and the process as it is after it. Only a cancellation is raised.
+        """Call the function and return the outcome and the process after it. Only cancellations are raised.
 
-        An outage of the database is no outcome of the step: it is `returned`, to be run again. An outage that repeats
-        while the queue's database serves is the step's own error.
+        After an outage of the database the outcome is `returned`, and the step runs again. An outage that repeats while
+        the queue's database responds is the step's own error.
         """
         try:
             result = await self._called()
@@ -100,7 +100,7 @@ class StepCall:
         try:
             step = self.kind.step(work.kind, work.method)
             arguments = step.arguments(work.args)
-        except BadRequest as error:  # the caller's fault, which fails nothing
+        except BadRequest as error:  # the caller's fault, so the process is not in error
             return Fail(str(error), final=True) if work.kind == "timeout" else Refuse(str(error))
         state = snapshot.aux_state if work.kind == "repair" else self._state()
         process: Process[Any] = Process(
@@ -126,23 +126,23 @@ class StepCall:
             return result
         if self.asking and not await self.outages.serves():
             raise StoreUnavailable(f"the database did not answer within the step's {self.kind.step_timeout_s:g} s")
-        # It is unknown how far it has come, as after a worker's death: it is not tried again automatically.
+        # As after a worker's death, its progress is unknown, so it is not retried automatically.
         return Fail(f"the step took longer than its {self.kind.step_timeout_s:g} s", final=True)
 
     @property
     def key(self) -> str:
-        """The key of the step for external systems, the same in every try."""
+        """Return the idempotency key of the step for external systems, the same in every try."""
         work = self.work
         if work.ident is not None:
             return work.ident.hex
-        # A program of an earlier release has begun it, under this key.
+        # A program of an earlier release has begun it with this key.
         return f"{self.snapshot.type}:{self.snapshot.process_id}:{work.first_task or work.task_id}"
 
     async def _raised(self, error: Exception) -> tuple[StepOutcome, Snapshot]:
         if self.stored is not None:
             log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
             return self.stored[:2]
-        # A lease that has ended in a transaction leaves open what became of it, as an outage does.
+        # If the lease ended in a transaction, its result is unknown, as after an outage.
         is_none = is_outage(error) or isinstance(first_error(error), LeaseLost) or await self._is_silence(error)
         if is_none and await self.outages.may_repeat(error):
             self.outage = said_by(first_error(error))
@@ -150,7 +150,7 @@ class StepCall:
         return self._failed(error, Fail(said_by(first_error(error)))), self.snapshot
 
     async def _is_silence(self, error: Exception) -> bool:
-        """Return whether the step's own deadline has passed while it waited for a database that does not answer."""
+        """Return whether a deadline of the step itself passed while it waited for a database that does not answer."""
         too_slow = all(isinstance(one, trio.TooSlowError) for one in single_errors(error))
         return bool(too_slow and self.asking and not await self.outages.serves())
 
@@ -168,7 +168,7 @@ class StepCall:
 
     @contextmanager
     def _asks(self) -> Iterator[None]:
-        """Count what the step has begun to ask of the database; what is cancelled stays counted."""
+        """Count the step's open uses of the database. A cancelled use stays counted."""
         self.asking += 1
         try:
             yield
@@ -184,7 +184,7 @@ class StepCall:
         self.sent.append(message)
 
     def done(self, result: object) -> tuple[StepOutcome, Snapshot]:
-        """The outcome that a transaction stores, and the process after it. Raises `BadRequest` if it is no `Done`."""
+        """Return the outcome that a transaction stores, and the process after it. Raises `BadRequest` if not `Done`."""
         if not isinstance(result, Done):
             raise BadRequest("done", f"must be set to Done when p.transaction() ends, not {result!r:.40}")
         return self._went_well(result)
@@ -192,13 +192,13 @@ class StepCall:
     def _state(self) -> Any:
         """Return the state as an instance of the type's `state=`, upgraded to the type's version.
 
-        The result of an upgrade is read back from JSON, so that this step sees what the next one will see.
+        The result of an upgrade is read back from JSON, so that this step gets the same state as the next one.
         """
         state = self.snapshot.aux_state
         if state is None:
             return None
         if self.snapshot.version < self.kind.version:
-            assert self.kind.upgrades is not None  # noqa: S101 - else no worker of ours has the job
+            assert self.kind.upgrades is not None  # noqa: S101 - otherwise no worker of this version has the job
             self.upgraded = json_text("state", self.kind.upgrades(state, self.snapshot.version), MAX_VALUE)
             state = msgspec.json.decode(self.upgraded)
         return decoded("state", state, self.kind.state)
@@ -279,7 +279,7 @@ def _following(after: Timer | Remove | Rest) -> dict[str, Any]:
 
 
 def _messages(sent: list[ProcessRequest]) -> str | None:
-    """Messages as a JSON list. Raises `BadRequest` for too many, or too long ones."""
+    """Return the messages as a JSON list. Raises `BadRequest` if they are too many or too long."""
     if len(sent) > MAX_MESSAGES:
         raise BadRequest("messages", f"must be at most {MAX_MESSAGES:,}, not {len(sent):,}")
     texts = [json_text(f"messages[{number}]", message.message(), MAX_SENT) for number, message in enumerate(sent)]
@@ -289,7 +289,7 @@ def _messages(sent: list[ProcessRequest]) -> str | None:
 
 
 def json_text(name: str, value: Any, most: int) -> str:
-    """A value as JSON text of at most `most` bytes. Raises `BadRequest`."""
+    """Return a value as JSON text of at most `most` bytes. Raises `BadRequest`."""
     if attrs.has(type(value)):
         value = msgspec.to_builtins(value)
     return exact_json(name, value, most)

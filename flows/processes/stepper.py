@@ -1,8 +1,9 @@
-"""Sends the beginnings and ends of steps to the database, many in one statement.
+"""Sends the beginnings and ends of steps to the database, in batches.
 
-What comes while a statement is on its way goes with the next one: a lone step is sent at once. A connection of its own,
-since a pool's would be waited for; the batch that can't be stored is sent again one by one. Nobody waits with others
-for a row that is locked: who has found it locked again and again waits for it on a connection beside.
+Steps that arrive while a statement is in progress share the next one. A single step is sent immediately. Dedicated
+connections avoid waits for the pool. The steps of a batch that cannot be stored are sent again one by one. A locked row
+never delays the other steps of a batch: after repeated lock failures, a step waits for its row on a separate
+connection.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 MOST: Final = 64
-"""Steps of one statement."""
+"""Maximum number of steps in one statement."""
 LOG_EVERY_S: Final = 60.0
 
 
@@ -58,7 +59,7 @@ class _Waiting(Generic[Q, A]):
 
 @attrs.define(eq=False)
 class _Line(Generic[Q, A]):
-    """Those who wait for one kind of statement."""
+    """Steps that wait for one kind of statement."""
 
     send: Callable[[Any, Sequence[Q]], Awaitable[list[A]]]
     session: Session
@@ -79,7 +80,7 @@ class _Line(Generic[Q, A]):
     async def run(self) -> None:
         while True:
             await self.something.wait()
-            # Steps that end in one turn of the event loop share a statement.
+            # Steps that end in one iteration of the event loop share a statement.
             await trio.lowlevel.checkpoint()
             batch, self.waiting = self.waiting[:MOST], self.waiting[MOST:]
             if not self.waiting:
@@ -90,11 +91,11 @@ class _Line(Generic[Q, A]):
     async def _send(self, batch: Sequence[_Waiting[Q, A]]) -> None:
         try:
             answers = await self.session.write(self.send, [one.asked for one in batch])
-        except StoreUnavailable as error:  # whoever sends it again finds the same database
+        except StoreUnavailable as error:  # another try would find the same database
             for one in batch:
                 one.set(outcome.Error(StoreUnavailable(str(error))))
             return
-        except Exception as error:  # noqa: BLE001 - each of them gets it, or is sent by itself
+        except Exception as error:  # noqa: BLE001 - each step gets the error, or is sent separately
             if len(batch) == 1:
                 batch[0].set(outcome.Error(error))
                 return
@@ -107,7 +108,7 @@ class _Line(Generic[Q, A]):
 
 @attrs.define(eq=False)
 class Stepper:
-    """The one who speaks with the database about steps, for all processes of this process of the operating system."""
+    """Batches the step writes of this OS process."""
 
     _nursery: trio.Nursery
     _sessions: list[Session] = attrs.field(factory=list, init=False)
@@ -117,18 +118,18 @@ class Stepper:
     )
 
     async def begin(self, database: Database, wakeup: Wakeup, *, in_turn: bool = False) -> Begun:
-        """Begin the step of a wake-up job; `in_turn`: wait for its process's row. Raises `StoreError`."""
+        """Begin the step of a wake-up job. `in_turn`: wait for the lock of the process's row. Raises `StoreError`."""
         return await self._open(database, in_turn=in_turn)[0].ask(wakeup)
 
     async def commit(self, database: Database, step: StepOutcome, *, in_turn: bool = False) -> Committed:
-        """Write what came of a step; `in_turn`: wait for its process's row.
+        """Write the outcome of a step. With `in_turn`, wait for the lock of the process's row.
 
-        Raises `StoreError`; whether it was written is unknown then.
+        Raises `StoreError`; it is then unknown whether the outcome was written.
         """
         return await self._open(database, in_turn=in_turn)[1].ask(step)
 
     def log_wait(self, error: str) -> None:
-        """Log that steps wait for the database: for all of them together, once a minute."""
+        """Log that steps wait for the database, at most once a minute for all steps together."""
         now = trio.current_time()
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
@@ -157,7 +158,7 @@ class Stepper:
 
 @asynccontextmanager
 async def open_stepper() -> AsyncIterator[Stepper]:
-    """A stepper, with two connections of its own from the first step on, three where many ask one process."""
+    """Open a stepper, with two connections from the first step on, and a third one for contended rows."""
     async with trio.open_nursery() as nursery:
         stepper = Stepper(nursery)
         try:
