@@ -1,1 +1,1 @@
-"""Libraries on top of the queue, for application code: etl/ (pipelines). libraries.py lists them."""
+"""Libraries on top of the queue, for application code. libraries.py lists them."""

@@ -1,6 +1,6 @@
-"""The list of libraries on top of the queue, and what each of them gives a process; a new one is named here.
+"""List of the libraries on top of the queue, with their resources and measures. Add a new library here.
 
-A handler finds the resources by their type (`job.resource`), `/metrics` shows the measures.
+A handler finds the resources by their type (`job.resource`). `/metrics` shows the measures.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataloader.jobs.process_telemetry import ProcessTelemetry
 
 @attrs.frozen
 class Libraries:
-    """What a process has of its libraries."""
+    """Resources and measures of a process's libraries."""
 
     resources: Mapping[object, Any]
     measures: Sequence[Measure]
 
 
 def libraries_of(pipeline: PipelineSettings, sinks: Sequence[Sink] = (), outbox: ProcessOutbox = NOBODY) -> Libraries:
-    """Those of one process, whose loads run with the settings `pipeline`, and whose processes tell `sinks`."""
+    """Return the libraries of a process. `pipeline` are the settings of its loads, `sinks` receive process events."""
     loads, processes = LoadMetrics(), ProcessTelemetry()
     return Libraries(
         {

@@ -1,4 +1,4 @@
-"""POSTs signed JSON to an address of the settings: within a deadline, to that address and no other."""
+"""POSTs signed JSON to a configured address, with a deadline and to that address only."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ from dataloader.jobs.secrets.known_secrets import KnownSecrets
 from dataloader.jobs.text import storable_text
 
 MAX_ANSWER: Final = 2_000
-"""Bytes that are read of an answer, for the error."""
+"""Maximum bytes that are read of an answer, for the error."""
 SECRET_SEGMENT: Final = 8
-"""Characters from which a part of an address's path or query is hidden by itself."""
+"""Minimum length of a part of an address's path or query that is masked separately."""
 Post: TypeAlias = Callable[[bytes, Mapping[str, str]], Awaitable[tuple[int, str]]]
-"""Sends a body with headers of its own; the answer's status, and of one that is no success how its text begins."""
+"""Send a body with additional headers; return the status and, unless it is a success, the beginning of the answer's
+text."""
 
 
-class NotReached(Exception):  # noqa: N818 - what became of it, not what went wrong here
-    """There is no answer. The text has neither the address nor the cause's text, which may be secret."""
+class NotReached(Exception):  # noqa: N818 - result of the request, not an error of this program
+    """The receiver did not answer. The text has neither the address nor the cause's text, which may be secret."""
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """What `X-Dataloader-Signature` must be: HMAC-SHA256 of the timestamp, a full stop and the body."""
+    """Return the value of `X-Dataloader-Signature`: HMAC-SHA256 of the timestamp, a full stop and the body."""
     return "v1=" + hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
 def is_success(status: int) -> bool:
-    """Whether the receiver has taken it."""
+    """Return whether the receiver has accepted the request."""
     return HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES
 
 
 @asynccontextmanager
 async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterator[Post]:
-    """Yield a function that POSTs to `url`, over connections that are kept for the length of the block.
+    """Yield a function that POSTs to `url`. It keeps its connections open for the duration of the block.
 
-    Each request has `timeout_s` seconds. Redirects are not followed, certificates are checked. It raises `NotReached`.
-    An error's text has neither the address nor the signature, also if the receiver repeats them.
+    Each request has a deadline of `timeout_s` seconds. Redirects are not followed, and certificates are checked. The
+    function raises `NotReached` if there is no answer. The text of an error has neither the address nor the signature,
+    even if the receiver repeats them.
     """
     try:
         address = httpx2.URL(url)
@@ -55,7 +57,7 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
     async with httpx2.AsyncClient(
         follow_redirects=False,
         verify=httpx2.create_ssl_context(),
-        # A proxy of the environment is for what is elsewhere.
+        # Never send a local service's requests to a proxy of the environment.
         trust_env=not is_loopback(address.host),
         timeout=timeout_s,
     ) as client:
@@ -82,7 +84,7 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
 
 
 def _secrets_of(address: httpx2.URL) -> list[str]:
-    """Return the parts of an address that may be secret: a receiver often repeats its path in an error."""
+    """Return the parts of an address that may be secret. Receivers often repeat their path in an error."""
     path = address.raw_path.decode("ascii", "replace")
     segments = [part for part in re.split(r"[/?&=]", path) if len(part) >= SECRET_SEGMENT]
     return [str(address), path, path.partition("?")[0], *address.userinfo.decode().split(":"), *segments]
@@ -97,8 +99,8 @@ async def _send(
             async for chunk in chunks:
                 said += chunk[:MAX_ANSWER]
                 if len(said) >= MAX_ANSWER:
-                    # Then read to the end: the client's own generators would wait for the garbage collector. From a
-                    # closed connection no more arrives than what is here already.
+                    # Read to the end after closing: otherwise the client's generators would wait for the garbage
+                    # collector. A closed connection returns only the data that has already arrived.
                     await answer.aclose()
                     with suppress(httpx2.RequestError):
                         async for _ in chunks:

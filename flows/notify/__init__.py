@@ -1,1 +1,1 @@
-"""The tasks that tell operators of failures: by a webhook, or by a command (S6)."""
+"""Tasks that notify operators of failures, by a webhook or a command."""

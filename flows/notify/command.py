@@ -1,4 +1,4 @@
-"""Runs a command with a notice on its standard input: without a shell, and without our secrets in its environment."""
+"""Runs a command with a notice on its standard input, without a shell and without our secrets in its environment."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
 
 MAX_SAID: Final = 2_000
-"""Bytes that are kept of what it writes to stderr, for the error."""
+"""Maximum bytes of the command's stderr that are kept for the error."""
 LAST_WORDS_S: Final = 0.5
-"""How long its last words are waited for when it has ended."""
+"""Seconds to wait for the rest of the command's stderr after it has ended."""
 END_S: Final = 5.0
-"""How long a killed command may take to be gone."""
+"""Seconds within which a killed command must end."""
 _OURS: Final = ("DL_", "WORKERS_JSON")
-"""What names of our settings begin with: tokens and passwords are among them."""
+"""Prefixes of our settings, which include tokens and passwords."""
 
 
-class CommandFailed(Exception):  # noqa: N818 - what the command says
-    """The command did not take a notice; it is tried again."""
+class CommandFailed(Exception):  # noqa: N818 - the command's result
+    """The command failed. The notice is sent again."""
 
 
 async def run_command(target: CommandTarget, notice: Notice) -> GiveUp | None:
-    """Run the target's command. Raises `CommandFailed` when it ends with another code than 0, or not in time."""
+    """Run the target's command. Raises `CommandFailed` if it exits with a code other than 0, or not in time."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     try:
-        # A session of its own, so that all that it starts can be killed with it.
+        # A separate session, so that its child processes can be killed with it.
         process = await trio.lowlevel.open_process(
             list(target.argv),
             stdin=subprocess.PIPE,
@@ -64,7 +64,7 @@ async def run_command(target: CommandTarget, notice: Notice) -> GiveUp | None:
 
 
 async def _finish(process: trio.Process, data: bytes, said: bytearray) -> int:
-    """The code with which it ends. What it has started and left may hold its stderr: that is not waited for."""
+    """Return the command's exit code. Do not wait for child processes that it has left, which may keep stderr open."""
     async with trio.open_nursery() as nursery:
         if process.stdin is not None:
             nursery.start_soon(_write, process.stdin, data)
@@ -79,7 +79,7 @@ async def _finish(process: trio.Process, data: bytes, said: bytearray) -> int:
 
 
 async def _write(stdin: trio.abc.SendStream, data: bytes) -> None:
-    # It may end without reading.
+    # The command may end without reading its input.
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         async with stdin:
             await stdin.send_all(data)

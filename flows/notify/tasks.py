@@ -1,4 +1,4 @@
-"""The built-in tasks of notifications, which a process with targets has beside the program's own."""
+"""Built-in tasks of notifications, which a process with targets has in addition to the program's tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.jobs.task import Task
 
 RETRY: Final = RetryPolicy(base_s=10, factor=2, cap_s=3_600)
 TIMEOUT_S: Final = 600.0
-"""Targets have shorter ones; this bounds a handler that hangs."""
+"""Timeout of a handler. Targets have shorter ones; this one limits a handler that hangs."""
 
 
 async def tell_webhook(job: Job[Telling]) -> GiveUp | None:

@@ -1,4 +1,4 @@
-"""Sends a notice to a webhook: JSON, signed, within a deadline, to that address and no other."""
+"""Sends a notice to a webhook: signed JSON, with a deadline, to the configured address only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TIMEOUT_S: Final = 15.0
 _AGAIN: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 
 
-class NotTaken(Exception):  # noqa: N818 - what the webhook says, not what went wrong here
-    """The webhook did not take a notice; it is tried again."""
+class NotTaken(Exception):  # noqa: N818 - the webhook's answer, not an error of this program
+    """The webhook did not accept the notice. It is sent again."""
 
 
 async def send(target: WebhookTarget, notice: Notice, *, delivery: UUID, timeout_s: float = TIMEOUT_S) -> GiveUp | None:
-    """Send `notice`; `delivery` is the same in each attempt. Raises `NotTaken` for what another attempt may mend.
+    """Send `notice` and wait at most `timeout_s` seconds for the answer. `delivery` is the same in each attempt.
 
-    The webhook has `timeout_s` seconds to answer.
+    Raises `NotTaken` for failures that another attempt may resolve. Returns `GiveUp` for the others.
     """
     body = msgspec.json.encode(notice)
     try:
