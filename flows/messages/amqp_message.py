@@ -1,4 +1,4 @@
-"""A message of a queue of RabbitMQ."""
+"""Message of a RabbitMQ queue."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import msgspec
 
 @attrs.frozen(kw_only=True)
 class AmqpMessage:
-    """A message of a queue.
+    """Message of a RabbitMQ queue.
 
     Attributes:
-        queue: the queue's name.
-        message_id: what its publisher calls it; None if it has no `message_id`.
+        queue: name of the queue.
+        message_id: ID that the publisher gave it, or None.
         body: its content.
-        headers: its headers, those of the server too.
-        content_type: what its publisher says of the content, such as `application/json`.
-        exchange: where it was published; empty for the default exchange.
-        routing_key: under which key.
-        is_redelivered: whether the server has delivered it before, here or elsewhere.
-        tries: the number of this try, from 1.
+        headers: its headers, including those that the server adds.
+        content_type: content type that the publisher declares, such as `application/json`.
+        exchange: exchange to which it was published; empty for the default exchange.
+        routing_key: routing key with which it was published.
+        is_redelivered: true if the server has delivered it before, to this or another consumer.
+        tries: number of this try, from 1.
         delivery_tag: the server's number of this delivery.
     """
 
@@ -38,9 +38,9 @@ class AmqpMessage:
     delivery_tag: int = attrs.field(default=0, repr=False)
 
     def text(self) -> str:
-        """The body as text. Raises `UnicodeDecodeError` if it is no UTF-8."""
+        """Return the body as text. Raises `UnicodeDecodeError` if it is not UTF-8."""
         return self.body.decode()
 
     def json(self) -> Any:
-        """The body that is JSON. Raises `msgspec.DecodeError` if it is no JSON."""
+        """Decode the body from JSON. Raises `msgspec.DecodeError` if it is not JSON."""
         return msgspec.json.decode(self.body)

@@ -1,15 +1,16 @@
-"""Reads a queue of RabbitMQ, and makes a job of each message.
+"""Reads a RabbitMQ queue and makes a job of each message.
 
-The order is: read, enqueue, acknowledge. The server delivers what is not acknowledged again when our connection ends.
-So nothing is lost, and by the idempotency key a message with an id adds nothing twice.
+The order is: read, enqueue, acknowledge. When our connection ends, the server delivers the unacknowledged messages
+again. So no message is lost, and because of the idempotency key, a message with an ID adds only one job.
 
-A message whose try has failed stays ours, unacknowledged, until its next try: the server would deliver one that it gets
-back at once, and a classic queue would not count.
+After a failed try, the reader keeps the message unacknowledged until the next try. If it returned the message, the
+server would deliver it again immediately, and a classic queue would not count the tries.
 
-A quorum queue counts deliveries (`x-delivery-count`), so a message that kills its readers is found out. But its
-neighbours were delivered as often as it was, and so is whatever a process has when it is killed by others. Therefore
-what was delivered too often is tried alone, each message acknowledged before the next. What was delivered twice as
-often is given up untried, but only the first such message of a process: the killed ones have left the guilty one first.
+A quorum queue counts deliveries (`x-delivery-count`), which reveals a message that kills its readers. But the count of
+the messages that were delivered with it grows as well, and so does the count of all messages of a process that is
+killed for another reason. Therefore messages with too many deliveries are tried one at a time, each acknowledged before
+the next. A message with twice too many is sent to the dead letters without a try, but only the first one of each
+process: the earlier deaths have left the harmful message first in the queue.
 """
 
 from __future__ import annotations
@@ -30,41 +31,42 @@ from dataloader.jobs.message_source import Enqueue, MessageSourceState
 from dataloader.jobs.model import NewJob
 
 BLOCK_S: Final = 1.0
-"""How long a read waits for messages: a drain waits for its end."""
+"""Seconds that a read waits for messages. A drain waits for its end."""
 SUSPICION: Final = 2
-"""A message that was delivered so many times its tries is given up untried, by a process that does so once."""
+"""Factor of the maximum tries above which a message goes to the dead letters without a try, once per process."""
 
 
 MAX_TRIES: Final = 1_000
 MAX_BATCH: Final = 1_000
 MAX_PREFETCH: Final = 10_000
 MAX_HELD_S: Final = 1_500
-"""RabbitMQ takes back what is not acknowledged for half an hour, and closes the channel."""
+"""Maximum seconds for all tries together: after 30 minutes RabbitMQ requeues unacknowledged messages and closes the
+channel."""
 
 
 @attrs.frozen
 class AmqpMessages:
-    """A queue of RabbitMQ (AMQP 0.9.1); each of its messages becomes a job.
+    """RabbitMQ queue (AMQP 0.9.1) whose messages become jobs.
 
-    A message is acknowledged when its job is committed. Its `message_id` is the job's idempotency key, so that a
-    message that comes again adds no second job. One without an id has the key that `request` gives the job, else none:
-    if its reader dies between the commit and the acknowledgement, it becomes a second job.
+    A message is acknowledged when its job is committed. Its `message_id` is the job's idempotency key, so a repeated
+    message adds no second job. A message without an ID has the key that `request` gives the job, if any. Without a key,
+    it becomes a second job if its reader dies between the commit and the acknowledgement.
 
     Args:
-        url: the server, `amqp://user:password@host:5672/vhost`, or `amqps://` for TLS.
-        queue: the queue's name. It must exist: its type and its bindings are up to those who publish.
-        request: makes the job of a message, quickly and without waiting; None acknowledges the message without a job.
-            What it raises fails this try.
-        dead_letters: the queue for messages whose tries have all failed, which is made if it does not exist; None is
-            the queue's name with `.dead`.
-        most_tries: tries of one message.
-        again_after_s: after so many seconds a message whose try has failed is tried again. With all tries at most
-            1,500 seconds, since RabbitMQ takes back what is not acknowledged for half an hour.
-        batch: messages that are made jobs in one transaction.
-        prefetch: messages that the server gives to one process before they are acknowledged. Those that wait for
-            their next try count.
+        url: URL of the server, `amqp://user:password@host:5672/vhost`, or `amqps://` for TLS.
+        queue: name of the queue. It must exist, because the publishers decide on its type and bindings.
+        request: function that makes the job of a message, without blocking. If it returns None, the message is
+            acknowledged without a job. If it raises an error, this try fails.
+        dead_letters: queue for messages whose tries have all failed, by default the queue's name with `.dead`. It is
+            created if it does not exist.
+        most_tries: maximum number of tries of a message, 1 to 1,000.
+        again_after_s: seconds until the next try of a message after a failed one. The pauses of all tries together are
+            at most 1,500 seconds, because RabbitMQ requeues messages that are not acknowledged for 30 minutes.
+        batch: maximum number of messages that become jobs in one transaction, 1 to 1,000.
+        prefetch: maximum number of unacknowledged messages of one process, 1 to 10,000. Messages that wait for their
+            next try count.
 
-    Raises `BadRequest`, a `ValueError`, for values that are not allowed.
+    Raises `BadRequest`, a `ValueError`, for invalid values.
     """
 
     url: str = attrs.field(validator=source_options.url_of("amqp", "amqps"), repr=False)
@@ -77,7 +79,7 @@ class AmqpMessages:
     prefetch: int = attrs.field(default=500, kw_only=True, validator=source_options.whole_between(1, MAX_PREFETCH))
 
     def __attrs_post_init__(self) -> None:
-        """Check what no value tells alone."""
+        """Check the values that depend on each other."""
         if (self.most_tries - 1) * self.again_after_s > MAX_HELD_S:
             raise BadRequest(
                 "again_after_s",
@@ -89,30 +91,30 @@ class AmqpMessages:
 
     @property
     def name(self) -> str:
-        """The queue."""
+        """Return the name of the queue."""
         return self.queue
 
     @property
     def dead_queue(self) -> str:
-        """Where messages go whose tries have all failed."""
+        """Return the queue for messages whose tries have all failed."""
         return self.dead_letters or f"{self.queue}.dead"
 
     def key_of(self, message: AmqpMessage) -> str | None:
-        """The idempotency key of a message's job, if the message has an id."""
+        """Return the idempotency key of a message's job, if the message has an ID."""
         return f"message:{self.queue}:{message.message_id}" if message.message_id else None
 
     def is_known(self, message: AmqpMessage) -> bool:
-        """Only the server can tell that a message comes again: two messages of a publisher may have one id."""
+        """Return whether the server has delivered the message before. A publisher may use an ID twice."""
         return message.is_redelivered
 
     def reader(self, *, enqueue: Enqueue, consumer: str, draining: Callable[[], bool]) -> AmqpReader:
-        """A reader for one process, which is called `consumer` at the server."""
+        """Return a reader for one process, whose connection has the name `consumer` at the server."""
         return AmqpReader(source=self, maker=JobMaker(self, enqueue), consumer=consumer, draining=draining)
 
 
 @attrs.define(eq=False, kw_only=True)
 class AmqpReader:
-    """The reader of one queue in one process, which is `consumer` at the server."""
+    """Reader of one queue in one process. `consumer` is the name of its connection at the server."""
 
     source: AmqpMessages
     maker: JobMaker[AmqpMessage]
@@ -122,11 +124,11 @@ class AmqpReader:
 
     @property
     def state(self) -> MessageSourceState:
-        """How it stands now."""
+        """Return the current state of the source."""
         return self.maker.state
 
     async def run(self) -> None:
-        """Read until the process drains. Raises `ConfigError` for a bad URL, and without the extra `amqp`."""
+        """Read until the process drains. Raises `ConfigError` for an invalid URL, or if the extra `amqp` is missing."""
         parameters = parameters_of(self.source.url, self.consumer)
 
         async def read() -> None:
@@ -143,19 +145,19 @@ class AmqpReader:
             self.maker.tell_left()
 
     def gives_up_one(self) -> bool:
-        """Whether a message may be given up untried: true once in a process."""
+        """Return whether a message may go to the dead letters without a try: true once per process."""
         is_first, self._has_given_up_one = not self._has_given_up_one, True
         return is_first
 
 
 @attrs.define(eq=False)
 class _Reading:
-    """What is read on one connection."""
+    """Reading of one connection."""
 
     _reader: AmqpReader
     _session: AmqpSession
     _held: list[tuple[float, AmqpMessage]] = attrs.field(factory=list, init=False)
-    """Messages that wait for their next try, and when that is; the first is due first."""
+    """Messages that wait for their next try, with its time, soonest first."""
 
     async def run(self) -> None:
         source, draining = self._reader.source, self._reader.draining
@@ -182,7 +184,7 @@ class _Reading:
             await self._settle(*await self._reader.maker.make(messages))
 
     async def _settle(self, done: Sequence[AmqpMessage], failed: Sequence[tuple[AmqpMessage, str]]) -> None:
-        """Acknowledge what needs no further try, and keep what failed for its next one."""
+        """Acknowledge the messages that need no further try, and keep the failed ones for their next try."""
         source, maker = self._reader.source, self._reader.maker
         letters: list[tuple[AmqpMessage, dict[str, Any]]] = []
         for message, error in failed:

@@ -1,9 +1,8 @@
-"""A connection to RabbitMQ in a thread of its own, by pika (the extra `amqp`).
+"""Connection to RabbitMQ in a dedicated thread, with pika (the extra `amqp`).
 
-The thread does all input and output, so heartbeats go on however long Trio's side waits for the database. What arrives
-is handed over to Trio; what is to be acknowledged is handed to the thread as a callback of pika's, its one function
-that other threads may call. Rejected: clients for asyncio, which need trio-asyncio's loop, and Trio's own, which are no
-longer kept up.
+The thread does all input and output, so heartbeats continue while Trio waits for the database. Deliveries are passed to
+Trio. Acknowledgements are passed to the thread as callbacks, by the only function of pika that other threads may call.
+Rejected alternatives: asyncio clients need trio-asyncio's loop, and Trio's own clients are unmaintained.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.secrets.masking import mask_text
 
 CONNECT_S: Final = 15.0
-"""For the whole way to the first delivery: name, TCP, TLS, login, queues."""
+"""Seconds until the first delivery is possible: DNS, TCP, TLS, login, queues."""
 TCP_S: Final = 5.0
 LOGIN_S: Final = 10.0
 HEARTBEAT_S: Final = 20
-"""How often each side says something, unless the URL says otherwise. pika gives a silent server up within a minute."""
+"""Interval of heartbeats in seconds, unless the URL has another one. pika drops a silent server within a minute."""
 BLOCKED_S: Final = 30
-"""How long the server may refuse what is published, because its memory or disk is full."""
+"""Seconds that the server may block publishing because its memory or disk is full."""
 SETTLE_S: Final = 60.0
-"""For dead letters and acknowledgements, a blocked server included."""
+"""Seconds for dead letters and acknowledgements, including the time for which the server blocks."""
 LEAVE_S: Final = 2.0
 NOT_FOUND: Final = 404
 DELIVERIES: Final = "x-delivery-count"
-"""The header in which a quorum queue counts earlier deliveries."""
+"""Header in which a quorum queue counts earlier deliveries."""
 OF_THE_SERVER: Final = (DELIVERIES, "CC", "BCC")
-"""Headers that a dead letter does not take along: the server's count, and further queues that it would go to."""
+"""Headers that are removed from dead letters: the server's count, and additional destinations."""
 
 
 class AmqpError(Exception):
-    """The server can't be reached or refuses something, or the connection has ended. The text says which server."""
+    """The server cannot be reached or refuses a request, or the connection has ended. The text names the server."""
 
 
 def parameters_of(url: str, consumer: str) -> Any:
-    """How pika connects: by the URL, with deadlines, and under a name that the server's pages show.
+    """Return pika's connection parameters for the URL, with deadlines and a name that the server's pages show.
 
-    Raises `ConfigError` for a bad URL, or if the extra `amqp` is not installed.
+    Raises `ConfigError` for an invalid URL, or if the extra `amqp` is not installed.
     """
     try:
-        import pika  # noqa: PLC0415 - the extra
+        import pika  # noqa: PLC0415 - an optional extra
     except ImportError as error:
         raise ConfigError("messages of RabbitMQ need the extra amqp: install dataloader-supervisor[amqp]") from error
     try:
         parameters = pika.URLParameters(url)
-    except Exception as error:  # noqa: BLE001 - pika raises what comes, and its text may show a part of the password
+    except Exception as error:  # noqa: BLE001 - pika raises various errors, whose text may contain a part of the password
         allowed = "amqp://user:password@host:5672/vhost, each part percent-encoded"
         raise ConfigError(f"url: must be {allowed}; it can't be read ({type(error).__name__})") from None
     if parameters.heartbeat is None:
@@ -67,13 +66,13 @@ def parameters_of(url: str, consumer: str) -> Any:
     parameters.client_properties = {"connection_name": consumer, **(parameters.client_properties or {})}
     log = logging.getLogger("pika")
     if log.level == logging.NOTSET:
-        log.setLevel(logging.CRITICAL)  # each failed connection has a stack there; the reader tells of it once
+        log.setLevel(logging.CRITICAL)  # pika would log each failed connection with a stack; the reader logs it once
     return parameters
 
 
 @attrs.define(eq=False, kw_only=True)
 class AmqpSession:
-    """A connection that consumes one queue. Its public methods are Trio's."""
+    """Connection that consumes one queue. Trio calls its public methods."""
 
     _parameters: Any
     _queue: str
@@ -81,23 +80,23 @@ class AmqpSession:
     _prefetch: int
     _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token, init=False)
     _arrived: deque[AmqpMessage] = attrs.field(factory=deque, init=False)
-    """Delivered messages; bounded by the prefetch."""
+    """Delivered messages, limited by the prefetch."""
     _news: trio.Event = attrs.field(factory=trio.Event, init=False)
     _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
     _leaving: bool = attrs.field(default=False, init=False)
     _thread: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True), init=False)
-    # The thread's alone:
+    # Used only by the thread:
     _connection: Any = attrs.field(default=None, init=False)
     _channel: Any = attrs.field(default=None, init=False)
     _properties: dict[int, Any] = attrs.field(factory=dict, init=False)
-    """Of the messages that are not settled, by delivery tag."""
+    """Properties of the unsettled messages, by delivery tag."""
 
     @property
     def _server(self) -> str:
         return f"{self._parameters.host}:{self._parameters.port}"
 
     async def next(self, most: int, within_s: float) -> list[AmqpMessage]:
-        """The next messages, at most so many, waited for at most so long; none if none has come."""
+        """Return the next messages, at most `most`, after a wait of at most `within_s` seconds; empty if none came."""
         with trio.move_on_after(within_s):
             await self._news.wait()
         messages = [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
@@ -106,11 +105,11 @@ class AmqpSession:
         return messages
 
     async def settle(self, done: Sequence[int], letters: Sequence[tuple[AmqpMessage, Mapping[str, Any]]]) -> None:
-        """Publish dead letters, and acknowledge them and what is done.
+        """Publish dead letters, and acknowledge them and the finished messages.
 
         Args:
-            done: delivery tags.
-            letters: messages for the dead letters, and what is added to the headers of each.
+            done: delivery tags of the finished messages.
+            letters: messages for the dead letters, each with the headers to add.
         """
         settled = trio.Event()
 
@@ -126,14 +125,14 @@ class AmqpSession:
         await self.wait_for(settled, SETTLE_S)
 
     async def wait_for(self, answer: trio.Event, within_s: float) -> None:
-        """Wait for an answer of the server. Raises `AmqpError` if there is none in time."""
+        """Wait for an answer of the server. Raises `AmqpError` after `within_s` seconds."""
         with trio.move_on_after(within_s) as scope:
             await answer.wait()
         if scope.cancelled_caught:
             raise AmqpError(f"{self._server}: no answer within {within_s:g} s")
 
     async def run(self, opened: Callable[[], None]) -> None:
-        """Consume in a thread until `leave` is called. Raises `AmqpError` for whatever ends it otherwise."""
+        """Consume in a thread until `leave` is called. Raises `AmqpError` if it ends for any other reason."""
         try:
             with self._thread:
                 await trio.to_thread.run_sync(
@@ -145,7 +144,7 @@ class AmqpSession:
             self._ended.set()
 
     async def leave(self) -> None:
-        """End the connection. What is not acknowledged goes back."""
+        """Close the connection. The server requeues the unacknowledged messages."""
         self._leaving = True
         if self._channel is not None:
             with contextlib.suppress(AmqpError):
@@ -153,12 +152,12 @@ class AmqpSession:
         await self._ended.wait()
 
     def abandon(self) -> None:
-        """Wait no longer for the thread, which ends when the server answers it, or with the process."""
+        """Stop waiting for the thread, which ends when the server answers it, or with the process."""
         self._thread.cancel()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Let the thread call a function. Raises `AmqpError` if the connection has ended."""
-        from pika.exceptions import AMQPError  # noqa: PLC0415 - the extra
+        """Call a function in the thread. Raises `AmqpError` if the connection has ended."""
+        from pika.exceptions import AMQPError  # noqa: PLC0415 - an optional extra
 
         try:
             self._connection.add_callback_threadsafe(function)
@@ -168,7 +167,7 @@ class AmqpSession:
     # In the thread:
 
     def _consume(self, opened: Callable[[], None]) -> None:
-        import pika  # noqa: PLC0415 - the extra
+        import pika  # noqa: PLC0415 - an optional extra
 
         self._connection = pika.BlockingConnection(self._parameters)
         try:
@@ -192,8 +191,8 @@ class AmqpSession:
         self._channel.stop_consuming()
 
     def _find_dead_queue(self) -> None:
-        """See that there is a queue for dead letters before the first one has to go there."""
-        from pika.exceptions import ChannelClosedByBroker  # noqa: PLC0415 - the extra
+        """Create the queue for dead letters if it is missing, before the first one is published."""
+        from pika.exceptions import ChannelClosedByBroker  # noqa: PLC0415 - an optional extra
 
         try:
             self._connection.channel().queue_declare(self._dead_queue, passive=True)
@@ -205,7 +204,7 @@ class AmqpSession:
             )
 
     def _take(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        """Hand a delivery over to Trio."""
+        """Pass a delivery to Trio."""
         if self._leaving:
             return
         headers = properties.headers or {}
@@ -231,27 +230,27 @@ class AmqpSession:
         self._news.set()
 
     def _bury(self, message: AmqpMessage, about: Mapping[str, Any]) -> None:
-        """Publish a dead letter; returns when the server has it on disk. Raises if it has no place for it."""
+        """Publish a dead letter; return when the server has stored it on disk. Raises if the queue cannot take it."""
         properties = self._properties[message.delivery_tag]
         kept = {name: value for name, value in message.headers.items() if name not in OF_THE_SERVER}
         properties.headers = {**kept, **about}
         properties.delivery_mode = 2  # persistent
         properties.expiration = None
-        properties.user_id = None  # the server refuses another user's
+        properties.user_id = None  # the server refuses the ID of another user
         self._channel.basic_publish("", self._dead_queue, message.body, properties, mandatory=True)
 
 
 @asynccontextmanager
 async def open_session(parameters: Any, *, queue: str, dead_queue: str, prefetch: int) -> AsyncIterator[AmqpSession]:
-    """A connection that consumes a queue for the length of the block.
+    """Open a connection that consumes a queue, for the duration of the block.
 
     Args:
-        parameters: of `parameters_of`.
-        queue: what is consumed. It must exist.
-        dead_queue: where dead letters go. It is made if it does not exist.
-        prefetch: messages that are delivered before they are acknowledged.
+        parameters: result of `parameters_of`.
+        queue: name of the queue. It must exist.
+        dead_queue: queue for dead letters. It is created if it does not exist.
+        prefetch: maximum number of unacknowledged messages.
 
-    Raises `AmqpError`, in a group, when the connection can't be made, and in the block when it ends.
+    Raises `AmqpError`, in a group, if the connection cannot be made, and in the block when it ends.
     """
     session = AmqpSession(parameters=parameters, queue=queue, dead_queue=dead_queue, prefetch=prefetch)
     opened = trio.Event()
@@ -267,10 +266,10 @@ async def open_session(parameters: Any, *, queue: str, dead_queue: str, prefetch
 
 
 def _text(value: str | bytes | None) -> str | None:
-    """A short text of the protocol, which pika leaves as bytes if it is no UTF-8."""
+    """Return a short string of the protocol as text. pika leaves it as bytes if it is not UTF-8."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def _said(error: BaseException) -> str:
-    """What an error of pika's says: its `str` is often empty."""
+    """Return the text of an error. The `str` of pika's errors is often empty, so their `repr` is used."""
     return mask_text(repr(error)) if type(error).__module__.startswith("pika") else f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""Makes jobs of the messages of one source, whatever it is read from, and keeps how the source stands.
+"""Makes jobs of the messages of one source, for all kinds of sources, and keeps the state of the source.
 
-What fails with a message (its `request` raises, or the queue of jobs refuses the job) counts as a try of it. A database
-or a server of messages that can't be reached is no fault of a message: the reader waits, and takes no further ones.
+An error of a message (its `request` raises, or the job is refused) counts as a try of the message. If the database or
+the message server cannot be reached, no try is counted: the reader waits and reads no further messages.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from dataloader.jobs.text import said_by, storable_text
 log = get_logger(__name__)
 
 PAUSES_S: Final = (0.2, 30.0)
-"""Before the first and the last try to connect again, or to enqueue."""
+"""First and longest pause, in seconds, before the next try to connect or to enqueue."""
 MAX_ERROR: Final = 2_000
 
 
 class ReadMessage(Protocol):
-    """What each message has, whatever it was read from."""
+    """Properties that the messages of all sources have."""
 
     @property
     def message_id(self) -> str | None:
-        """Its id, if it has one."""
+        """Return the message's ID, if it has one."""
 
     @property
     def tries(self) -> int:
-        """The number of this try, from 1."""
+        """Return the number of this try, from 1."""
 
 
 M = TypeVar("M", bound=ReadMessage)
@@ -45,25 +45,25 @@ M_contra = TypeVar("M_contra", bound=ReadMessage, contravariant=True)
 
 
 class Declared(Protocol[M_contra]):
-    """What a source's declaration says of its messages."""
+    """Properties of a source's declaration that concern its messages."""
 
     @property
     def name(self) -> str:
-        """The source's name."""
+        """Return the source's name."""
 
     @property
     def most_tries(self) -> int:
-        """Tries of one message."""
+        """Return the maximum number of tries of a message."""
 
     @property
     def request(self) -> Callable[[M_contra], NewJob | None]:
-        """Makes the job of a message."""
+        """Return the function that makes the job of a message."""
 
     def key_of(self, message: M_contra) -> str | None:
-        """The idempotency key of a message's job; None leaves the one that `request` gave it."""
+        """Return the idempotency key of a message's job; None keeps the key that `request` gave it."""
 
     def is_known(self, message: M_contra) -> bool:
-        """Whether a job that has its key can only be its own."""
+        """Return whether a job with the message's key must be the message's own."""
 
 
 @attrs.define(eq=False)
@@ -80,7 +80,7 @@ class JobMaker(Generic[M]):
 
     @property
     def state(self) -> MessageSourceState:
-        """How the source stands now."""
+        """Return the current state of the source."""
         return MessageSourceState(
             self._source.name, self._connected, self._error, self._enqueued, self._failed, self._dead
         )
@@ -92,12 +92,12 @@ class JobMaker(Generic[M]):
         draining: Callable[[], bool],
         is_of_the_server: Callable[[Exception], bool],
     ) -> None:
-        """Read until the process drains, and again after each error of the server, with growing pauses.
+        """Read until the process drains. After each error of the server, connect again after a growing pause.
 
         Args:
             read: connects, calls `tell_well`, and reads until the process drains.
-            draining: whether the process drains.
-            is_of_the_server: whether a new connection may help against an error; others are raised.
+            draining: returns whether the process drains.
+            is_of_the_server: returns whether a new connection may resolve an error. Other errors are raised.
         """
         pauses = Pauses(*PAUSES_S)
         while not draining():
@@ -113,14 +113,14 @@ class JobMaker(Generic[M]):
                 await trio.sleep(pauses.next())
 
     async def make(self, messages: Iterable[M]) -> tuple[list[M], list[tuple[M, str]]]:
-        """Add the jobs of messages; return those that can be acknowledged, and those that failed with their errors."""
+        """Add the jobs of messages. Return the messages to acknowledge, and the failed messages with their errors."""
         done: list[M] = []
         jobs: list[tuple[M, NewJob]] = []
         failed: list[tuple[M, str]] = []
         for message in messages:
             try:
                 job = self._job_of(message)
-            except Exception as fault:  # noqa: BLE001 - whatever the program's function raises fails this message alone
+            except Exception as fault:  # noqa: BLE001 - any error of the program's function fails only this message
                 failed.append((message, said(fault)))
             else:
                 if job is None:
@@ -145,7 +145,7 @@ class JobMaker(Generic[M]):
         return job if key is None else attrs.evolve(job, idempotency_key=key)
 
     async def _add(self, jobs: Sequence[tuple[M, NewJob]]) -> list[tuple[M, str | None]]:
-        """Add the jobs, however long the database is away; return the messages, with the error of the refused ones."""
+        """Add the jobs; wait while the database is unavailable. Return the messages and the errors of refused jobs."""
         if not jobs:
             return []
         pauses = Pauses(*PAUSES_S)
@@ -159,7 +159,7 @@ class JobMaker(Generic[M]):
                 if len(jobs) > 1:
                     return [answer for one in jobs for answer in await self._add([one])]
                 [(message, _)] = jobs
-                # Its job was added before, by a request that was not quite the same.
+                # The job was added before, by a request that differed slightly.
                 is_added = isinstance(error, IdempotencyConflict) and self._source.is_known(message)
                 return [(message, None if is_added else said(error))]
             else:
@@ -167,9 +167,9 @@ class JobMaker(Generic[M]):
                 return [(message, None) for message, _ in jobs]
 
     def tell_failed(self, message: M, error: str, dead_letters: str) -> bool:
-        """Count and log a try that failed; return whether it was the last.
+        """Count and log a failed try; return whether it was the last one.
 
-        Then the message goes to the dead letters: call `tell_dead` when it is there.
+        After the last try, publish the message to the dead letters and then call `tell_dead`.
         """
         self._failed += 1
         is_last = message.tries >= self._source.most_tries
@@ -184,7 +184,7 @@ class JobMaker(Generic[M]):
         return is_last
 
     def tell_dead(self, messages: int = 1) -> None:
-        """Count messages that are in the dead letters now."""
+        """Count messages that were published to the dead letters."""
         self._dead += messages
 
     def _tell_trouble(self, event: str, error: str) -> None:
@@ -193,19 +193,19 @@ class JobMaker(Generic[M]):
         self._error = error
 
     def tell_well(self) -> None:
-        """The source is connected, and nothing keeps its messages from becoming jobs."""
+        """Note that the source is connected and its messages can become jobs."""
         if self._error is not None:
             log.warning("the source is read again", source=self._source.name)
         self._connected, self._error = True, None
 
     def tell_left(self) -> bool:
-        """The source is read no more; return whether it was connected."""
+        """Note that reading has ended; return whether the source was connected."""
         was_connected, self._connected = self._connected, False
         return was_connected
 
 
 def said(error: BaseException) -> str:
-    """The first of the errors as a text for people, without secrets."""
+    """Return the text of the first error in a group, with secrets masked."""
     first: Any = next(single_errors(error))
     text = str(first) if isinstance(first, BadRequest) else said_by(first)
     return storable_text(mask_text(text), MAX_ERROR)

@@ -1,8 +1,8 @@
 """Reads a stream of Redis or Valkey as one consumer of a group, and makes a job of each message.
 
-The order is: read, enqueue, acknowledge. A message that is not acknowledged stays pending at the server; a sweep takes
-over those that have been pending for long, from consumers that have died and from this one. So nothing is lost, and by
-the idempotency key nothing is added twice.
+The order is: read, enqueue, acknowledge. An unacknowledged message stays pending at the server. A sweep claims messages
+that have been pending for too long, from dead consumers and from this one. So no message is lost, and because of the
+idempotency key none adds two jobs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataloader.jobs.model import NewJob
 T = TypeVar("T")
 
 BLOCK_S: Final = 1.0
-"""How long the server lets a read wait for messages: a drain waits for its end."""
+"""Seconds that a read waits for messages at the server. A drain waits for its end."""
 COMMAND_S: Final = 10.0
-"""For the answer to a command, what it blocks not counted."""
+"""Seconds for the answer to a command, in addition to the time that the command blocks."""
 CONNECT_S: Final = 5.0
 LEAVE_S: Final = 2.0
 
@@ -40,7 +40,7 @@ MAX_AGAIN_S: Final = 86_400
 
 @attrs.frozen(kw_only=True)
 class Message:
-    """A message of a stream: its id, and its fields as bytes. `tries` is the number of this delivery, from 1."""
+    """Message of a stream: its ID, and its fields as bytes. `tries` is the number of this delivery, from 1."""
 
     stream: str
     message_id: str
@@ -48,34 +48,34 @@ class Message:
     tries: int = 1
 
     def text(self, field: str) -> str:
-        """A field as text. Raises `KeyError` if there is none, `UnicodeDecodeError` if it is no UTF-8."""
+        """Return a field as text. Raises `KeyError` if it is missing, `UnicodeDecodeError` if it is not UTF-8."""
         return self.fields[field].decode()
 
     def json(self, field: str) -> Any:
-        """A field that is JSON. Raises `KeyError` if there is none, `msgspec.DecodeError` if it is no JSON."""
+        """Decode a field from JSON. Raises `KeyError` if it is missing, `msgspec.DecodeError` if it is not JSON."""
         return msgspec.json.decode(self.fields[field])
 
 
 @attrs.frozen
 class Messages:
-    """A stream of Redis or Valkey, read as one of a consumer group; each message becomes a job.
+    """Stream of Redis or Valkey whose messages become jobs, read by a consumer group.
 
-    A message is acknowledged when its job is committed. Its id is the job's idempotency key, so that a message that
-    comes again adds no second job.
+    A message is acknowledged when its job is committed. Its ID is the job's idempotency key, so a repeated message adds
+    no second job.
 
     Args:
-        url: the server, `redis://user:password@host:6379/0`, or `rediss://` for TLS.
-        stream: the stream's name. It need not exist yet.
-        request: makes the job of a message, quickly and without waiting; None acknowledges the message without a job.
-            What it raises fails this try.
-        group: the consumer group, which is made if it does not exist, and then begins with the first message.
-        dead_letters: the stream for messages whose tries have all failed; None is the stream's name with `:dead`.
-        most_tries: tries of one message.
-        again_after_s: after so many seconds a message that is not acknowledged is delivered again, here or elsewhere:
-            its try has failed, or its reader has died.
-        batch: messages that are read at once.
+        url: URL of the server, `redis://user:password@host:6379/0`, or `rediss://` for TLS.
+        stream: name of the stream, which may not exist yet.
+        request: function that makes the job of a message, without blocking. If it returns None, the message is
+            acknowledged without a job. If it raises an error, this try fails.
+        group: name of the consumer group. If it does not exist, it is created and begins with the first message.
+        dead_letters: stream for messages whose tries have all failed, by default the stream's name with `:dead`.
+        most_tries: maximum number of tries of a message, 1 to 1,000.
+        again_after_s: seconds until an unacknowledged message, whose try failed or whose reader died, is delivered
+            again, to this or another process. At most 86,400.
+        batch: maximum number of messages in one read, 1 to 1,000.
 
-    Raises `BadRequest`, a `ValueError`, for values that are not allowed.
+    Raises `BadRequest`, a `ValueError`, for invalid values.
     """
 
     url: str = attrs.field(validator=source_options.url_of("redis", "rediss"), repr=False)
@@ -89,35 +89,35 @@ class Messages:
 
     @property
     def name(self) -> str:
-        """The stream and the group."""
+        """Return the names of the stream and the group."""
         return f"{self.stream}:{self.group}"
 
     @property
     def dead_stream(self) -> str:
-        """Where messages go whose tries have all failed."""
+        """Return the stream for messages whose tries have all failed."""
         return self.dead_letters or f"{self.stream}:dead"
 
     def message(self, message_id: bytes, fields: Mapping[bytes, bytes], tries: int) -> Message:
-        """A message as it was read."""
+        """Make a message from an entry of the stream."""
         named = {name.decode("utf-8", "backslashreplace"): value for name, value in fields.items()}
         return Message(stream=self.stream, message_id=message_id.decode(), fields=named, tries=tries)
 
     def key_of(self, message: Message) -> str:
-        """The idempotency key of a message's job: ids repeat across streams."""
+        """Return the idempotency key of a message's job. It has the stream's name, because streams may share IDs."""
         return f"message:{self.stream}:{self.group}:{message.message_id}"
 
     def is_known(self, _message: Message) -> bool:
-        """The server makes the ids: whatever has a message's key was made of it."""
+        """Return True: the server makes the IDs, so a job with the message's key was made from this message."""
         return True
 
     def reader(self, *, enqueue: Enqueue, consumer: str, draining: Callable[[], bool]) -> StreamReader:
-        """A reader for one process, which is `consumer` in the group."""
+        """Return a reader for one process, whose name in the group is `consumer`."""
         return StreamReader(source=self, maker=JobMaker(self, enqueue), consumer=consumer, draining=draining)
 
 
 @attrs.define(eq=False, kw_only=True)
 class StreamReader:
-    """The reader of one source in one process, which is `consumer` in its group."""
+    """Reader of one stream in one process. `consumer` is its name in the group."""
 
     source: Messages
     maker: JobMaker[Message]
@@ -126,7 +126,7 @@ class StreamReader:
 
     @property
     def state(self) -> MessageSourceState:
-        """How it stands now."""
+        """Return the current state of the source."""
         return self.maker.state
 
     async def run(self) -> None:
@@ -137,7 +137,7 @@ class StreamReader:
             )
         finally:
             if self.maker.tell_left():
-                # On a connection of its own: the other one ends with the scope that is cancelled.
+                # On a separate connection: the other one ends with the canceled scope.
                 with trio.move_on_after(LEAVE_S, shield=True), contextlib.suppress(Exception):
                     async with _connected(self.source.url) as client:
                         await self._leave(client)
@@ -169,13 +169,13 @@ class StreamReader:
                 await self._handle(client, [source.message(e.identifier, e.field_values, 1) for e in entries])
 
     async def _join(self, client: Any) -> None:
-        from coredis.exceptions import StreamDuplicateConsumerGroupError  # noqa: PLC0415 - the extra
+        from coredis.exceptions import StreamDuplicateConsumerGroupError  # noqa: PLC0415 - an optional extra
 
         with contextlib.suppress(StreamDuplicateConsumerGroupError):
             await _asked(client.xgroup_create(self.source.stream, self.source.group, identifier="0", mkstream=True))
 
     async def _leave(self, client: Any) -> None:
-        """Take our name from the group, unless messages are pending for it: they would be lost with it."""
+        """Remove our consumer from the group, unless it has pending messages, which would be lost with it."""
         source = self.source
         pending = await client.xpending(
             source.stream, source.group, start="-", end="+", count=1, consumer=self.consumer
@@ -184,7 +184,7 @@ class StreamReader:
             await client.xgroup_delconsumer(source.stream, source.group, self.consumer)
 
     async def _sweep(self, client: Any) -> None:
-        """Take over what has been pending for long, whoever had it."""
+        """Claim messages that have been pending for `again_after_s`, from any consumer."""
         source, cursor = self.source, b"0-0"
         idle_ms = max(1, int(source.again_after_s * 1000))
         while not self.draining():
@@ -200,7 +200,7 @@ class StreamReader:
                 return
 
     async def _deliveries(self, client: Any, entries: Sequence[Any]) -> Mapping[bytes, int]:
-        """How often each of the messages that are ours now was delivered."""
+        """Return the number of deliveries of each of the claimed messages."""
         found: dict[bytes, int] = {}
         start = entries[0].identifier
         while True:
@@ -255,7 +255,7 @@ class StreamReader:
 @asynccontextmanager
 async def _connected(url: str) -> AsyncIterator[Any]:
     try:
-        from coredis import Redis  # noqa: PLC0415 - the extra
+        from coredis import Redis  # noqa: PLC0415 - an optional extra
         from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
     except ImportError as error:
         raise ConfigError("messages of Redis need the extra redis: install dataloader-supervisor[redis]") from error
@@ -272,8 +272,8 @@ async def _asked(command: Awaitable[T]) -> T:
 
 
 def _is_of_the_server(error: Exception) -> bool:
-    """Whether all that went wrong is between us and the server of the stream, so that a new connection may help."""
-    from coredis.exceptions import RedisError  # noqa: PLC0415 - the extra
+    """Return whether all errors concern the connection to the server, so that a new connection may resolve them."""
+    from coredis.exceptions import RedisError  # noqa: PLC0415 - an optional extra
 
     return all(
         isinstance(one, (RedisError, OSError, trio.TooSlowError, trio.BrokenResourceError))

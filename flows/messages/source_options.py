@@ -1,4 +1,4 @@
-"""attrs validators for what sources of messages are declared with."""
+"""attrs validators for the options of message sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
 def url_of(plain: str, secure: str) -> Validator:
-    """A URL with one of two schemes. Errors do not show it: it may have a password."""
+    """Return a validator for a URL with one of two schemes. Errors do not show the URL, which may have a password."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         scheme = urlsplit(value).scheme if isinstance(value, str) else type(value).__name__
@@ -26,18 +26,18 @@ def url_of(plain: str, secure: str) -> Validator:
 
 
 def name(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """A name of 1 to 200 characters on one line."""
+    """Check a name of 1 to 200 characters on one line."""
     check_name(attribute.name, value, MAX_NAME)
 
 
 def name_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Such a name, or nothing."""
+    """Check a name of 1 to 200 characters on one line, or None."""
     if value is not None:
         name(instance, attribute, value)
 
 
 def between(low: float, high: float) -> Validator:
-    """A number from `low` to `high`."""
+    """Return a validator for a number from `low` to `high`."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
@@ -47,7 +47,7 @@ def between(low: float, high: float) -> Validator:
 
 
 def whole_between(low: int, high: int) -> Validator:
-    """An integer from `low` to `high`."""
+    """Return a validator for an integer from `low` to `high`."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
