@@ -39,6 +39,7 @@ from dataloader.web.api import (
     tasks,
     trigger,
 )
+from dataloader.web.decoding import prepare
 from dataloader.web.openapi import description_routes
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.page_routes import PageRoute
@@ -122,6 +123,8 @@ def create_app(services: Services) -> App:
     # With what this process's own tasks take.
     described = (*_WORK, *description_routes(_WORK, services.tasks)) if services.tasks else ROUTES
     for route in described:
+        if route.body is not None:
+            prepare(route.body)
         name = f"{route.view.__module__}.{route.view.__name__}".replace(".", "_")
         app.add_url_rule(route.path, name, _view(route, services), methods=[route.method])
 

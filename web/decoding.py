@@ -37,6 +37,15 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _decoder: Final = cache(msgspec.json.Decoder)
 
 
+def prepare(kind: type[Struct]) -> None:
+    """Make the decoder of a body's type. Called before requests are served.
+
+    Otherwise two threads may begin to make the same one. Then one of them uses the half-made description of the type
+    (msgspec does not lock it), and the process crashes.
+    """
+    _decoder(kind)
+
+
 async def decode_body(data: bytearray, kind: type[S], refusals: Refusals, threads: trio.CapacityLimiter) -> S:
     """The request in a body; a long one is decoded in one of `threads`, where only its single fields hold up the loop.
 

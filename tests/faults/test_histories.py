@@ -203,6 +203,9 @@ def test_only_a_foreign_service_may_take_a_key_when_its_lock_session_ends():
     foreign = attrs.evolve(other, is_foreign=True)
     assert found(two(ours, foreign, outages=[1.0])) == set()
     assert found(two(ours, foreign, outages=[2.5])) == {OVERLAPS}
+    # The session has ended between the claim and the begin of the run.
+    assert found(two(ours, foreign, outages=[-0.9])) == set()
+    assert found(two(ours, foreign, outages=[-1.1])) == {OVERLAPS}
 
 
 def test_a_foreign_service_that_may_take_a_key_frees_it_for_no_other():

@@ -236,10 +236,14 @@ def _overlapping(history: History, runs: Iterable[Run]) -> Iterator[tuple[Run, R
 
 
 def _held_against(history: History, run: Run, other: Run) -> float:
-    """Until when `run` keeps `other` out. Foreign services look at the lock alone, which ends with the session."""
+    """Return the time until which `run` keeps `other` out.
+
+    Foreign services check the lock alone, which ends with the session, and a claim takes it a little before the run
+    begins.
+    """
     until = history.until(run)
     if other.is_foreign:
-        until = min([until, *(at for at in history.outages if run.began <= at)])
+        until = min([until, *(at for at in history.outages if run.began - SLACK_S <= at)])
     return until
 
 
