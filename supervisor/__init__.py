@@ -1,1 +1,1 @@
-"""Brings a process to life: settings, the tree of actors, restarts, drain, signals, embedding, logs."""
+"""Runtime of a process: settings, the tree of actors, restarts, drain, signals, embedding, logs."""

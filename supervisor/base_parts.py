@@ -1,4 +1,4 @@
-"""What most parts of a process share: its name, tasks, runs, locks, libraries and the drain."""
+"""Parts that most other parts of a process need: its name, tasks, runs, locks, libraries and drain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dataloader.supervisor.settings import Settings
 
 @attrs.frozen(kw_only=True)
 class BaseParts:
-    """The parts that most others need."""
+    """Parts that most other parts need."""
 
     settings: Settings
     tasks: Tasks
@@ -78,7 +78,7 @@ def _keys_lost(runs: Runs, tokens: list[int]) -> None:
 
 
 def _libraries(settings: Settings, database: Database, outage: Outage) -> tuple[OutboxPoster, Libraries]:
-    """The libraries on top of the queue, and who posts what their durable processes tell."""
+    """Return the deliverer of process events, and the libraries on top of the queue."""
     poster = OutboxPoster(
         database=database, outage=outage, sinks=settings.sinks, default_lease_s=settings.default_lease_s
     )
@@ -90,5 +90,5 @@ def _libraries(settings: Settings, database: Database, outage: Outage) -> tuple[
 
 
 def has_outbox(settings: Settings, tasks: Tasks) -> bool:
-    """Whether durable processes may tell something that this process could deliver."""
+    """Return True if durable processes may produce events or messages that this process can deliver."""
     return bool(settings.sinks) or sink_task(MESSAGES) in tasks

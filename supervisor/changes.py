@@ -1,6 +1,6 @@
-"""What a program may change of a supervisor while it runs: tasks are added, entries added and removed (S5).
+"""Changes to a running supervisor: adding tasks, and adding and removing queue entries.
 
-Each change is checked whole before anything is changed, and returns when it holds.
+Each change is validated completely before it is applied. The call returns when the change is in effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 @attrs.define
 class _Removal:
-    """`done` is set when the queue's runs have ended, or all that did not stop is known: these jobs are `stuck`."""
+    """Removal of a queue. `done` is set when its runs have ended, or when the jobs that do not stop are in `stuck`."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
     stuck: tuple[str, ...] = ()
@@ -40,14 +40,14 @@ class _Removal:
 
 @attrs.frozen(eq=False)
 class Changes:
-    """The changes of one process, one after the other."""
+    """Applies the changes to one process, one after the other."""
 
     parts: Parts
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _removals: dict[str, _Removal] = attrs.field(factory=dict, init=False)
 
     async def add_tasks(self, added: Tasks) -> None:
-        """As in `Supervisor`."""
+        """Add tasks, as `Supervisor.add_tasks` describes."""
         parts = self.parts
         async with self._turn:
             self._check_running()
@@ -84,7 +84,7 @@ class Changes:
             await self._ready_parked(parts.dispatchers)
 
     async def add_queue(self, entry: Worker) -> None:
-        """As in `Supervisor`."""
+        """Add an entry, as `Supervisor.add_queue` describes."""
         parts = self.parts
         async with self._turn:
             self._check_running()
@@ -94,13 +94,13 @@ class Changes:
                 Worker(one.queue, one.slots.count, tuple(one.tasks) if one.by_lanes else None)
                 for one in parts.dispatchers
             ]
-            # Refused as at the start, if they do not go together.
+            # The same checks as at the start.
             with _told_of_arguments(len(now)):
                 [*_, entry] = Settings(workers=(*now, entry)).workers
                 check_tasks((*now, entry), parts.tasks)
             check_capacity(parts.locks, sum(one.concurrency for one in now) + entry.concurrency)
             dispatcher = parts.entries.add(entry)
-            with trio.CancelScope(shield=True):  # it returns at once
+            with trio.CancelScope(shield=True):  # returns immediately
                 await parts.start_claims(dispatcher)
             try:
                 await parts.listener.listen_to_queues()
@@ -110,7 +110,7 @@ class Changes:
             await self._ready_parked([dispatcher])
 
     async def remove_queue(self, queue: str) -> tuple[str, ...]:
-        """As in `Supervisor`."""
+        """Remove a queue, as `Supervisor.remove_queue` describes."""
         parts = self.parts
         self._check_running()
         removal = self._removals.get(queue)
@@ -128,14 +128,17 @@ class Changes:
             raise Draining("the supervisor drains: nothing is added to it or removed from it any more")
 
     async def _show(self) -> None:
-        """Tell other processes what this one serves; if that fails, the heartbeat does it."""
+        """Show other processes which queues and tasks this process serves.
+
+        If this fails, the next heartbeat does it.
+        """
         try:
             await self.parts.database.write(aio_show, self.parts.worker)
         except StoreError as error:
             log.debug("the process is shown as it was until its next heartbeat", error=str(error))
 
     async def _ready_parked(self, dispatchers: list[Dispatcher]) -> None:
-        """Make jobs ready that have waited for a process which knows their task; if that fails, the stager does it."""
+        """Make jobs ready that have waited for a process that knows their task. If this fails, the stager does it."""
         try:
             for dispatcher in dispatchers:
                 await ready_declared(self.parts.database, [dispatcher.queue], list(dispatcher.tasks))
@@ -143,9 +146,10 @@ class Changes:
             log.debug("jobs whose task was unknown wait for the next sweep", error=str(error))
 
     async def _remove(self, queue: str, removal: _Removal) -> None:
-        """End the claims of a queue, let its runs finish within the drain's timeout, give back the rest.
+        """Stop the claims of a queue, let its runs finish within the drain's timeout, and release the rest.
 
-        What does not stop is reported, and waited for, as by a drain; a drain of the whole process comes to the same.
+        Jobs that do not stop are reported and waited for, as in a drain. A drain of the whole process has the same
+        effect.
         """
         parts = self.parts
         leaving = parts.entries.of(queue)
@@ -177,14 +181,14 @@ class Changes:
                 run.stop(StopReason.DRAIN)
 
     async def _until_done(self, leaving: list[Dispatcher]) -> None:
-        """Return when no claim of these is under way and their runs are all recorded."""
+        """Return when these dispatchers have no claim in progress and all their runs are recorded."""
         for dispatcher in leaving:
             await dispatcher.ended.wait()
 
 
 @contextmanager
 def _told_of_arguments(index: int) -> Iterator[None]:
-    """What is wrong with the last entry is told of the caller's argument: nobody has written such a number."""
+    """Report errors of the last entry by argument name: the caller has not written its index."""
     try:
         yield
     except ConfigError as error:

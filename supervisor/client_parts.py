@@ -1,4 +1,4 @@
-"""The operations of a process, for its handlers, its pages and its HTTP API."""
+"""Clients over the database, for a process's handlers, pages and HTTP API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.supervisor.running_parts import RunningParts
 
 @attrs.frozen(kw_only=True)
 class ClientParts:
-    """The clients over the database, with this process as the operator."""
+    """Clients over the database, with this process as the operator."""
 
     performer: DatabasePerformer
     schedules: DatabaseSchedules
@@ -29,7 +29,7 @@ class ClientParts:
 
 
 def client_parts(base: BaseParts, running: RunningParts) -> ClientParts:
-    """Make the clients over the database."""
+    """Return the clients over the database."""
     settings, database, draining = base.settings, base.database, base.drain.requested.is_set
     waits = Waits(database)
     return ClientParts(

@@ -1,4 +1,4 @@
-"""A client by the database, for a program that runs no jobs. From its first wait on it has one listener."""
+"""Client over the database, for programs that run no jobs. It opens one listener at its first wait."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from dataloader.supervisor.listening import listen_from
 async def open_database_client(
     options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60, reread_s: float = REREAD_S
 ) -> AsyncIterator[Client]:
-    """Open a client of a database for the length of a block, on Trio. It connects when it is first used.
+    """Open a client of a database for the duration of a block, on Trio. It connects at its first use.
 
-    A job that is waited for is read at least every `reread_s` seconds.
+    While a caller waits for a job, the job is read at least every `reread_s` seconds.
     """
     failure: BaseException | None = None
     async with open_database(options) as database:
@@ -54,7 +54,7 @@ async def open_database_client(
                 yield _client(database, operator, waits, answers, default_lease_s)
             except trio.Cancelled:
                 raise
-            except BaseException as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+            except BaseException as error:  # noqa: BLE001 - raised again below, outside this nursery's exception group
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:

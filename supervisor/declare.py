@@ -1,6 +1,6 @@
-"""Stores what a process's tasks declare: what they give to their jobs, their limits, suppliers and schedules.
+"""Storage of the declarations of a process's tasks: job defaults, limits, suppliers and schedules.
 
-At its start, and when tasks are added while it runs.
+It is called at the start, and when tasks are added to a running process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ log = get_logger(__name__)
 
 
 async def declare(database: Database, tasks: Tasks, worker: str) -> None:
-    """Store all that `tasks` declare, or nothing.
+    """Store everything that `tasks` declares, or nothing.
 
-    Raises `BadRequest` for limits that do not go together, and `StoreUnavailable`.
+    Raises `BadRequest` for limits that contradict each other, and `StoreUnavailable`.
     """
     told, left, unknown = await database.write(_aio_declare, tasks, worker)
     for said in told:
@@ -42,7 +42,7 @@ async def _aio_declare(connection: Any, tasks: Tasks, worker: str) -> tuple[list
     named = {task.limits.supplier for task in tasks.values() if task.limits.supplier is not None}
     suppliers = named | {supplier.name for supplier in tasks.suppliers}
     async with connection.transaction():
-        # Suppliers before tasks, as everywhere.
+        # Suppliers are locked before tasks, as everywhere.
         await aio_lock_suppliers(connection, sorted(suppliers))
         await aio_declare(connection, tasks.values(), worker)
         told = await aio_declare_limits(connection, tasks.values(), tasks.suppliers)

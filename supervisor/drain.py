@@ -1,10 +1,9 @@
-"""Ends the work of a process in order (Q15), and reports the result.
+"""Ends the work of a process in order, and reports the result.
 
-    claims off ─► jobs finish, until the deadline ─► what runs is stopped and goes back ─► all is recorded
+    claims off ─► jobs finish, until the deadline ─► running jobs stop and are released ─► all is recorded
 
-Every wait has a deadline of its own, so that a database that is gone, a handler that swallows its cancellation and a
-thread that never returns delay it by seconds only: after `drain_timeout_s` + `BOUND_S` the report says which jobs are
-still open.
+Every wait has its own deadline. So a database outage, a handler that swallows its cancellation or a thread that never
+returns delays the drain by seconds only: after `drain_timeout_s` + `BOUND_S` seconds the report lists the open jobs.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from dataloader.jobs.states import Step
 log = get_logger(__name__)
 
 BOUND_S: Final = 8.25
-"""The time after the drain's deadline in which stopped jobs clean up and their ends are written."""
+"""Time after the drain's deadline in which stopped jobs clean up and their outcomes are written."""
 
 
 @attrs.frozen
 class DrainReport:
-    """The result of a drain: how many jobs have finished, and how many were `returned` to the queue.
+    """Result of a drain: the numbers of jobs that have finished, and that were `returned` to the queue.
 
-    `stuck` has the ids of jobs whose handler did not stop; `unrecorded` counts jobs whose end could not be written.
+    `stuck` has the IDs of jobs whose handler did not stop. `unrecorded` counts jobs whose outcome could not be written.
     """
 
     finished: int
@@ -44,15 +43,15 @@ class DrainReport:
 
     @property
     def is_clean(self) -> bool:
-        """True when every row was finished or given back."""
+        """True if every job has finished or was returned to the queue."""
         return not self.stuck and not self.unrecorded
 
 
 @attrs.define(eq=False)
 class Drain:
-    """The drain of one process.
+    """Drain of one process.
 
-    `request` begins it, `hurry` stops the jobs at once; both may be called more than once, from any Trio task.
+    `request` begins it, and `hurry` stops the jobs immediately. Both may be called more than once, from any Trio task.
     """
 
     runs: Runs
@@ -62,19 +61,19 @@ class Drain:
     deadline: float = math.inf
 
     def request(self) -> None:
-        """Begin: no new claims; running jobs may finish until the deadline."""
+        """Begin the drain: no new claims; running jobs may finish until the deadline."""
         if not self.requested.is_set():
             self.deadline = trio.current_time() + self.timeout_s
             self.requested.set()
 
     def hurry(self) -> None:
-        """Stop the running jobs now; they go back to the queue."""
+        """Stop the running jobs now and return them to the queue."""
         self.request()
         self.deadline = min(self.deadline, trio.current_time())
         self.hurried.set()
 
     async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder, keeper: Keeper) -> DrainReport:
-        """Wait for the request, then end the work of `dispatchers`; return when all is done or the bound is reached."""
+        """Wait for the request, then end the work of `dispatchers`. Return when all is done or at the bound."""
         await self.requested.wait()
         dispatchers = list(dispatchers)
         before = recorder.tally.copy()
@@ -94,7 +93,7 @@ class Drain:
             await self._until_done(dispatchers)
             await keeper.settle()
         recorder.insisting = False
-        # A claim that is still under way may bring jobs: they are stopped as soon as they are added.
+        # A claim that is still in progress may add jobs: they are stopped as soon as they are added.
         self.runs.closed = True
         for run in self.runs:
             run.leave()
@@ -124,7 +123,7 @@ class Drain:
             run.stop(StopReason.DRAIN)
 
     async def _until_done(self, dispatchers: Sequence[Dispatcher], waiting: trio.Nursery | None = None) -> None:
-        """Return when no claim is under way and every run is removed; if `waiting` is given, cancel it then."""
+        """Return when no claim is in progress and every run is removed. If `waiting` is given, cancel it then."""
         for dispatcher in dispatchers:
             await dispatcher.closed.wait()
         while self.runs:

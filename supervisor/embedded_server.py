@@ -1,7 +1,7 @@
-"""Keeps the embedded PostgreSQL running while a supervisor uses it, as the tree keeps its other parts.
+"""Keeps the embedded PostgreSQL running while a supervisor uses it, as the tree keeps its other parts running.
 
-Each process that uses the server does this: the first one starts it again, the others find it running (cluster.py has
-the lock). So a server that an operator stops is started again at once, as long as a process uses it.
+Each process that uses the server runs this. The first one restarts the server, and the others find it running
+(cluster.py has the lock). So while a process uses it, a server that an operator stops is restarted immediately.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataloader.jobs.secrets.masking import mask_address
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 
 LOOK_S: Final = 5.0
-"""How often a server is checked whose process can't be watched, for example because it is in another container."""
+"""Seconds between checks of a server whose process cannot be watched, for example in another container."""
 
 
 async def keep_server(server: EmbeddedPostgres, *, look_s: float = LOOK_S) -> None:
-    """Start the server if it has ended, and wait for its end; `keep_running` then calls this again.
+    """Start the server if it has ended, and wait for its end. `keep_running` then calls this again.
 
-    A server whose process can't be watched is checked every `look_s` seconds.
+    A server whose process cannot be watched is checked every `look_s` seconds.
 
     Raises:
-        EmbeddedDatabaseError: it has ended, can't be started, or runs at another address than at our start.
+        EmbeddedDatabaseError: it has ended, cannot be started, or now has another address than at our start.
     """
-    # The thread is abandoned on cancel: leaving the server waits for it.
+    # The thread is abandoned on cancellation: closing the server waits for it.
     running = await trio.to_thread.run_sync(server.ensure_running, abandon_on_cancel=True)
     if running.dsn != server.dsn:
         raise EmbeddedDatabaseError(
@@ -51,10 +51,10 @@ async def _wait_for_end(server: EmbeddedPostgres, look_s: float) -> None:
 
 
 def _process_of(server: EmbeddedPostgres) -> int | None:
-    """A pidfd of the server's process, which the caller closes; None where there is none, so that it must be polled."""
+    """Return a pidfd of the server's process, which the caller closes, or None if the process must be polled."""
     if not server.is_visible():
         return None
     try:
         return os.pidfd_open(server.pid)
-    except OSError:  # it has ended meanwhile, or this is a sandbox or a kernel without such descriptors
+    except OSError:  # it has ended meanwhile, or this sandbox or kernel has no pidfds
         return None

@@ -1,8 +1,8 @@
-"""The entries of WORKERS_JSON that this process serves, each with its dispatcher; they may change while it runs (S5).
+"""Entries of WORKERS_JSON that this process serves, each with its dispatcher; they may change while it runs.
 
-An entry serves a queue: all tasks of the process, or some of them alone. A queue may have several entries of the latter
-kind. All that goes by queue or task in a process asks here: slots that come free, notifications, what the stager makes
-ready, what the process shows of itself.
+An entry serves a queue: all tasks of the process, or only the tasks that it names. A queue may have several entries
+with named tasks. Code that needs the queues or tasks of the process asks here: free slots, notifications, the stager,
+and the worker's row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_tasks(entries: Sequence[Worker], tasks: Iterable[str]) -> None:
 
 
 def check_capacity(locks: LockSession, slots: int) -> None:
-    """Raise `ConfigError` if there are more slots than the server has room for locks."""
+    """Raise `ConfigError` if there are more slots than the server's lock table can hold."""
     if slots > locks.capacity // 2:
         message = (
             f"WORKERS_JSON: {slots} slots are too many; each may hold a lock, and half of the server's lock table "
@@ -47,11 +47,13 @@ def check_capacity(locks: LockSession, slots: int) -> None:
 
 @attrs.define(eq=False, kw_only=True)
 class Entries:
-    """The entries with their dispatchers. `make` makes one, for an entry and its tasks.
+    """Entries with their dispatchers. `make` creates a dispatcher for an entry and its tasks.
 
-    By queue: `wakes` are set when something became ready there; `direct` are the dispatchers whose jobs may start
-    without a claim, of entries that take all tasks; `slots`, and `only_tasks` where all entries take some tasks alone,
-    are what the process shows of itself.
+    By queue: `wakes` are set when a job became ready. `direct` has the dispatchers of entries that take all tasks:
+    their
+    jobs may start without a claim. `slots`, and `only_tasks` for queues whose entries name their tasks, are shown in
+    the
+    worker's row.
     """
 
     tasks: Mapping[str, Task[Any]]
@@ -63,7 +65,7 @@ class Entries:
     only_tasks: dict[str, list[str]] = attrs.field(factory=dict)
 
     def add(self, entry: Worker) -> Dispatcher:
-        """Serve an entry: its dispatcher, which is to be run."""
+        """Add an entry and return its dispatcher, which the caller must run."""
         tasks = self.tasks if entry.tasks is None else {name: self.tasks[name] for name in entry.tasks}
         dispatcher = self.make(entry, tasks)
         self.dispatchers.append(dispatcher)
@@ -71,27 +73,27 @@ class Entries:
         return dispatcher
 
     def remove(self, dispatchers: Iterable[Dispatcher]) -> None:
-        """Forget dispatchers whose runs have all ended."""
+        """Remove dispatchers whose runs have all ended."""
         for one in dispatchers:
             self.dispatchers.remove(one)
             self._changed(one.queue)
 
     def of(self, queue: str) -> list[Dispatcher]:
-        """Those of a queue."""
+        """Return the dispatchers of a queue."""
         return [one for one in self.dispatchers if one.queue == queue]
 
     def hide(self, queue: str) -> None:
-        """Show the queue no more as one that the process serves: no more jobs are claimed from it."""
+        """Stop showing the queue as served: no more jobs are claimed from it."""
         self.slots.pop(queue, None)
         self.only_tasks.pop(queue, None)
 
     def told(self, lane: str) -> None:
-        """A lane has changed, or, without a name, limits have."""
+        """Note that a lane has changed or, with an empty name, that limits have changed."""
         for dispatcher in self.dispatchers:
             dispatcher.lane_told(lane)
 
     def groups(self) -> list[tuple[list[str], list[str]]]:
-        """The queues that are served, with the tasks whose jobs are taken from them."""
+        """Return the served queues, with the tasks whose jobs are claimed from them."""
         whole = [one.queue for one in self.dispatchers if not one.by_lanes]
         parts = [([one.queue], list(one.tasks)) for one in self.dispatchers if one.by_lanes]
         return [(whole, list(self.tasks)), *parts]

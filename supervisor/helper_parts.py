@@ -1,4 +1,4 @@
-"""The parts that only have to be kept running: listener, timers, helpers and clean-up."""
+"""Parts that only have to be kept running: listener, timers, helpers and cleanup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dataloader.supervisor.settings import Settings
 def helper_parts(
     base: BaseParts, running: RunningParts, leases: LeaseParts, clients: ClientParts
 ) -> tuple[Listener, dict[str, Callable[[], Awaitable[None]]]]:
-    """Return the listener, and by name all parts that only have to be kept running, the listener included."""
+    """Return the listener, and all parts that only have to be kept running by name, including the listener."""
     settings, database, outage, signals = base.settings, base.database, base.outage, base.signals
     entries, heartbeat, keeper = running.entries, leases.heartbeat, running.keeper
     stager = Stager(
@@ -118,14 +118,14 @@ def helper_parts(
 async def _declare_anew(
     database: Database, tasks: Tasks, worker: str, sinks: Sequence[Sink], listener: Listener
 ) -> None:
-    """Declare tasks and sinks again, which may be missing in a restored database, and wake all parts."""
+    """Declare tasks and sinks again, since a restored database may lack them, and wake all parts."""
     await declare(database, tasks, worker)
     await know_sinks(database, sinks)
     listener.wake_all()
 
 
 def _pruner(settings: Settings, database: Database, outage: Outage) -> Pruner:
-    """The deletion of what is older than the settings keep it."""
+    """Return the part that deletes rows past their retention."""
     days = {
         Status.SUCCEEDED: settings.retain_succeeded_days,
         Status.FAILED: settings.retain_failed_days,

@@ -1,4 +1,4 @@
-"""The parts that renew leases, record outcomes and release keys."""
+"""Parts that renew leases, record outcomes and release keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dataloader.supervisor.running_parts import RunningParts
 
 @attrs.frozen(kw_only=True)
 class LeaseParts:
-    """The parts that a process keeps until all outcomes are recorded."""
+    """Parts that a process keeps until all outcomes are recorded."""
 
     period_ends: PeriodEnds
     releaser: Releaser
@@ -33,7 +33,7 @@ class LeaseParts:
 
 
 def lease_parts(base: BaseParts, running: RunningParts, unstoppable: Callable[[Run], None]) -> LeaseParts:
-    """Make the parts that renew leases and record outcomes."""
+    """Return the parts that renew leases and record outcomes."""
     settings, database, outage, runs = base.settings, base.database, base.outage, base.runs
     keeper = running.keeper
     period_ends = PeriodEnds(database=database, outage=outage, runs=runs, tasks=base.tasks, signals=base.signals)

@@ -1,4 +1,4 @@
-"""A listener of its own for a program that runs no jobs: from its first wait on."""
+"""Dedicated listener for a program that runs no jobs. It connects at the first wait."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dataloader.store.queue.notifications import Notification, open_listener
 log = get_logger(__name__)
 
 PING_S: Final = 5.0
-"""The seconds between two pings of the listener's connection, and the timeout of each: a dead peer is silent."""
+"""Seconds between two pings of the listener's connection, and the timeout of each: a dead peer sends nothing."""
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 60.0
-"""The pause before a lost connection is opened again grows up to this; waits poll meanwhile."""
+"""Longest pause before a lost connection is opened again. Meanwhile, waits poll."""
 
 
 async def listen_from(
@@ -29,9 +29,9 @@ async def listen_from(
     channels: Iterable[str],
     missed: Callable[[], None],
 ) -> None:
-    """Hear notifications from `begun` on, until cancelled. Without this the waits poll every few seconds.
+    """Receive notifications from `begun` on, until cancelled. Without this, waits poll every few seconds.
 
-    `missed` is called when the connection is new, so that notifications may have been missed.
+    `missed` is called on each new connection, since notifications may have been lost before it.
     """
     await begun.wait()
     pauses = Pauses(FIRST_PAUSE_S, MAX_PAUSE_S)
@@ -46,6 +46,6 @@ async def listen_from(
                         raise StoreUnavailable("the listener's connection was lost")
                     pauses.reset()
         except StoreError as error:
-            # Debug only: the wait itself raises when the database can't be used.
+            # Debug only: the wait itself raises if the database cannot be used.
             log.debug("no connection listens for what is waited for", error=str(error))
         await trio.sleep(pauses.next())

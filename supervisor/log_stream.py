@@ -1,8 +1,8 @@
-"""The stream that log lines go to: whole lines, one after the other, and a bounded wait if nobody reads them.
+"""Stream for log lines: whole lines, one after the other, with a bounded wait if the reader has stopped.
 
 A full pipe blocks its writer. That would be the event loop, and with it all heartbeats and a drain. So a line waits for
-room for at most `WAIT_S`; then lines are dropped without any wait until there is room again, and the log says how many.
-The pipe can still block its other writers, such as a handler's `print`.
+room for at most `WAIT_S` seconds. Then lines are dropped without any wait until there is room again, and the log says
+how many. The pipe can still block other writers, such as a handler's `print`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 WAIT_S: Final = 0.25
-"""How long the first line that finds no room waits, in seconds; the next ones don't wait."""
+"""Seconds for which the first line without room waits; the next lines do not wait."""
 
 
 class LogStream:
-    """Writes lines to a stream, and gives up on a line rather than raise, or wait for long.
+    """Writes lines to a stream. It drops a line rather than raise an error or wait for long.
 
     Args:
-        stream: where the lines go.
-        notice: the line that says how many lines were dropped.
+        stream: destination of the lines.
+        notice: returns the line that says how many lines were dropped.
     """
 
     _lock = threading.RLock()
@@ -35,7 +35,7 @@ class LogStream:
         self._notice = notice
         self._may_block = _may_block(stream)
         self._rest = b""
-        """The rest of a line whose beginning is written already; it is written first."""
+        """Rest of a line whose beginning is already written; it is written first."""
         self._dropped = 0
 
     def write(self, line: str) -> None:
@@ -48,7 +48,7 @@ class LogStream:
                 self._stream.write(f"{line}\n")
                 self._stream.flush()
         except (OSError, ValueError):
-            return  # the pipe or the terminal is gone, or the stream is closed; there is nowhere left to say it
+            return  # the pipe or the terminal is gone, or the stream is closed: nothing can report the error
 
     def _write(self, line: bytes, descriptor: int) -> None:
         is_stalled = self._rest or self._dropped
@@ -69,11 +69,11 @@ class LogStream:
             self._rest = left
 
     def _put(self, text: bytes, descriptor: int, deadline: float) -> bytes:
-        """Write as much as there is room for; return the rest."""
+        """Write as many bytes as there is room for, and return the rest."""
         room = select.poll()
         room.register(descriptor, select.POLLOUT)
         while text and room.poll(max(deadline - time.monotonic(), 0) * 1_000):
-            # A pipe that polls as writable has room for PIPE_BUF bytes.
+            # A pipe that polls as writable has room for at least PIPE_BUF bytes.
             with suppress(BlockingIOError):  # another writer has filled a non-blocking pipe meanwhile
                 text = text[os.write(descriptor, text[: select.PIPE_BUF]) :]
         return text
@@ -83,7 +83,7 @@ def _renew_lock() -> None:
     LogStream._lock = threading.RLock()  # noqa: SLF001 - our own
 
 
-os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not exist in the child
+os.register_at_fork(after_in_child=_renew_lock)  # the thread that held the lock does not exist in the child
 
 
 def _encoded(line: str) -> bytes:
@@ -91,7 +91,7 @@ def _encoded(line: str) -> bytes:
 
 
 def _may_block(stream: TextIO) -> bool:
-    """Whether it is a pipe, a socket or a terminal, rather than a file or an object in memory."""
+    """Return True for a pipe, a socket or a terminal, and False for a file or an object in memory."""
     try:
         return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):

@@ -1,13 +1,13 @@
-"""Where log lines go and how they look: stdlib logging and structlog through one chain to stderr (Q16).
+"""Destination and format of log lines: stdlib logging and structlog through one chain to stderr.
 
-The command line calls `configure_logging` once; an embedding program has its own logging and calls it only if it wants
-ours. All other code says `log = get_logger(__name__)` (`dataloader.jobs.logger`) and binds `job_id`, `queue`, `task`,
-`attempt`, `request_id` as context variables, which are then in every line. Our own lines come through stdlib's root
-logger, like those of Hypercorn, Quart, asyncio, asyncpg and `warnings`; those of tasks through it or through structlog.
-A terminal gets text for people, anything else one JSON object a line.
+The command line calls `configure_logging` once. An embedding program has its own logging and calls it only to use ours.
+All other code uses `log = get_logger(__name__)` (`dataloader.jobs.logger`) and binds `job_id`, `queue`, `task`,
+`attempt` and `request_id` as context variables, which then are in every line. Our lines pass through stdlib's root
+logger, like those of Hypercorn, Quart, asyncio, asyncpg and `warnings`. Lines of tasks use it or structlog. A terminal
+gets readable text, any other stream one JSON object per line.
 
-A log call must never raise because of what is logged or because stderr is closed, never wait long for the reader of
-the log (log_stream.py), and never show a secret: the whole line is masked, including the rendered exception. Rejected:
+A log call must never raise because of a logged value or a closed stderr, never wait long for the reader of the log
+(log_stream.py), and never show a secret: the whole line is masked, including the rendered exception. Rejected:
 structlog's rich tracebacks, which print local variables.
 """
 
@@ -35,16 +35,16 @@ LogFormat = Literal["auto", "console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 MAX_TRACEBACK: Final = 20_000
-"""Characters kept of an exception's text: its head and its tail."""
+"""Characters kept of an exception's text: its beginning and its end."""
 _CLIENTS: Final = ("httpx2", "httpcore2")
-"""They log a line for each request and each of its steps; our own line says the same."""
+"""Loggers that write a line for each request and each of its steps; our own line has the same facts."""
 
 _EventDict = MutableMapping[str, Any]
 
 
 @attrs.frozen
 class _Lines:
-    """The end of the chain, with the methods that structlog expects."""
+    """End of the chain, with the methods that structlog expects."""
 
     name: str
     stream: LogStream
@@ -56,7 +56,7 @@ class _Lines:
 
 
 class _RootHandler(logging.Handler):
-    """Takes the records of stdlib loggers into the same chain."""
+    """Passes the records of stdlib loggers to the same chain."""
 
     def __init__(self, chain: list[Callable[[Any, str, _EventDict], Any]], lines: _Lines) -> None:
         super().__init__()
@@ -69,31 +69,31 @@ class _RootHandler(logging.Handler):
             line: Any = (ours or {"event": message_of(record)}) | {"exc_info": record.exc_info, "logger": record.name}
             for processor in self._chain:
                 line = processor(self._lines, record.levelname.lower(), line)
-        except Exception:  # noqa: BLE001 - as stdlib's own handlers do: a log call never raises
+        except Exception:  # noqa: BLE001 - a log call never raises, as in stdlib's own handlers
             self.handleError(record)
         else:
             self._lines.write(line)
 
 
 def configure_logging(
-    format: LogFormat = "auto",  # noqa: A002 - its name everywhere
+    format: LogFormat = "auto",  # noqa: A002 - the usual name
     level: LogLevel = "info",
     stream: TextIO | None = None,
 ) -> None:
     """Send all logging of this process, the standard library's and structlog's, to `stream`, by default stderr (Q16).
 
-    For programs that want the log of `dataloader serve`; it takes the place of what was configured before. Secrets are
-    masked in each line, whoever wrote it.
+    For programs that want the log of `dataloader serve`. It replaces the previous configuration. Secrets are masked in
+    each line, including the lines of other libraries.
 
     Args:
-        format: `console` for people, `json` for machines, `auto` for `console` if the stream is a terminal.
+        format: `console` for readable text, `json` for machines, `auto` for `console` if the stream is a terminal.
         level: the lowest level that is written, also for stdlib loggers. The HTTP client's loggers, `httpx2` and
-            `httpcore2`, write from warning on, unless they have a level of their own.
-        stream: where the lines go; anything with `write`, `flush` and `isatty`.
+            `httpcore2`, write from `warning` on, unless they have their own level.
+        stream: destination of the lines; any object with `write`, `flush` and `isatty`.
     """
     to = sys.stderr if stream is None else stream
     if isinstance(to, io.TextIOWrapper):
-        to.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8, whatever the container's locale
+        to.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8 in any locale
     on_terminal = to.isatty()
     people = format == "console" or (format == "auto" and on_terminal)
     render = _console(colors=on_terminal and "NO_COLOR" not in os.environ) if people else _json
@@ -113,7 +113,7 @@ def configure_logging(
         processors=[*chain],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda name="", *_: _Lines(str(name), lines),
-        # Not cached: loggers that were made before this call follow it too.
+        # Not cached, so that loggers created before this call also use it.
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(
@@ -145,8 +145,9 @@ def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict
     else:
         error = exc_info[1] if isinstance(exc_info, tuple) else sys.exception()
     if error is not None:
-        # Cut to MAX_MASKED first, since masking takes time, and to the kept length only after masking: that cut could
-        # separate a secret from the name by which it is recognised.
+        # First cut to MAX_MASKED characters, since masking takes time, and to the kept length only after masking: a
+        # shorter
+        # cut could separate a secret from the name by which it is recognized.
         event["exception"] = storable_text(mask_text(storable_text(traceback_of(error), MAX_MASKED)), MAX_TRACEBACK)
     return event
 

@@ -1,7 +1,7 @@
-"""Makes every part of a process from its settings and connects them; tree.py then runs them.
+"""Creates every part of a process from its settings and connects them; tree.py then runs them.
 
-Base parts, parts that run jobs, parts that hold leases, clients and helpers are made in this order, each group in its
-own module. They are the only modules that know which part calls which. Nothing here runs or waits.
+Base parts, parts that run jobs, parts that hold leases, clients and helpers are created in this order, each group in
+its own module. Only these modules know which part calls which. No code here runs a part or waits.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def make_parts(
     unstoppable: Callable[[Run], None],
     signals: Signals | None = None,
 ) -> Parts:
-    """Make all parts of a process that serves the settings' entries over an open database."""
+    """Return all parts of a process that serves the settings' entries over an open database."""
     check_tasks(settings.workers, tasks)
-    # A separate registry: the supervisor may add tasks to it.
+    # A separate registry, since the supervisor may add tasks to it.
     tasks = tasks.beside([*(NOTIFY_TASKS if settings.notify else ()), *webhook_tasks(settings.sinks)])
     base = base_parts(settings, tasks, database, signals)
     running = running_parts(base)
     leases = lease_parts(base, running, unstoppable)
     clients = client_parts(base, running)
-    # What is read while the drain begins is still enqueued.
+    # Messages that are read when the drain begins are still enqueued.
     reader = partial(_reader, enqueue=base.enqueuer.enqueue, consumer=base.name, draining=base.drain.requested.is_set)
     readers = [reader(source) for source in tasks.message_sources]
     listener, helpers = helper_parts(base, running, leases, clients)

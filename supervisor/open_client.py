@@ -1,4 +1,4 @@
-"""`open_client`: a client for programs that run no jobs themselves, by the database or through a running service."""
+"""`open_client`: a client for programs that run no jobs, over the database or through a running service."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def open_client(*, url: str, token: str | None = None) -> AbstractAsyncContextMa
 def open_client(
     dsn: str | None = None, *, operator: str | None = None, url: str | None = None, token: str | None = None
 ) -> AbstractAsyncContextManager[Client]:
-    """Open a client for the length of a block: by the database, in a Trio run, or through a service, also on asyncio.
+    """Open a client for the duration of a block: over the database, on Trio, or through a service, also on asyncio.
 
-    The client connects when it is first used. It runs no jobs and no steps of processes: `open_supervisor` does that.
+    The client connects at its first use. It runs no jobs and no steps of processes: use `open_supervisor` for that.
 
     Args:
         dsn: the address of the database, such as `postgresql://user:password@host/jobs`.
-        operator: the name in the audit; by default the account and the host.
-        url: the address of a running service instead, such as `http://127.0.0.1:8080`.
-        token: an API token of the service, if it has tokens; the audit has the token's name.
+        operator: the name in the audit log; by default the account and the host.
+        url: the address of a running service, used instead of `dsn`, such as `http://127.0.0.1:8080`.
+        token: an API token of the service, if it has tokens; the audit log has the token's name.
 
     Raises:
-        ConfigError: an address is not allowed, or `dsn` is used outside of a Trio run.
+        ConfigError: an address is not allowed, or `dsn` is used outside a Trio run.
     """
     if (dsn is None) == (url is None):
         raise ConfigError("open_client takes either dsn, the address of a database, or url, that of a running service")
@@ -59,7 +59,7 @@ def open_client(
 
 @asynccontextmanager
 async def _open_database_client(settings: Settings, operator: Operator) -> AsyncIterator[Client]:
-    from dataloader.supervisor.database_client import (  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.supervisor.database_client import (  # noqa: PLC0415 - the database driver is not needed over HTTP
         open_database_client,
     )
 
@@ -71,9 +71,9 @@ async def _open_database_client(settings: Settings, operator: Operator) -> Async
 
 
 def client_options(settings: Settings, name: str) -> DatabaseOptions:
-    """The connection options of a program that runs no jobs; `name` is shown in `pg_stat_activity`.
+    """Return the connection options of a program that runs no jobs. `name` is shown in `pg_stat_activity`.
 
-    Raises `ConfigError` when the settings name no database.
+    Raises `ConfigError` if the settings name no database.
     """
     from dataloader.store.connection.options import DatabaseOptions  # noqa: PLC0415 - no driver is needed over HTTP
 
@@ -90,9 +90,9 @@ def client_options(settings: Settings, name: str) -> DatabaseOptions:
 
 
 def account() -> str:
-    """`account@host` of this program, its name in the audit."""
+    """Return `account@host` of this program, its name in the audit log."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as containers have it
+    except (OSError, KeyError):  # a user ID without a name, as in containers
         user = str(os.geteuid())
     return f"{user}@{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""Opens what the parts of a process stand on, and closes it: the database, their sessions and the HTTP socket."""
+"""Opens and closes the foundations of a process's parts: the database, the sessions and the HTTP socket."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ from dataloader.web.server.listen import open_listening_socket, serve_web
 from dataloader.web.services import Services, WebSettings
 
 CLOSE_S: Final = 7.0
-"""The time in which the three sessions are closed, in seconds; each takes two at most."""
+"""Seconds in which the three sessions are closed; each takes at most two."""
 
 
 def options_of(settings: Settings) -> DatabaseOptions:
-    """The connection options of a process that runs jobs. Raises `ConfigError` if the settings have no database."""
+    """Return the connection options of a process that runs jobs.
+
+    Raises `ConfigError` if the settings have no database.
+    """
     if settings.db_dsn is None:
         raise ConfigError("DL_DB_DSN: is missing; a supervisor needs the address of the database")
     return DatabaseOptions(
@@ -58,9 +61,9 @@ async def open_parts(
     unstoppable: Callable[[Run], None],
     signals: Signals | None = None,
 ) -> AsyncIterator[Parts]:
-    """The parts over an open database, for the length of a block. Raises `AddressError` when the HTTP address is taken.
+    """Open the parts over the database for the duration of a block. Raises `AddressError` if the HTTP address is taken.
 
-    `server` is the embedded one that the settings lead to, if it is to be kept running.
+    `server` is the embedded PostgreSQL that the settings lead to, if it is to be kept running.
     """
     options = options_of(settings)
     async with open_database(options) as database:

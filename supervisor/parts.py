@@ -1,4 +1,4 @@
-"""The parts of one process, as make_parts.py connects them and tree.py runs them."""
+"""Parts of one process, which make_parts.py connects and tree.py runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from dataloader.web.services import ProcessState
 class Parts:
     """All parts of one process.
 
-    While the tree runs, `start_helper`, `start_claims`, `start_removal` and `hold_resources` begin what is added to it.
+    While the tree runs, `start_helper`, `start_claims`, `start_removal` and `hold_resources` start added parts.
     """
 
     settings: Settings
@@ -95,7 +95,7 @@ class Parts:
     over: trio.Event = attrs.field(factory=trio.Event)
 
     def state(self) -> ProcessState:
-        """The process as `/status`, `/ready` and `/metrics` show it."""
+        """Return the state of the process for `/status`, `/ready` and `/metrics`."""
         return ProcessState(
             version=self.worker.version,
             worker=self.worker.name,
@@ -115,11 +115,11 @@ class Parts:
 
     @property
     def dispatchers(self) -> list[Dispatcher]:
-        """Those of the entries that this process serves now."""
+        """Dispatchers of the entries that this process currently serves."""
         return self.entries.dispatchers
 
     async def cut_off(self) -> None:
-        """Give up on the database: every call that waits for it, and every later one, raises an error."""
+        """Abandon the database: every call that waits for it, and every later call, raises an error."""
         for session in (self.recorder.session, self.heartbeat.session, self.locks):
             await session.cut()
         await self.database.cut()

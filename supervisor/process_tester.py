@@ -1,4 +1,4 @@
-"""Runs processes on a database for tests of their author, who lets time pass by hand."""
+"""Runs durable processes on a database for their author's tests, which advance time manually."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SETTLE_S: Final = 30.0
 
 @attrs.frozen
 class Trace:
-    """All that was asked of a process, its timers included, and all that has happened in it."""
+    """All requests and timers of a process, and all its events."""
 
     tasks: list[ProcessTask]
     events: list[ProcessEvent]
 
     @property
     def payloads(self) -> list[Any]:
-        """The events as their author wrote them."""
+        """Payloads of the events, as their author wrote them."""
         return [event.payload for event in self.events]
 
 
 @attrs.frozen
 class ProcessTester:
-    """Processes that run, and what a test does with them. `processes` starts, calls and reads them."""
+    """Running processes under test. `processes` starts, calls and reads them."""
 
     processes: ProcessClient
     _supervisor: Supervisor
@@ -47,9 +47,9 @@ class ProcessTester:
     _by_hand: bool = False
 
     async def settle(self) -> None:
-        """Wait until no process has anything to do now, and what they tell is delivered unless that is done by hand.
+        """Wait until no process has work to do, and events and messages are delivered unless `deliver_by_hand` is set.
 
-        Raises `trio.TooSlowError` after half a minute.
+        Raises `trio.TooSlowError` after 30 seconds.
         """
         with trio.fail_after(SETTLE_S):
             while await time_travel.is_busy(  # noqa: ASYNC110 - its jobs have no event
@@ -58,11 +58,11 @@ class ProcessTester:
                 await trio.sleep(LOOK_S)
 
     async def sent(self) -> list[ProcessRequest]:
-        """The messages to other processes that wait to be delivered, in the order in which they were sent."""
+        """Return the messages to other processes that wait for delivery, in the order in which they were sent."""
         return await time_travel.sent_messages(self._supervisor.database)
 
     async def deliver(self) -> None:
-        """Deliver messages, and what sinks are told, and all that comes of it; for `deliver_by_hand=True`."""
+        """Deliver messages and sink events, and wait for all that follows from them; for `deliver_by_hand=True`."""
         jobs = self._supervisor.jobs
         await jobs.resume(DELIVERIES)
         await attrs.evolve(self, by_hand=False).settle()
@@ -70,7 +70,7 @@ class ProcessTester:
             await jobs.pause(DELIVERIES)
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass: timers that fall due run one after the other, each at its time, and calls expire."""
+        """Advance time by `seconds`: due timers run one after the other, each at its time, and calls expire."""
         await self.settle()
         while seconds > 0:
             due_s = await time_travel.next_timer_s(self._supervisor.database, self._types)
@@ -80,12 +80,12 @@ class ProcessTester:
             await self.settle()
 
     async def crash(self, process_type: str, process_id: str) -> None:
-        """Let the worker of the step that runs die: another finds that. Raises `ValueError` if no step runs."""
+        """Simulate the death of the worker of the running step. Raises `ValueError` if no step runs."""
         if not await time_travel.lose_worker(self._supervisor.database, process_type, process_id):
             raise ValueError(f"no step of the process {process_id!r} runs")
 
     async def trace(self, process_type: str, process_id: str) -> Trace:
-        """What was asked of a process and has happened in it, the first 200 of each."""
+        """Return the requests, timers and events of a process, the first 200 of each."""
         tasks = await self.processes.tasks(process_type, process_id)
         events = await self.processes.events(process_type, process_id)
         return Trace(tasks.tasks, events.events)
@@ -95,14 +95,14 @@ class ProcessTester:
 async def process_tester(
     dsn: str, processes: Processes, *, slots: int = 4, sinks: Sequence[Sink] = (), deliver_by_hand: bool = False
 ) -> AsyncIterator[ProcessTester]:
-    """Run the steps of these types on a migrated database, such as `temporary_database` gives.
+    """Run the steps of these types on a migrated database, such as that of `temporary_database`.
 
     Args:
-        dsn: the database; processes of these types that it has already run, too.
+        dsn: the database. Existing processes of these types run, too.
         processes: the types.
-        slots: how many steps of a type run at once.
-        sinks: who is told of the processes, such as `Sink(name="books")` for a handler of this name.
-        deliver_by_hand: messages and what sinks are told wait for `tester.deliver()`.
+        slots: how many steps of a type run concurrently.
+        sinks: receivers of process events, such as `Sink(name="books")` for a handler of this name.
+        deliver_by_hand: messages and sink events wait for `tester.deliver()`.
     """
     tasks = Tasks()
     add_processes(tasks, processes)

@@ -1,7 +1,7 @@
 """Opens the resources of a registry's tasks before the first claim, and closes them after the last run.
 
-Each resource is entered and left in one Trio or asyncio task of its own, so it may have a nursery.
-They open in the order of their declaration and close in the reverse order, each within a deadline. One that raises
+Each resource is entered and left in one dedicated Trio or asyncio task, so it may have a nursery. Resources open in the
+order of their declaration and close in the reverse order, each within a deadline. A resource that raises
 `StoreUnavailable` is opened again, as the rest of the start waits for the database.
 """
 
@@ -30,16 +30,16 @@ from dataloader.jobs.text import said_by
 log = get_logger(__name__)
 
 OPEN_S: Final = 60.0
-"""The time in which a resource must open, in seconds."""
+"""Seconds in which a resource must open."""
 AWAY_PAUSES_S: Final = (0.5, 10.0)
-"""The pauses before a resource that could not reach its database is opened again: the first, and the longest."""
+"""Pauses before a resource is opened again that could not reach its database: the first, and the longest."""
 CLOSE_S: Final = 3.0
-"""The time in which a resource must close, in seconds; then it is cancelled."""
+"""Seconds in which a resource must close; then it is cancelled."""
 
 
 @attrs.frozen
 class Opened:
-    """The opened `resources` by their declarations, and the loop of asyncio handlers if one is needed."""
+    """Opened `resources` by their declarations, and the loop of asyncio handlers if one is needed."""
 
     resources: dict[object, Any]
     aio: AioLoop | None
@@ -47,9 +47,9 @@ class Opened:
 
 @asynccontextmanager
 async def open_resources(tasks: Tasks, *, until: trio.Event, aio: AioLoop | None = None) -> AsyncIterator[Opened]:
-    """The resources of `tasks`, open for the length of a block; `aio` is the loop of asyncio handlers if there is one.
+    """Open the resources of `tasks` for the duration of a block. `aio` is the loop of asyncio handlers, if one runs.
 
-    Raises `ConfigError` for a resource that can't be opened, and `Draining` if `until` is set before all are open.
+    Raises `ConfigError` for a resource that cannot be opened, and `Draining` if `until` is set before all are open.
     """
     needs_loop = any(task.asyncio and not task.in_child for task in tasks.values()) or any(
         r.asyncio for r in tasks.resources
@@ -64,7 +64,7 @@ async def open_resources(tasks: Tasks, *, until: trio.Event, aio: AioLoop | None
                 for resource in tasks.resources:
                     resources[resource] = await stack.enter_async_context(_open(resource, aio, nursery, until))
                 yield Opened(resources, aio)
-        except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+        except Exception as error:  # noqa: BLE001 - raised again below, outside this nursery's exception group
             failure = error
     if failure is not None:
         raise failure
@@ -98,16 +98,16 @@ async def _open(
     try:
         yield value
     finally:
-        await held.close()  # noqa: ASYNC102 - it has a shield and a deadline of its own
+        await held.close()  # noqa: ASYNC102 - it has its own shield and deadline
 
 
 async def _always() -> bool:
-    """The queue's database has served this start before; a resource that waits for another one waits in the log."""
+    """Return True: the queue's database was available at this start, so the outage is in a resource's database."""
     return True
 
 
 async def _opened(held: _Held, name: str, outages: Outages, nursery: trio.Nursery, until: trio.Event) -> Any:
-    """Open a resource. Raises `ConfigError`, `Draining`, and `StoreUnavailable` if only the database is away."""
+    """Open a resource. Raises `ConfigError`, `Draining`, or `StoreUnavailable` if only its database is unavailable."""
 
     async def stop_opening() -> None:
         await until.wait()
@@ -116,7 +116,7 @@ async def _opened(held: _Held, name: str, outages: Outages, nursery: trio.Nurser
     with trio.move_on_after(OPEN_S) as opening:
         async with trio.open_nursery() as watching:
             watching.start_soon(stop_opening)
-            # Raised outside of the nursery, which would wrap it into an exception group.
+            # Raised outside the nursery, which would wrap it in an exception group.
             ended = await outcome.acapture(nursery.start, held.hold)
             watching.cancel_scope.cancel()
         try:
@@ -134,7 +134,7 @@ class _Held:
     """One resource, in the task that enters and leaves it."""
 
     def __init__(self, resource: Resource[Any], aio: AioLoop | None) -> None:
-        """Not open yet."""
+        """Prepare the resource without opening it."""
         self._resource = resource
         self._aio = aio
         self._scope = trio.CancelScope()
@@ -142,10 +142,10 @@ class _Held:
         self._closed = trio.Event()
 
     async def hold(self, *, task_status: trio.TaskStatus[Any]) -> None:
-        """Open it, and leave it after `close` is called; `started` gives the value that it yields."""
+        """Open the resource, and leave it when `close` is called. `started` gives the value that it yields."""
 
         def opened(value: Any) -> None:
-            # From now on only `close` ends it, when no run needs it any more.
+            # From now on only `close` ends it, when no run needs it anymore.
             self._scope.shield = True
             task_status.started(value)
 
@@ -173,7 +173,7 @@ class _Held:
         log.error(event, resource=self._resource.name, error=_said(error))
 
     async def close(self) -> None:
-        """Close it within the deadline, or cancel it then."""
+        """Close the resource within the deadline, or cancel it."""
         self._closing.set()
         with trio.move_on_after(CLOSE_S, shield=True) as waiting:
             await self._closed.wait()

@@ -1,8 +1,8 @@
-"""Keeps a part of the tree running: starts it again after a failure and a pause, within a budget of restarts.
+"""Keeps a part of the tree running: restarts it after a failure and a pause, within a budget of restarts.
 
-A part that fails more often than its budget allows won't recover: `gave_up` is called, the process drains and exits 1
-with the cause in its last log line. Rejected: letting the error pass through the nurseries, which would cancel running
-jobs.
+A part that fails more often than its budget allows will not recover: `gave_up` is called, and the process drains and
+exits 1 with the cause in its last log line. Rejected: letting the error pass through the nurseries, which would cancel
+running jobs.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MAX_PAUSE_S: Final = 2.0
 
 @attrs.frozen
 class RestartBudget:
-    """At most `restarts` within `within_s` seconds. Failures while the database can't be used don't count."""
+    """Budget of at most `restarts` within `within_s` seconds. Failures during a database outage do not count."""
 
     restarts: int
     within_s: float
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the budget as readable text."""
         return f"{self.restarts} restarts in {self.within_s:g} s"
 
 
 async def keep_running(
     name: str, part: Callable[[], Awaitable[None]], budget: RestartBudget, gave_up: Callable[[ActorGaveUp], None]
 ) -> None:
-    """Run `part` until it returns or is cancelled; after an error start it again, until `budget` is used up."""
+    """Run `part` until it returns or is cancelled. After an error start it again, until `budget` is used up."""
     failures: deque[float] = deque()
     pauses = Pauses(FIRST_PAUSE_S, MAX_PAUSE_S)
     while True:

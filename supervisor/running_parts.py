@@ -1,4 +1,4 @@
-"""The parts that claim jobs and run their handlers."""
+"""Parts that claim jobs and run their handlers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dataloader.supervisor.settings import Settings
 
 @attrs.frozen(kw_only=True)
 class RunningParts:
-    """The parts between a claim and the recorder."""
+    """Parts between a claim and the recorder."""
 
     services: RunServices
     answers: Answers
@@ -56,7 +56,7 @@ class RunningParts:
 
 
 def running_parts(base: BaseParts) -> RunningParts:
-    """Make the parts that claim and run jobs, for the served entries."""
+    """Return the parts that claim and run jobs of the served entries."""
     settings, tasks, database = base.settings, base.tasks, base.database
     to_recorder, to_record = open_channel()
     transactions = Transactions(database, default_lease_s=settings.default_lease_s)
@@ -145,7 +145,7 @@ def _clusters(settings: Settings, tasks: Tasks, telemetry: Telemetry) -> Cluster
 
 
 def _served(settings: Settings, tasks: Tasks) -> list[Worker]:
-    """The entries of the settings, and those for notifications and deliveries."""
+    """Return the entries of the settings, and those for notifications and deliveries."""
     named = {entry.queue for entry in settings.workers}
     own = [
         *([Worker(NOTIFICATIONS, NOTIFICATION_SLOTS)] if settings.notify else []),

@@ -1,8 +1,9 @@
-"""Runs a supervisor for `dataloader serve`: signals, the log line "serving", and an end within a deadline (Q15).
+"""Runs a supervisor for `dataloader serve`: signals, the log line "serving", and an end within a deadline.
 
-First SIGTERM, SIGINT or SIGHUP: drain. Second: stop the jobs now. Third, or the total deadline: exit at once, since a
-thread that never returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when
-every job was finished or given back, else 1. Embedders handle signals themselves and call `Supervisor.drain`.
+The first SIGTERM, SIGINT or SIGHUP drains. The second stops the jobs. The third, or the total deadline, exits
+immediately, since a thread that never returns or a shielded wait in a library could otherwise keep the process forever.
+The exit code is 0 if every job has finished or was returned to the queue, else 1. Embedding programs handle signals
+themselves and call `Supervisor.drain`.
 """
 
 from __future__ import annotations
@@ -36,21 +37,22 @@ async def serve(
     *,
     server: EmbeddedPostgres | None = None,
 ) -> int:
-    """Run until a signal ends it, or a part gives up; return the exit code.
+    """Run until a signal ends the process or a part gives up, and return the exit code.
 
     `guest` is started when every queue claims, and cancelled when a drain has ended. `server` is the embedded
-    PostgreSQL that the settings point to, if there is one; it is started again if it ends.
+    PostgreSQL
+    that the settings point to, if any; it is restarted if it ends.
 
-    Raises `SchemaError`, `ConfigError` or `AddressError` when it can't start at all.
+    Raises `SchemaError`, `ConfigError` or `AddressError` if the process cannot start.
     """
     outcome: DrainReport | Exception | None = None
-    # What is loaded by now stays, so the garbage collector need not look at it: each full collection would stop the
-    # loop for tens of milliseconds. This one does too, so it comes before any job runs.
+    # Everything loaded so far stays, so the garbage collector can skip it: each full collection would stop the loop for
+    # tens of milliseconds. This collection does too, so it comes before any job runs.
     gc.collect()
     gc.freeze()
     _open_as_many_files_as_allowed()
     try:
-        # Signals that our parent has set to be ignored (nohup, a shell's background job) stay ignored.
+        # Signals that the parent process ignores (nohup, a shell's background job) stay ignored.
         heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         with trio.open_signal_receiver(*heeded) as signals, open_total_deadline(settings.drain_timeout_s) as deadline:
             async with (
@@ -82,7 +84,7 @@ async def _serve_until_drained(
     nursery: trio.Nursery,
     guest: Callable[[Supervisor], Awaitable[None]] | None,
 ) -> DrainReport | Exception:
-    """The drain's report, or the error that made serving impossible, to be raised when everything is closed."""
+    """Return the drain's report, or the error that made serving impossible, to be raised after everything is closed."""
     try:
         await supervisor.ready()
         _announce(supervisor, settings)
@@ -94,13 +96,13 @@ async def _serve_until_drained(
         return error
     report = await supervisor.wait_drained()
     if report.stuck:
-        # A thread that does not return would hold the process; its rows are left to their leases.
+        # A thread that does not return would keep the process; its rows are left to their leases.
         leave(1)
     return report
 
 
 def _steps(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
-    """What the first signal does, what the second does, and what each further one does."""
+    """Return the actions for the first signal, the second, and each further one."""
 
     def drain(name: str) -> None:
         log.info("signal: draining; another one stops the jobs at once", signal=name)
@@ -117,9 +119,9 @@ def _steps(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
 
 
 def _open_as_many_files_as_allowed() -> None:
-    """Raise the limit of open files to the hard limit; the usual 1,024 is meant for programs that use `select`."""
+    """Raise the limit of open files to the hard limit. The usual 1,024 is for programs that use `select`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # the kernel's own limit may be lower
+    with suppress(ValueError, OSError):  # the kernel's limit may be lower
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

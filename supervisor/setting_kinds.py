@@ -1,13 +1,13 @@
-"""How the text of one setting becomes a value, and what is allowed there (Q13).
+"""Kinds of settings: how the text of a setting becomes a value, and which values are allowed.
 
 settings.py names a kind for each setting. The kind's `read` takes the text of an environment variable, or the value
-itself (tests and embedders construct `Settings` directly), so both have the same check and the same message. `read`
-raises `Refused`, or a group of them for a list with several faults; settings.py turns them into lines such as
-`NAME: must be an integer from 1 to 50, not '0'`. Nothing here knows the settings' names. The kinds of lists of objects
-are in setting_lists.py.
+itself (tests and embedding programs construct `Settings` directly), so both have the same check and the same message.
+`read` raises `Refused`, or a group of them for a list with several errors. settings.py turns them into lines such as
+`NAME: must be an integer from 1 to 50, not '0'`. This module does not know the settings' names. The kinds of lists of
+objects are in setting_lists.py.
 
-Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which the line for a person
-would have to be assembled; the kinds here are less code.
+Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which a readable line would
+have to be assembled; the kinds here are less code.
 """
 
 import ipaddress
@@ -32,11 +32,11 @@ _LONGEST_S: Final = 31_536_000
 _PUBLIC: Final = re.compile(r"https?://[A-Za-z0-9._~:\[\]/%-]+")
 _SHORTEST_S: Final = 0.001
 MOST_OF_POSTGRES_S: Final = 2_147_000
-"""The longest timeout that PostgreSQL takes: milliseconds in 31 bits."""
+"""Longest timeout that PostgreSQL accepts: milliseconds in 31 bits."""
 
 
-class Refused(Exception):  # noqa: N818 - the answer of a check, always caught
-    """A value is not allowed. `allowed` says what is; `where` names the part that is refused, `shown` is its text."""
+class Refused(Exception):  # noqa: N818 - the result of a check, always caught
+    """Refusal of a value. `allowed` describes allowed values, `where` names the refused part, `shown` is its text."""
 
     def __init__(self, allowed: str, where: str = "", shown: str | None = None) -> None:
         super().__init__(allowed)
@@ -46,12 +46,12 @@ class Refused(Exception):  # noqa: N818 - the answer of a check, always caught
 
 
 class Missing(Refused):
-    """A part of a value is missing: `where` names it, `allowed` says what it must be."""
+    """A part of a value is missing. `where` names it, `allowed` says what it must be."""
 
 
 @attrs.frozen
 class Kind:
-    """The kind of a setting: `allowed` in words, `read` to check a text or a value, `show` to print without secrets."""
+    """Kind of a setting: `allowed` in words, `read` to check a text or a value, `show` to print it without secrets."""
 
     allowed: str
     read: Callable[[object], Any]
@@ -59,13 +59,13 @@ class Kind:
 
 
 def quoted(value: object) -> str:
-    """Return a value for a message: in quotes, on one line, cut to 200 characters."""
+    """Return a value for a message: quoted, on one line, cut to 200 characters."""
     text = visible(str(value))
     return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
 
 
 def seconds(example: str, *, zero: bool = False, most: int = _LONGEST_S) -> Kind:
-    """Return the kind of a duration: a millisecond or more, or also 0 if `zero`, and up to `most`."""
+    """Return the kind of a duration from 1 ms (also 0 if `zero`) to `most` seconds."""
     allowed = f"a number of seconds {'not less' if zero else 'greater'} than 0, for example {example}"
 
     def read(value: object) -> float:
@@ -103,7 +103,7 @@ def whole(least: int, most: int) -> Kind:
 
 
 def choice(*choices: str) -> Kind:
-    """Return the kind of a word out of a few, in any case."""
+    """Return the kind of a word out of `choices`, in upper or lower case."""
     allowed = f"one of {', '.join(choices)}"
 
     def read(value: object) -> str:
@@ -159,7 +159,7 @@ LIBPQ_ONLY: Final = frozenset(
         *("requiressl", "sslcertmode", "sslcompression", "sslcrldir", "sslkeylogfile", "sslsni", "tcp_user_timeout"),
     }
 )
-"""Parameters of an address that libpq knows; asyncpg would send them to the server, which refuses them."""
+"""Parameters of an address that only libpq knows; asyncpg would send them to the server, which refuses them."""
 
 
 def _read_dsn(value: object) -> str:
@@ -169,7 +169,7 @@ def _read_dsn(value: object) -> str:
         raise Refused(DSN.allowed)
     try:
         parts = urlsplit(dsn)
-        # The driver takes a list of hosts, whose port urlsplit can't read.
+        # The driver accepts a list of hosts, whose port urlsplit cannot read.
         whole_address = not parts.fragment and ("," in parts.netloc or parts.port != 0)
     except ValueError:
         whole_address = False

@@ -1,4 +1,4 @@
-"""The settings that are JSON lists of objects: WORKERS_JSON, DL_TOKENS, DL_NOTIFY (targets), DL_SINKS."""
+"""Settings that are JSON lists of objects: WORKERS_JSON, DL_TOKENS, DL_NOTIFY (targets), DL_SINKS."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ Role = Literal["read", "operate", "admin"]
 ROLES: Final = ("read", "operate", "admin")
 SHORTEST_TOKEN: Final = 16
 FEWEST_CHARACTERS: Final = 6
-"""A random token of 16 hex digits has fewer different ones in 1 of 30,000."""
+"""Minimum number of different characters in a token. A random one of 16 hex digits has fewer in 1 of 30,000 cases."""
 PLACEHOLDER: Final = "replace-me-by-a-random-one"
-"""The example in `.env.example`, which is refused as a token."""
+"""Example in `.env.example`, which is refused as a token."""
 
 
 @attrs.frozen
 class Worker:
-    """One entry of WORKERS_JSON: this process runs up to `concurrency` jobs of `queue` at once.
+    """One entry of WORKERS_JSON: this process runs up to `concurrency` jobs of `queue` concurrently.
 
-    With `tasks`, the names of some, it takes jobs of those alone, and leaves others of the queue to others.
+    With `tasks`, the process claims only jobs of the named tasks and leaves the queue's other jobs to other processes.
     """
 
     queue: str
@@ -48,7 +48,7 @@ class ApiToken:
 
 @attrs.frozen
 class Fields:
-    """The fields of an entry: those that it must have, and those that it may have."""
+    """Fields of an entry: required and optional."""
 
     needed: Mapping[str, Kind]
     optional: Mapping[str, Kind] = attrs.field(factory=dict[str, Kind])
@@ -65,11 +65,10 @@ def _read_list(
 ) -> list[dict[str, Any]]:
     """Return the objects of a JSON list, each with these `fields`, which may depend on the object.
 
-    Values of those in `once` must differ.
+    Values of the fields in `once` must differ. `together` finds contradictions between the entries; it gets only valid
+    fields.
 
-    `together` finds what is wrong with the entries beside each other; fields that are wrong are not in them.
-
-    Raises `Refused` if the value is not a list, and a group of `Refused` for everything that is wrong in the list.
+    Raises `Refused` if the value is not a list, and a group of `Refused` for all errors in the list.
     """
     if isinstance(value, str):
         try:
@@ -99,7 +98,7 @@ def _is_given(_field: object, value: object) -> bool:
 
 
 def _read_entry(given: object, fields: Fields, where: str, wrong: list[Refused], *, has_secret: bool) -> dict[str, Any]:
-    """Return the valid fields of an object, and append the errors of the others to `wrong`."""
+    """Return the valid fields of an object, and append the errors of its other fields to `wrong`."""
     kinds = {**fields.needed, **fields.optional}
     if not isinstance(given, Mapping):
         shown = MASKED if has_secret else msgspec.json.encode(given).decode()
@@ -123,7 +122,7 @@ def _read_entry(given: object, fields: Fields, where: str, wrong: list[Refused],
 
 
 def _shown(name: str, value: object, *, has_secret: bool) -> str:
-    """A field's value for a message. In an entry with a token, values that are long enough to be one are masked."""
+    """Return a field's value for a message. In an entry with a secret, values long enough to be one are masked."""
     text = str(value)
     return MASKED if has_secret and (name in {"token", "secret"} or len(text) >= SHORTEST_TOKEN) else text
 
@@ -136,7 +135,7 @@ def _read_workers(value: object) -> tuple[Worker, ...]:
 
 
 def _do_not_fit_together(entries: Sequence[Mapping[str, Any]]) -> Iterator[Refused]:
-    """What is wrong with several entries of one queue: each must have tasks of its own."""
+    """Yield the contradictions between several entries of one queue: each must name different tasks."""
     for index, entry in enumerate(entries):
         same = [other for other in entries[:index] if "queue" in entry and other.get("queue") == entry["queue"]]
         if same and not any("tasks" in one for one in (entry, *same)):
@@ -172,7 +171,7 @@ def _read_targets(value: object) -> tuple[Target, ...]:
 
 
 def _target_fields(given: object) -> Fields:
-    """The fields of a target: a command has an `argv`, all others are webhooks."""
+    """Return the fields of a target: a command has an `argv`, all others are webhooks."""
     named = given if isinstance(given, Mapping) else {}
     if "argv" in named:
         return Fields({"name": LINE, "argv": ARGV}, {"timeout_s": COMMAND_S, "kinds": NOTICE_KINDS})
@@ -185,7 +184,7 @@ def _read_sinks(value: object) -> tuple[Sink, ...]:
 
 
 def _sink_fields(given: object) -> Fields:
-    """The fields of a sink: a webhook has a `url` and a `secret`, a handler has neither."""
+    """Return the fields of a sink: a webhook has a `url` and a `secret`, a handler has neither."""
     named = given if isinstance(given, Mapping) else {}
     webhook = {"url": WEBHOOK_URL, "secret": TOKEN}
     optional = {"types": TYPES, "kinds": TOLD_KINDS, "timeout_s": DELIVERY_S, "max_tries": MAX_TRIES}
@@ -297,7 +296,7 @@ def _show_tokens(tokens: tuple[ApiToken, ...]) -> str:
 
 
 def _show_targets(targets: tuple[Target, ...]) -> str:
-    """Their names and kinds: an address may be a secret itself, and a command may have one."""
+    """Return the targets with their names and kinds only: a URL or a command may contain a secret."""
     hidden = {"url": MASKED, "secret": MASKED, "argv": [MASKED]}
     shown = [{name: hidden.get(name, value) for name, value in attrs.asdict(one).items()} for one in targets]
     return msgspec.json.encode(shown).decode()

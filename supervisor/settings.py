@@ -1,11 +1,11 @@
-"""The settings of a process: one attrs class whose fields carry their variable, their kind and their description (Q13).
+"""Settings of a process: one attrs class whose fields carry their variable, their kind and their description.
 
-A new setting needs only a field here. settings_layers.py reads them from files, environment and command line; embedders
-and tests construct `Settings(db_dsn=…, workers=(Worker("q", 2),))`. Both get the same checks and messages: one line for
-each bad setting, all of them at once. The table in docs/settings.md comes from the fields; tests compare it and
+A new setting needs only a field here. settings_layers.py reads them from files, environment and command line. Embedding
+programs and tests construct `Settings(db_dsn=…, workers=(Worker("q", 2),))`. Both get the same checks and messages: one
+error with a line for each bad setting. The table in docs/settings.md is generated from the fields; tests compare it and
 `.env.example` with them.
 
-Must never put a DSN or a token into a message, a repr or an explanation.
+Never put a DSN or a token into a message, a repr or an explanation.
 """
 
 import re
@@ -51,7 +51,7 @@ _PIPELINE: Final = Kind("variables such as DL_PIPELINE__RATE_MIN", _read_pipelin
 def _setting(
     name: str, kind: Kind, description: str, default: Any = None, *, optional: str = "", secret: bool = False
 ) -> Any:
-    """Declare a setting. `optional` describes in the table what applies without a value, in place of the default."""
+    """Declare a setting. `optional` is the text for the table if there is no default value."""
     metadata = {"name": name, "kind": kind, "description": description, "optional": optional, "secret": secret}
     return attrs.field(default=default, metadata=metadata, repr=not secret)
 
@@ -59,9 +59,9 @@ def _setting(
 @former_arguments(lock_dsn="direct_dsn")
 @attrs.frozen(kw_only=True)
 class Settings:
-    """All settings of one process, checked. Durations are in seconds; docs/settings.md says what each one does (Q13).
+    """All settings of one process, checked. Durations are in seconds; docs/settings.md describes each setting (Q13).
 
-    A field also takes the text that the environment variable would have. Without a `direct_dsn` all connections go to
+    A field also takes the text that the environment variable would have. Without a `direct_dsn` all connections use
     `db_dsn`. If the two lead to different databases, the start of the service fails.
 
     Raises:
@@ -361,7 +361,7 @@ class Settings:
                 problems += [
                     _refusal(field, value, refused) for refused in several.exceptions if isinstance(refused, Refused)
                 ]
-            except* ValueError as several:  # the pipelines' own, which name the variable
+            except* ValueError as several:  # errors of the load settings, which name the variable
                 problems += map(str, several.exceptions)
         problems = problems or self._contradictions()
         if problems:
@@ -391,7 +391,7 @@ class Settings:
 
 
 def settings_table() -> str:
-    """Return the table of docs/settings.md."""
+    """Return the table for docs/settings.md."""
     lines = ["| variable | default | allowed | what it does |", "| --- | --- | --- | --- |"]
     for field in attrs.fields(Settings):
         about = field.metadata
@@ -408,7 +408,7 @@ def _refusal(field: "attrs.Attribute[Any]", value: object, refused: Refused) -> 
     if refused.shown is not None:
         shown = refused.shown
     elif about["secret"]:
-        # Only the scheme is shown, which is the most common mistake; any other part may be the password.
+        # Show only the scheme, which is the most common mistake; any other part may be the password.
         scheme = re.match(r"[a-z+]{1,30}://", str(value))
         shown = f"{scheme[0] if scheme else ''}{MASKED}"
     else:

@@ -1,6 +1,6 @@
-"""Where a process's settings come from: defaults < `.env` < `.env.local` < environment < command line (Q13, E5).
+"""Sources of a process's settings: defaults < `.env` < `.env.local` < environment < command line.
 
-The command line calls `load_settings`, and `explain` for `dataloader config`. Must never write to `os.environ`, nor
+The command line calls `load_settings`, and `explain` for `dataloader config`. Never write to `os.environ`, and never
 expand `$` in a file, since passwords contain it.
 """
 
@@ -22,9 +22,9 @@ from dataloader.supervisor.setting_kinds import quoted
 from dataloader.supervisor.settings import Settings
 
 CLIENT_VARIABLE: Final = "DL_TOKEN"
-"""The API token that the command line sends; not a setting of a service."""
+"""API token that the command line sends; not a setting of a service."""
 FORMER: Final = MappingProxyType({"DL_LOCK_DSN": "DL_DIRECT_DSN"})
-"""The new name of each variable that had another one."""
+"""New name of each renamed variable."""
 FILES: Final = (".env", ".env.local")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -50,13 +50,13 @@ def load_settings(
 
     Args:
         env: the environment; by default that of the process.
-        directory: where `.env` and `.env.local` are looked for; by default the current one.
+        directory: the directory of `.env` and `.env.local`; by default the current one.
         overrides: values from the command line by field name (`port`); `None` means not given. `pipeline` is a mapping
             of `DL_PIPELINE__…` variables, each of which overrides the same one of the other layers.
-        defaults: values by field name, in place of the settings' own defaults.
+        defaults: values by field name, which replace the settings' own defaults.
 
     Raises:
-        ConfigError: one line for each bad value, or for a line in a file that can't be read.
+        ConfigError: one line for each bad value, or for a line in a file that cannot be read.
     """
     given = _given(env, directory, overrides)
     return Settings(**{**defaults, **{field: value for field, (value, _) in given.items()}})
@@ -67,7 +67,7 @@ def explain(
 ) -> list[SettingRow]:
     """Return every setting with its value, with secrets masked, and the layer that it came from.
 
-    Arguments and errors as `load_settings`.
+    Takes the arguments and raises the errors of `load_settings`.
     """
     given = _given(env, directory, overrides)
     settings = Settings(**{field: value for field, (value, _) in given.items()})  # type: ignore[arg-type]
@@ -83,16 +83,17 @@ def explain(
 
 
 def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path | None = None) -> list[str]:
-    """Return a sentence for each `DL_…` variable that is no setting, with the nearest name.
+    """Return a sentence for each `DL_…` variable that is not a setting, with the nearest name.
 
-    Names that begin with `DL_PIPELINE__` are checked when the settings are read. Arguments as `load_settings`.
+    Names that begin with `DL_PIPELINE__` are checked when the settings are read. Takes the arguments of
+    `load_settings`.
     """
     known = [*(field.metadata["name"] for field in attrs.fields(Settings)), CLIENT_VARIABLE]
     warnings = []
     for source, layer in _layers(env, directory):
         for name, value in layer.items():
             if name in FORMER and value.strip():
-                continue  # an error of `load_settings`
+                continue  # `load_settings` raises an error for it
             if name.startswith("DL_") and not name.startswith(PREFIX) and name not in known:
                 near = [FORMER[name]] if name in FORMER else difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
@@ -103,7 +104,7 @@ def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path |
 def _given(
     env: Mapping[str, str] | None, directory: Path | None, overrides: Mapping[str, object]
 ) -> dict[str, tuple[object, str]]:
-    """Return the given values by field: each from the highest layer that has one, with that layer's name."""
+    """Return the given values by field, each from the highest layer that has one, with that layer's name."""
     given: dict[str, tuple[object, str]] = {}
     fields = {field.metadata["name"]: field.name for field in attrs.fields(Settings)}
     pipeline: dict[str, str] = {}
@@ -136,7 +137,7 @@ def _given(
 
 
 def _refuse_former_names(layers: list[tuple[str, Mapping[str, str]]]) -> None:
-    """Raise `ConfigError` with a line for each variable that is set by its former name."""
+    """Raise `ConfigError` with a line for each variable that has its former name."""
     problems = [
         f"{name}: {renamed(FORMER[name])}; rename it in {'the environment' if source == 'environment' else source}"
         for source, layer in layers
@@ -156,7 +157,7 @@ def _layers(env: Mapping[str, str] | None, directory: Path | None) -> list[tuple
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    """Return the variables of one file. A line that sets none is an error, which dotenv itself would only skip."""
+    """Return the variables of one file. A line that sets none is an error; dotenv itself would skip it."""
     try:
         text = path.read_text("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Signals as steps: the first signal does the first step, the next one the next."""
+"""Signals as steps: the first signal triggers the first step, the next one the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 
 async def obey(signals: AsyncIterator[int], *steps: Callable[[str], None]) -> None:
-    """Call the next of `steps` with the name of each signal that arrives; after the last step, that one again.
+    """Call the next of `steps` with the name of each signal that arrives. After the last step, repeat the last one.
 
     `signals` comes from `trio.open_signal_receiver`. Runs until cancelled.
     """

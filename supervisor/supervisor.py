@@ -1,9 +1,9 @@
-"""The supervisor as a Trio program sees it: `async with open_supervisor(settings, tasks) as supervisor`.
+"""Supervisor for a Trio program: `async with open_supervisor(settings, tasks) as supervisor`.
 
-Runs inside any Trio run, with or without a trio-asyncio loop of the host's, and handles no signals. The tree runs in
-one shielded task, so that its jobs are given back even if the host is cancelled: leaving the block drains, leaving it
-by an error or a cancellation stops the jobs at once. Both end within the drain's bound, except for handlers that never
-stop: those are reported and waited for, since a Trio program can't leave a thread behind.
+It runs inside any Trio run, with or without a trio-asyncio loop of the host, and handles no signals. The tree runs in
+one shielded task, so that its jobs are released even if the host is cancelled. Leaving the block drains. Leaving it by
+an error or a cancellation stops the jobs immediately. Both end within the drain's bound, except for handlers that never
+stop: those are reported and waited for, since a Trio program cannot leave a thread behind.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ log = get_logger(__name__)
 
 
 class Supervisor:
-    """A running supervisor. Made by `open_supervisor`."""
+    """Running supervisor. Created by `open_supervisor`."""
 
     def __init__(self, parts: Parts, signals: Signals | None = None) -> None:
-        """Of `parts` that are open; `live` runs them."""
+        """Wrap `parts` that are open; `live` runs them."""
         self._parts = parts
         self.signals = signals
         self._changes = Changes(parts)
@@ -56,22 +56,22 @@ class Supervisor:
 
     @property
     def url(self) -> str | None:
-        """The address of the HTTP API; None without `with_web`."""
+        """Address of the HTTP API; None without `with_web`."""
         return self._parts.url
 
     @property
     def worker(self) -> str:
-        """This process's name, as in `claimed_by`."""
+        """Name of this process, as in `claimed_by`."""
         return self._parts.worker.name
 
     @property
     def state(self) -> ProcessState:
-        """This process now, as `/status` shows it: its queues with their slots, its listener, its message sources."""
+        """Current state of this process, as in `/status`: its queues with slots, its listener, its message sources."""
         return self._parts.state()
 
     @property
     def client(self) -> Client:
-        """The same client that `open_client` gives, over the supervisor's own database. The audit names the worker."""
+        """Client as from `open_client`, over the supervisor's database. The audit log names the worker."""
         return Client(
             jobs=self.jobs,
             processes=self.processes,
@@ -82,64 +82,67 @@ class Supervisor:
 
     @property
     def jobs(self) -> Jobs:
-        """The queue, over the supervisor's own database. Once a drain has begun, `enqueue` raises `Draining`.
+        """Jobs and queues, over the supervisor's database. Once a drain has begun, `enqueue` raises `Draining`.
 
-        The audit names the worker for what is done with it; with `jobs.signed(Operator(name))` it has another name.
+        The audit log names the worker as the operator; with `jobs.signed(Operator(name))` it has another name.
         """
         return Jobs(self._parts.performer)
 
     @property
     def schedules(self) -> DatabaseSchedules:
-        """The schedules, over the supervisor's own database; the audit names the worker for what is done with them."""
+        """Schedules, over the supervisor's database. The audit log names the worker as the operator."""
         return self._parts.schedules
 
     @property
     def bulk(self) -> DatabaseBulkActs:
-        """Acts on many jobs at once; the audit names the worker for what is done with them."""
+        """Bulk operations. The audit log names the worker as the operator."""
         return self._parts.bulk
 
     @property
     def limits(self) -> DatabaseLimits:
-        """The limits of tasks and suppliers, over its own database; the audit names the worker for what is done."""
+        """Limits of tasks and suppliers, over the supervisor's database.
+
+        The audit log names the worker as the operator.
+        """
         return self._parts.limits
 
     @property
     def processes(self) -> DatabaseProcesses:
-        """The durable processes, over its own database; the audit names the worker for what is done with them."""
+        """Durable processes, over the supervisor's database. The audit log names the worker as the operator."""
         return self._parts.processes
 
     @property
     def database(self) -> Database:
-        """The queue's database, for the functions of `dataloader.store`."""
+        """Database of the queue, for the functions of `dataloader.store`."""
         return self._parts.database
 
     async def add_tasks(self, tasks: Tasks) -> None:
-        """Take over all that `tasks` declares, as if it had been there at the start; return when it holds.
+        """Add all declarations of `tasks`, as if they had been there at the start. Return when they are in effect.
 
-        Its resources are opened, its limits and schedules stored, jobs that have waited for its tasks made ready. An
-        entry that takes jobs of some tasks alone stays as it is.
+        Resources are opened, limits and schedules are stored, and jobs that have waited for the tasks become ready. An
+        entry
+        that names its tasks does not change.
 
         Raises:
-            ValueError: a name is taken, or limits do not go together (`BadRequest`). As with the others, all is as it
-                was.
+            ValueError: a name is taken, or limits contradict each other (`BadRequest`). Nothing has changed then, nor
+                after the other errors.
             ConfigError: a resource could not be opened, or a child process would not find a function.
             Draining: a drain has begun.
-            StoreUnavailable: the database can't be reached; it may have stored what was declared.
+            StoreUnavailable: the database cannot be reached; it may have stored the declarations.
         """
         await self._changes.add_tasks(tasks)
 
     async def add_queue(self, queue: str, concurrency: int, *, tasks: Sequence[str] | None = None) -> None:
-        """Run up to `concurrency` jobs of a queue at once, from now on; with `tasks` jobs of those alone.
+        """Run up to `concurrency` jobs of a queue concurrently, from now on. With `tasks`, only jobs of those tasks.
 
-        Raises `ConfigError` as at the start, for what an entry of `Settings.workers` may not be, and `Draining`.
+        Raises `ConfigError` for an entry that `Settings.workers` would refuse at the start, and `Draining`.
         """
         await self._changes.add_queue(Worker(queue, concurrency, None if tasks is None else tuple(tasks)))
 
     async def remove_queue(self, queue: str) -> tuple[str, ...]:
-        """Take no more jobs of a queue; let the running ones finish within the drain's timeout, give back the rest.
+        """Claim no more jobs of a queue, let the running ones finish within the drain's timeout, and release the rest.
 
-        The ids of jobs come back whose handlers do not stop; there are none as a rule. A cancellation ends the wait,
-        not the removal.
+        Return the IDs of jobs whose handlers do not stop, usually none. A cancellation ends the wait, not the removal.
 
         Raises `BadRequest` for a queue that is not served, and `Draining`.
         """
@@ -155,15 +158,15 @@ class Supervisor:
         self._parts.drain.request()
 
     def hurry(self) -> None:
-        """Stop the running jobs now and give them back; begins a drain if none has begun."""
+        """Stop the running jobs now and release them. Begins a drain if none has begun."""
         self._parts.drain.hurry()
 
     async def wait_draining(self) -> None:
-        """Return when a drain has begun, for whatever reason."""
+        """Return when a drain has begun, for any reason."""
         await self._parts.drain.requested.wait()
 
     async def wait_drained(self) -> DrainReport:
-        """Return the report when a drain has ended; does not begin one."""
+        """Return the report when a drain has ended. Does not begin one."""
         await self._drained.wait()
         return self.report or DrainReport(0, 0, (), 0)
 
@@ -179,7 +182,7 @@ class Supervisor:
             raise Draining("the supervisor was drained before the database was ready")
 
     async def live(self, *, migrate: bool) -> None:
-        """Run the tree to its end; called once, by `open_starting`."""
+        """Run the tree until it ends. Called once, by `open_starting`."""
         try:
             async with trio.open_nursery() as nursery:
                 self._parts.reported = self._reported
@@ -215,7 +218,7 @@ async def open_starting(
     unstoppable: Callable[[Run], None] = _say_unstoppable,
     signals: Signals | None = None,
 ) -> AsyncIterator[Supervisor]:
-    """As `open_supervisor`, but the block begins while the supervisor may still wait for its database.
+    """Open a supervisor as `open_supervisor` does, but enter the block while it may still wait for its database.
 
     For callers that must be able to end it meanwhile.
     """
@@ -236,7 +239,7 @@ async def open_starting(
                     await supervisor.live(migrate=settings.migrate)
 
         try:
-            # A cancellation here would leave it running with nobody to end it. `started` comes without a wait.
+            # A cancellation here would leave it running without an owner. `started` is called without a wait.
             with trio.CancelScope(shield=True):
                 supervisor: Supervisor = await nursery.start(run)
             try:
@@ -245,7 +248,7 @@ async def open_starting(
                 supervisor.hurry()
                 raise
             supervisor.request_drain()
-        except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+        except Exception as error:  # noqa: BLE001 - raised again below, outside this nursery's exception group
             failure = error
     failure = failure or supervisor.failure
     if failure is not None:
@@ -253,8 +256,8 @@ async def open_starting(
 
 
 def _point_out_unknown_loads(settings: Settings, tasks: Tasks) -> None:
-    """Warn of settings for a load that does not exist: a misspelt name. Not in a process without loads."""
-    from dataloader.flows.etl.flow.flow import loads_of  # noqa: PLC0415 - only those who have such settings need it
+    """Warn about settings for a load that does not exist (a misspelled name), unless the process has no loads."""
+    from dataloader.flows.etl.flow.flow import loads_of  # noqa: PLC0415 - only processes with such settings need it
 
     if loads := loads_of(tasks):
         for sentence in settings.pipeline.of_no_load(loads):
@@ -270,14 +273,16 @@ async def open_supervisor(
     server: EmbeddedPostgres | None = None,
     signals: Signals | None = None,
 ) -> AsyncIterator[Supervisor]:
-    """A supervisor for the length of a block: it claims and runs jobs, and with `with_web` serves the HTTP API.
+    """Open a supervisor for the duration of a block. It claims and runs jobs, and with `with_web` serves the HTTP API.
 
-    `settings.db_dsn` must be set; without a database of your own, use that of `embedded_postgres`, and pass it as
-    `server`: the supervisor then starts it again if it ends. `signals`, for tests, report what the supervisor has done
+    `settings.db_dsn` must be set. Without your own database, use that of `embedded_postgres` and pass it as `server`:
+    the
+    supervisor then restarts it if it ends. `signals`, for tests, report the supervisor's actions
     (`dataloader.testing.Signals`).
 
-    Raises `SchemaError` or `ConfigError` if it can't work with the database, `AddressError` if the HTTP address is in
-    use, and `ActorGaveUp` at the end if a part gave up.
+    Raises `SchemaError` or `ConfigError` if it cannot work with the database, `AddressError` if the HTTP address is in
+    use,
+    and `ActorGaveUp` at the end if a part gave up.
     """
     async with open_starting(settings, tasks, with_web=with_web, server=server, signals=signals) as supervisor:
         await supervisor.ready()

@@ -55,9 +55,9 @@ HELPER: Final = RestartBudget(10, 60)
 LISTENER: Final = RestartBudget(20, 60)
 CLAIMS: Final = RestartBudget(20, 60)
 WEB_END_S: Final = 8.0
-"""The time for open HTTP requests and the HTTP server's shutdown, in seconds."""
+"""Seconds for open HTTP requests and the HTTP server's shutdown."""
 LEAVE_S: Final = 3.0
-"""The time for the last writes, in seconds: above all freeing the keys and removing the worker's row."""
+"""Seconds for the last writes, above all to free the keys and remove the worker's row."""
 
 
 async def live(
@@ -67,9 +67,9 @@ async def live(
     gave_up: Callable[[ActorGaveUp], None],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the whole tree until it is drained. `started` when the database is ready and every queue claims.
+    """Run the whole tree until it is drained. Calls `started` when the database is ready and every queue claims.
 
-    Raises `SchemaError` and `ConfigError` when the database can't serve this process at all.
+    Raises `SchemaError` and `ConfigError` if the database cannot serve this process.
     """
     keep = partial(keep_running, gave_up=gave_up)
     async with trio.open_nursery() as web:
@@ -113,7 +113,7 @@ async def _work_with_resources(
             parts.clusters.close()
             await _leave(parts)
     except (Draining, ConfigError) as error:
-        await _leave(parts)  # noqa: ASYNC120 - nobody cancels the root of the tree
+        await _leave(parts)  # noqa: ASYNC120 - the root of the tree is never cancelled
         if isinstance(error, ConfigError):
             raise
         task_status.started()
@@ -125,9 +125,9 @@ async def _work_with_later_resources(  # noqa: ASYNC128 - `_work` calls it
     cutting: trio.Nursery,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Hold what tasks need that are added while all runs, until the last write, or `closing` if they are not added.
+    """Hold the resources of tasks that are added later, until the last write or, if adding them fails, until `closing`.
 
-    They are closed as they would be had they been there at the start: the last ones first.
+    They are closed in the same order as resources that were there at the start: the last ones first.
     """
     held: list[tuple[trio.Event, trio.Event]] = []
 
@@ -179,8 +179,9 @@ async def _work(
                     parts.reported(report)
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
-                    # A look at parked jobs may still wait for its answer, hence the pause. While a handler is stuck the
-                    # connections stay open, however long it runs, so that its end can be written.
+                    # A check of parked jobs may still wait for its answer, hence the pause. While a handler is stuck,
+                    # the
+                    # connections stay open, however long it runs, so that its outcome can be written.
                     if not report.stuck:
                         cutting.start_soon(_cut_off_after, parts, LEAVE_S)
                 if report.stuck:
@@ -189,7 +190,7 @@ async def _work(
 
 
 def _migration_log() -> Callable[[str], None]:
-    """Return what logs the names of migrations: of an empty database, which takes a second, at level debug only."""
+    """Return a function that logs names of migrations, at level debug for an empty database, which takes a second."""
     is_empty = False
 
     def log_name(name: str) -> None:
@@ -215,7 +216,7 @@ async def _answer_waits(parts: Parts) -> None:
 
 
 async def _prepare(parts: Parts, *, migrate: bool) -> bool:
-    """Wait for the database, bring its schema up to date, check what it can carry; False when a drain came first."""
+    """Wait for the database, migrate its schema and check its capacity. Return False if a drain began first."""
     prepared = False
     version: int | None = None
     pauses = Pauses(0.2, 5.0)
@@ -241,7 +242,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await declare(parts.database, parts.tasks, parts.worker.name)
                 await know_sinks(parts.database, parts.settings.sinks)
                 await parts.retry_delays.learn()
-                # Before the first claim, so that no reader is told that these queues have no worker.
+                # Before the first claim, so that readers do not see these queues without a worker.
                 await parts.database.write(aio_show, parts.worker)
                 parts.outage.worked("start")
                 prepared = True
@@ -256,7 +257,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
 
 
 async def _leave(parts: Parts) -> None:
-    """Free the last keys, wake their next jobs, and remove the worker's row. Other workers can do without both."""
+    """Free the last keys, wake their next jobs, and remove the worker's row. Other workers can do without either."""
     try:
         await parts.locks.release()
         await parts.heartbeat.leave()

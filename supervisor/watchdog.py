@@ -1,8 +1,8 @@
-"""Sees a handler that blocks the event loop, and says where it hangs.
+"""Detects a handler that blocks the event loop, and logs where it hangs.
 
-A thread, because nothing on the loop can run while it is blocked. It only reads when the current turn began and, if
-that is long ago, the main thread's stack; it logs each stall once. The loop itself notes when a turn begins and ends,
-and counts the long ones: waking a task for that would be most of the work of an idle process.
+This is a thread, because no code on the loop can run while it is blocked. The thread only reads when the current turn
+began and, after a long time, the main thread's stack. It logs each stall once. The loop itself notes when a turn begins
+and ends, and counts the long ones: a task for that would cause most of the work of an idle process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = get_logger(__name__)
 
 TICK_S: Final = 0.25
 STALL_S: Final = 0.5
-"""A turn of the loop that takes this long is a stall."""
+"""Seconds after which a turn of the loop is a stall."""
 
 
 class _Turns(trio.abc.Instrument):
-    """Knows when the turn of the loop that is under way began; `inf` while the loop waits."""
+    """Records when the current turn of the loop began; `inf` while the loop waits."""
 
     def __init__(self, telemetry: Telemetry, stall_s: float, clock: Callable[[], float]) -> None:
         self.began = math.inf
@@ -38,10 +38,10 @@ class _Turns(trio.abc.Instrument):
         self._stall_s = stall_s
         self._clock = clock
 
-    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - Trio's signature
         self.began = self._clock()
 
-    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - Trio's signature
         took_s, self.began = self._clock() - self.began, math.inf
         if took_s > self._stall_s:
             self._telemetry.loop_stalled(took_s)
@@ -58,8 +58,8 @@ async def watch_loop(
 ) -> None:
     """Watch this loop until cancelled.
 
-    A thread checks every `tick_s` seconds, by `clock`, whether the current turn takes longer than `stall_s`. It then
-    calls `blocked` with the seconds that the stall has lasted so far.
+    A thread checks every `tick_s` seconds, by `clock`, whether the current turn takes longer than `stall_s` seconds. It
+    then calls `blocked` with the seconds that the stall has lasted so far.
     """
     watched = threading.get_ident()
     turns = _Turns(telemetry, stall_s, clock)
@@ -71,13 +71,14 @@ async def watch_loop(
         while not ended.wait(tick_s):
             began = turns.began
             for_s = clock() - began
-            # Only time that this thread has seen counts: while the whole process stood still, no handler could run.
+            # Only time that this thread has observed counts: while the whole process was suspended, no handler could
+            # run.
             seen_s, last = seen_s + tick_s if began == last else 0.0, began
             if for_s > stall_s and began != reported:
                 reported = began
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
-                # In a thread of its own: writing to a log that nobody reads may be what blocks the loop.
+                # In a separate thread: writing to a log that is not read may be what blocks the loop.
                 tell = partial(log.error, "the event loop is blocked", for_s=round(for_s, 2), stack=stack)
                 with suppress(RuntimeError):  # the machine has no thread left
                     threading.Thread(target=tell, daemon=True).start()
