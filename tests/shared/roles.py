@@ -42,11 +42,6 @@ def service_role(database: Database) -> contextmanager[Role]:
     return a_role(database, _grants())
 
 
-def grant_to_service(database: Database, role: Role) -> None:
-    """As the owner does it again after each upgrade."""
-    database.psql(_grants().replace("jobs_service", role.name))
-
-
 def _grants() -> str:
     [script] = re.findall(r"```sql\n(-- As the owner.*?)```", OPERATIONS.read_text(), re.DOTALL)
     return script

@@ -107,7 +107,6 @@ def start_service(
     folder,
     *,
     tasks="service_tasks:tasks",
-    python=sys.executable,
     environment=None,
     launcher=(),
     ledger_dsn=None,
@@ -117,7 +116,7 @@ def start_service(
     workers = json.dumps([{"queue": queue, "concurrency": slots} for queue, slots in queues.items()])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
     process = subprocess.Popen(
-        [*launcher, python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
+        [*launcher, sys.executable, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
         cwd=folder,
         env=inherited
         | {"PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "DL_DB_DSN": dsn, "WORKERS_JSON": workers}
