@@ -30,6 +30,8 @@ from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 MAX_PAGE_TEXT: Final = 1_000_000
 """The most characters that a page's rows bring with them: args, results, errors, details. One row always fits."""
+MAX_LISTED_NAME: Final = 2_000
+"""Bytes of a queue's or a task's name up to which it is listed by name. Only other services write longer ones."""
 MAX_SHOWN: Final = 2 * MAX_JSON
 """Longer args, progress or results are shown by their beginning; PostgreSQL writes JSON with more spaces than we do."""
 MAX_PAYLOAD: Final = 128 << 10
@@ -53,6 +55,7 @@ def shown(column: str, most: int = MAX_SHOWN) -> str:
 # Rows from before the triggers took away what another service writes there may have any text.
 _REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result", "previous")
+_NAMES: Final = ("queue", "task", "lock_key", "partition_key", "idempotency_key")
 _COLUMNS: Final = """
        job_id, queue, task, idempotency_key, CASE WHEN keyed THEN lock_key END AS lock_key, partition_key, priority,
        CASE WHEN waits_on IS NOT NULL AND available_at = 'infinity' THEN coalesce(wanted_at, created_at)
@@ -142,7 +145,8 @@ GROUP BY queue
 QUEUES: Final = f"WITH {_OPEN} {_QUEUES} ORDER BY queue"
 
 _QUEUE_PAGE: Final = f"""
-SELECT * FROM ({QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY queue LIMIT $3
+SELECT * FROM ({QUEUES}) AS page
+WHERE ($2::text IS NULL OR queue > $2) AND octet_length(queue) <= {MAX_LISTED_NAME} ORDER BY queue LIMIT $3
 """
 
 # Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
@@ -150,7 +154,7 @@ MOST_UNKNOWN: Final = 10
 """Unknown tasks of a queue that are named."""
 DEPTHS: Final = f"""
 WITH {_OPEN}, queues AS ({_QUEUES}),
-     named AS (SELECT queue FROM queues
+     named AS (SELECT queue FROM queues WHERE octet_length(queue) <= {MAX_LISTED_NAME}
                ORDER BY workers > 0 DESC,
                         ready + delayed + blocked + unknown_task + dependent + limited + running DESC, queue
                LIMIT $2)
@@ -158,7 +162,7 @@ SELECT c.*, (
   SELECT coalesce(jsonb_agg(u), '[]') FROM (
     SELECT j.task, sum(j.jobs) AS jobs,
            min(CASE WHEN j.created_at BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN j.created_at END) AS since
-    FROM judged j WHERE j.kind = 'task' AND j.queue = c.queue
+    FROM judged j WHERE j.kind = 'task' AND j.queue = c.queue AND octet_length(j.task) <= {MAX_LISTED_NAME}
     GROUP BY j.task ORDER BY jobs DESC, task LIMIT {MOST_UNKNOWN}
   ) AS u) AS unknown
 FROM (
@@ -289,7 +293,7 @@ async def _aio_list(
     async with connection.transaction(readonly=True):
         await connection.execute(PLAN_OF_A_LIST)
         records, more = await aio_fetch_page(
-            connection, sql, values, limit, texts=(*_JSON, "error"), most=MAX_PAGE_TEXT
+            connection, sql, values, limit, texts=(*_JSON, "error", *_NAMES), most=MAX_PAGE_TEXT
         )
     return records, await _aio_states(connection, records), more
 

@@ -6,8 +6,11 @@ import pytest
 from databases import raw_connection
 
 from dataloader.jobs.contract import Operator
+from dataloader.jobs.listings import EVERY_JOB
 from dataloader.store.queue import control
-from dataloader.store.queue.depths import CountLimits, read_depths
+from dataloader.store.queue.depths import OTHERS, CountLimits, read_depths
+from dataloader.store.queue.name_pages import page_of_queues
+from dataloader.store.queue.reads import count_queues, list_jobs
 
 pytestmark = pytest.mark.requirement("E11")
 
@@ -90,3 +93,20 @@ async def test_pauses_are_those_of_now_and_say_since_when_and_by_whom(store, raw
 async def test_queues_that_are_too_many_are_counted_together(store, raw):
     await add(raw, "a", "b", "b", "c", "c", "d")
     assert list((await ready(store, named=2)).items()) == [("b", 2), ("c", 2), ("", 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q9")
+async def test_names_that_only_other_services_can_write_are_not_listed_but_counted(store, raw):
+    """PostgreSQL compresses them, so that its index accepts 200,000 characters."""
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) SELECT gen_random_uuid(),"
+        " CASE WHEN i = 0 THEN 'q' ELSE repeat('x', 200000) || i END, repeat('t', 200000) || i, 'k' || i, '{}'"
+        " FROM generate_series(0, 29) i"
+    )
+    counted = await count_queues(store, most=100, rest=OTHERS)
+    assert [(queue.queue, queue.unknown_task + queue.ready) for queue in counted] == [(OTHERS, 29), ("q", 1)]
+    assert [queue.queue for queue in (await page_of_queues(store)).queues] == ["q"]
+    page = await list_jobs(store, EVERY_JOB, limit=1_000)
+    assert 1 < len(page.jobs) < 10
+    assert page.next is not None
