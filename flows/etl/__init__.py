@@ -1,7 +1,7 @@
-"""Loads: polite requests, parallel processing, one writer. See docs/etl.md.
+"""Loads: rate-limited requests, parallel processing, one writer. See docs/etl.md.
 
-The names below are public. They are imported when they are first used: the supervisor reads the settings of pipelines
-without loading what runs them.
+The names below are public. Each is imported when it is first used, so that the supervisor reads the settings of
+pipelines without loading the modules that run them.
 """
 
 from __future__ import annotations

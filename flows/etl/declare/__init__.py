@@ -1,1 +1,1 @@
-"""What a data engineer declares: a load, its windows, its pipeline's settings."""
+"""Declarations of a data engineer: a load, its windows, the settings of its pipeline."""

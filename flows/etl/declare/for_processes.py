@@ -1,4 +1,4 @@
-"""Checks that another process can get what a load needs there: its functions by their modules and names, its source."""
+"""Checks that another process can get the objects of a load: its source, and its functions by module and name."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what stands in the program's main file, which another process can't import."""
+    """Refuses objects of the program's main file, which another process cannot import."""
 
     def persistent_id(self, value: Any) -> None:
-        """No value has one. Raises `ValueError`."""
+        """Return None: no object has a persistent ID. Raises `ValueError` for objects of the main file."""
         if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
             raise ValueError(f"{value.__qualname__} must stand in a module, not in the program's main file")
 
 
 def why_not(value: object) -> str | None:
-    """Why another process can't get the value; None if it can."""
+    """Return the reason why another process cannot get the value; None if it can."""
     try:
         _Pickler(io.BytesIO()).dump(value)
-    except Exception as error:  # noqa: BLE001 - whatever an object says of it
+    except Exception as error:  # noqa: BLE001 - any error of an object's own pickling
         return str(error) or type(error).__name__
     return None

@@ -1,4 +1,4 @@
-"""What a data engineer declares: a `Load` says where records come from and which table they go to.
+"""Declaration of a load: the source of its records and the table that they are written to.
 
     rates = Load(
         name="ecb.rates",
@@ -9,7 +9,7 @@
     )
     add_loads(tasks, rates)
 
-Nothing here runs: run/load_task.py makes a task of a load.
+This module runs nothing. run/load_task.py makes a task of a load.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import as_names
 
 Row = Mapping[str, Any]
-"""A row by its columns' names; other names go into the column `payload`, if the table has one."""
+"""Row by column names. Other names are written to the column `payload`, if the table has one."""
 
 Made = Row | Sequence[Row] | None
-"""What a transform makes of a record."""
+"""Result of a transform for a record."""
 
 _NOTHING: Final[Given] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """The table that rows go to; its columns are read from the database.
+    """Table that rows are written to. Its columns are read from the database.
 
     `key` are the columns of a unique index. `mode`: `upsert` inserts and updates by the key and does not write
-    unchanged rows; `insert` only adds. If the table has a column `content_hash`, a row is unchanged if that is equal (a
-    hash of all values except those of `hash_without`); otherwise the columns are compared. `delete_missing` names the
-    column (`deleted_at` or a boolean) that marks rows which the source no longer has, within the window or, without
-    windows, in the whole table. The columns `source_file`, `source_endpoint` and `fetched_at` are filled if the table
-    has them.
+    unchanged rows; `insert` only adds. If the table has a column `content_hash`, a row is unchanged if the hash is
+    equal (a hash of all values except those of `hash_without`); otherwise the columns are compared. `delete_missing`
+    names the column (`deleted_at` or a boolean) that marks rows that the source no longer has, within the window or,
+    without windows, in the whole table. The columns `source_file`, `source_endpoint` and `fetched_at` are filled if the
+    table has them.
     """
 
     table: str
@@ -80,12 +80,12 @@ class Target:
 
 @attrs.frozen(kw_only=True)
 class Detail:
-    """A request for each record of a list, sent after the list is written (E7).
+    """Request for each record of a list, sent after the list is written.
 
-    `id` takes a record of the list and returns the id of its detail, or None if it has none; `request` takes the id and
-    returns the request. `source` sends it and reads the answer: another one than the list's if the format differs.
-    `transform` takes the id, as text, and a record of the answer, and returns a row, or None to leave it out; with
-    `reads` it also takes a `Reader`.
+    `id` takes a record of the list and returns the ID of its detail, or None if it has none. `request` takes the ID and
+    returns the request. `source` sends the request and reads the response; it differs from the list's source if the
+    format differs. `transform` takes the ID, as text, and a record of the response. It returns a row, or None to leave
+    the record out. With `reads` it also takes a `Reader`.
     """
 
     id: Callable[[Record], str | int | None]
@@ -96,24 +96,25 @@ class Detail:
     reads: bool = False
 
     def of(self, detail: str | int) -> Request:
-        """The request for the detail with this id, which becomes the request's key."""
+        """Return the request for the detail with this ID, which becomes the request's key."""
         return attrs.evolve(self.request(detail), key=str(detail))
 
 
 @former_arguments(budgets="rate_limits")
 @attrs.frozen(kw_only=True)
 class Load:
-    """One table's load (E6). Its `name` is the task's.
+    """Load of one table. Its `name` is the task's name.
 
-    `transform` takes a raw record and returns a row, a list of rows, or None to leave it out. It runs in threads, or
-    with `processes` in processes of the load's own, which also read the answers: for functions of a module that take
-    much CPU time. With `dask`, a scheduler's address, these are beside the workers of that Dask cluster; with True the
-    address is DL_DASK. With `reads` it also takes a `Reader`, to look things up in the database (E2). `pipeline` has
-    settings of `PipelineConfig` for this load. `rate_limits` limit the requests to its source in addition to the pause.
-    A run is stopped after `timeout_s` seconds. `queue` is that of its jobs. `schedule` has the fields of
-    `Tasks.schedule`, such as `{"cron": "30 3 * * *", "zone": "Europe/Berlin"}`; the schedule has the load's name.
+    `transform` takes a raw record and returns a row, a list of rows, or None to leave the record out. It runs in
+    threads. With `processes` it runs in dedicated processes of the load, which also read the responses: for functions
+    of a module that use much CPU time. With `dask`, the address of a scheduler, these processes run beside the workers
+    of that Dask cluster; True uses the address DL_DASK. With `reads` it also takes a `Reader` for lookups in the
+    database. `pipeline` has settings of `PipelineConfig` for this load. `rate_limits` limit the requests to its source,
+    in addition to the pause. A run is stopped after `timeout_s` seconds. `queue` is the queue of its jobs. `schedule`
+    has the fields of `Tasks.schedule`, such as `{"cron": "30 3 * * *", "zone": "Europe/Berlin"}`; the schedule has the
+    load's name.
 
-    Raises `ValueError`, which names the field, its value and what is allowed.
+    Raises `ValueError` with the field, its value and the allowed values.
     """
 
     name: str
@@ -136,7 +137,7 @@ class Load:
         check_name("name", self.name, MAX_NAME)
         check_task_options(self.queue, self.schedule)
         check_names(self.pipeline, f"load {self.name}: pipeline")
-        # If only one end of the pause is declared, the other is known when the run begins.
+        # If only one end of the pause is declared, the other one is known when the run begins.
         PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})
         if self.detail is not None and not self.target.key:
             raise ValueError(f"load {self.name}: target.key: is missing; a list whose details are asked for needs it")
@@ -160,7 +161,7 @@ class Load:
         self._check_place()
 
     def hide(self, text: str) -> str:
-        """Return a text without the secrets of the load's sources, as it may be kept and shown."""
+        """Return a text without the secrets of the load's sources, for storage and display."""
         text = self.source.hide(text)
         return text if self.detail is None else self.detail.source.hide(text)
 

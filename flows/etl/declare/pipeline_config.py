@@ -1,9 +1,14 @@
-"""How a pipeline runs: its workers, queues, batches, pauses and limits (E5).
+"""Settings of a pipeline: workers, queues, batches, pauses and limits.
 
-A setting can be given in several places, of which a later one in this list overrides the earlier ones: the defaults
-here; `DL_PIPELINE__RATE_MIN` and `--pipeline-rate-min`, for every load of a process; the load's own declaration;
-`DL_PIPELINE__<LOAD>__RATE_MIN`, for this load in this process; the `pipeline` of a job's args, for one run. So a load
-that was declared with long pauses keeps them when the pauses of all loads are shortened.
+A setting can be given in several places. Later places in this list override the earlier ones:
+
+* the defaults here;
+* `DL_PIPELINE__RATE_MIN` and `--pipeline-rate-min`, for all loads of a process;
+* the load's own declaration;
+* `DL_PIPELINE__<LOAD>__RATE_MIN`, for this load in this process;
+* the `pipeline` of a job's args, for one run.
+
+So a load that was declared with long pauses keeps them when the pauses of all loads are shortened.
 """
 
 from __future__ import annotations
@@ -20,19 +25,19 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class PipelineConfig:
-    """The settings of one pipeline. Times are in seconds.
+    """Settings of one pipeline. Times are in seconds.
 
-    `workers` read and transform responses; at most `queue_size` responses wait for them. A batch is written when
-    `batch_size` rows or more have gathered, or `batch_timeout` after its first one. Between the end of a response and
-    the next request to the same source there is a random pause from `rate_min` to `rate_max`. A request is tried up
-    to `attempts` times, each for at most `request_timeout`. More than `max_failures` failures in a row end the run: of
-    requests, batches and segments, and of answers and batches without a good record, while more than
-    `max_failed_share` of the records have failed so far. A run that comes to its end has failed if more than
+    `workers` read and transform responses, of which at most `queue_size` wait. A batch is written when it has
+    `batch_size` rows or more, or `batch_timeout` after its first row. Between the end of a response and the next
+    request to the same source, there is a random pause from `rate_min` to `rate_max`. A request is tried up to
+    `attempts` times, each for at most `request_timeout`. More than `max_failures` consecutive failures end the run:
+    failures of requests, batches and segments, and responses and batches without a good record, while more than
+    `max_failed_share` of the records have failed so far. A run that reaches its end has failed if more than
     `max_failed_segments` of its segments could not be loaded, or more than the share `max_failed_share` (0 to 1) of its
-    records or details.
-    `drain_timeout` is how long a cancelled run may still process and write the responses that it has.
+    records or details. `drain_timeout` is the time in which a canceled run may process and write the responses that it
+    has.
 
-    Raises `ValueError`, which names the setting, its value and what is allowed.
+    Raises `ValueError` with the setting, its value and the allowed values.
     """
 
     workers: int = 2
@@ -74,7 +79,7 @@ MOST: Final = 1_000_000
 LONGEST_S: Final = 86_400
 
 Given = Mapping[str, Any]
-"""Some of a `PipelineConfig`'s settings, by name."""
+"""Settings of a `PipelineConfig`, by name. May be incomplete."""
 
 
 def _refusal(name: str, value: object, allowed: str) -> ValueError:
@@ -82,7 +87,7 @@ def _refusal(name: str, value: object, allowed: str) -> ValueError:
 
 
 def check_names(given: Given, where: str) -> None:
-    """Raise `ValueError` if one of the names is no setting of a pipeline; `where` says who gave them."""
+    """Raise `ValueError` if one of the names is not a setting of a pipeline. `where` is their origin, for the error."""
     known = [field.name for field in attrs.fields(PipelineConfig)]
     for name in given:
         if name not in known:
@@ -90,16 +95,16 @@ def check_names(given: Given, where: str) -> None:
 
 
 def variable_of(load: str) -> str:
-    """A load's name as part of a variable's: ecb.rates is ECB_RATES, as in DL_PIPELINE__ECB_RATES__WORKERS."""
+    """Return a load's name as part of a variable: ECB_RATES for ecb.rates, as in DL_PIPELINE__ECB_RATES__WORKERS."""
     return re.sub(r"[^A-Z0-9]+", "_", load.upper()).strip("_")
 
 
 @attrs.frozen
 class PipelineSettings:
-    """The pipeline settings of a process: `of_all` loads, and `of_one` load, by the `variable_of` its name.
+    """Pipeline settings of a process: `of_all` loads, and `of_one` load, by the `variable_of` its name.
 
-    The values are numbers, or the texts of variables. `tables_at_once` is how many tables of a set of dimensions are
-    merged at the same time, unless the set says otherwise.
+    The values are numbers or the texts of variables. `tables_at_once` is the number of tables of a set of dimensions
+    that are merged concurrently, unless the set has its own number.
     """
 
     of_all: Given = attrs.field(factory=dict)
@@ -107,7 +112,7 @@ class PipelineSettings:
     tables_at_once: int = 4
 
     def config(self, load: str, declared: Given, asked: Given) -> PipelineConfig:
-        """The settings of a run of `load`, with the settings `declared` with the load and `asked` by the job's args.
+        """Return the settings of a run of `load`, with those `declared` with the load and `asked` by the job's args.
 
         Raises `ValueError` for a setting that is not allowed.
         """
@@ -116,7 +121,7 @@ class PipelineSettings:
         return PipelineConfig(**{name: _number(name, value) for name, value in given.items()})
 
     def of_no_load(self, loads: Collection[str]) -> list[str]:
-        """A sentence for each load that has settings of its own but is not in `loads`, with the nearest name."""
+        """Return a sentence for each load that has settings but is not in `loads`, with the most similar name."""
         known = {variable_of(load): load for load in loads}
         sentences = []
         for name in sorted(set(self.of_one) - set(known)):
@@ -130,7 +135,7 @@ class PipelineSettings:
 
 @contextmanager
 def _naming(prefix: str) -> Iterator[None]:
-    """In errors, replace a setting's name by its variable's, which begins with `prefix`."""
+    """Replace a setting's name in errors by its variable's name, which begins with `prefix`."""
     try:
         yield
     except ValueError as error:
@@ -139,9 +144,9 @@ def _naming(prefix: str) -> Iterator[None]:
 
 
 def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
-    """The settings in variables such as `DL_PIPELINE__RATE_MIN` and `DL_PIPELINE__ECB_RATES__RATE_MIN`.
+    """Read the settings in variables such as `DL_PIPELINE__RATE_MIN` and `DL_PIPELINE__ECB_RATES__RATE_MIN`.
 
-    Raises `ValueError`, one line, for a name that is no setting and a value that is not allowed.
+    Raises `ValueError`, with one line, for an unknown setting and for a value that is not allowed.
     """
     of_all: dict[str, Any] = {}
     of_one: dict[str, dict[str, Any]] = {}
@@ -166,7 +171,7 @@ PREFIX: Final = "DL_PIPELINE__"
 
 
 def _number(name: str, value: Any) -> Any:
-    """The number in a variable's text; any other text is returned as it is, to be refused with the variable's name."""
+    """Return the number in a variable's text, or any other text unchanged, to be refused with the variable's name."""
     if not isinstance(value, str):
         return value
     try:

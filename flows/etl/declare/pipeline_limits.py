@@ -1,4 +1,4 @@
-"""The limits of a run of loads that no user sets: times, rows and bytes that are right for every load."""
+"""Fixed limits of a run of loads: times, rows and bytes that suit all loads, so that users need not set them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class PipelineLimits:
-    """The fixed limits of a run; tests pass smaller ones.
+    """Fixed limits of a run. Tests pass smaller ones.
 
     Attributes:
-        retry_s: seconds before the second try of a request, which double with each try, and the most.
-        linger_s: seconds for the answer to a cancelled request, after which its connection is closed.
-        most_bytes: with this many bytes of responses and rows that wait to be processed or written, no request is sent.
-        most_rows: rows of a batch if `batch_size` is less: a response that has more than that is several batches.
-        most_refused: rows of a batch that the database refuses one after the other, after which further ones are not
-            searched for, nor recorded, one by one.
-        most_retried: failures that one segment retries.
-        save_s: seconds in which failures are saved that no segment's end has saved.
+        retry_s: seconds before the second try of a request, which double with each try, and their maximum.
+        linger_s: seconds for the response to a canceled request, after which its connection is closed.
+        most_bytes: no request is sent while this many bytes of responses and rows wait to be processed or written.
+        most_rows: maximum rows of a batch if `batch_size` is less. A response with more rows is split into batches.
+        most_refused: maximum rows of a batch that are found and recorded one by one when the database refuses them.
+        most_retried: maximum failures that one segment retries.
+        save_s: seconds to save the failures that no segment's end has saved.
         clean_up_s: seconds for each statement that ends a run, also after a stop of the job.
-        wait_s: the shortest and the longest pause, in seconds, before a run checks again whether another run of its
-            load has ended.
+        wait_s: shortest and longest pause, in seconds, before a run checks again whether another run of its load has
+            ended.
         show_s: seconds between two updates of the job's progress.
         log_s: seconds between two lines of progress in the log.
     """

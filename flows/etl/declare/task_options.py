@@ -1,4 +1,4 @@
-"""The options of a load, a flow or a set of dimensions that are those of its task: its queue and its schedule."""
+"""Options of a load, a flow or a set of dimensions that belong to its task: the queue and the schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUEUE: Final = "default"
 
 
 def check_task_options(queue: str, schedule: Mapping[str, Any] | None) -> None:
-    """Raise `ValueError`, which names the field, for a name that no queue has, and for fields of no schedule."""
+    """Raise `ValueError`, which names the field, for an invalid queue name or invalid fields of a schedule."""
     check_name("queue", queue, MAX_NAME)
     if schedule is None:
         return

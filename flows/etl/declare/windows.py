@@ -1,7 +1,7 @@
-"""Which span of time a run loads, and how it is cut into segments (E6).
+"""Windows: the time span that a run loads, and its division into segments.
 
-A run begins at the watermark of the one before, less a look-back for records that are corrected late, and ends now.
-Segments are cut at calendar boundaries of a time zone, so that a day is always in the same segment; each segment is
+A run begins at the watermark of the run before, minus a look-back for records that are corrected late. It ends now.
+Segments are divided at calendar boundaries of a time zone, so that a day is always in the same segment. Each segment is
 committed as a whole.
 """
 
@@ -24,12 +24,12 @@ MOST_SEGMENTS: Final = 100_000
 
 
 def begin_of_day(day: date, zone: tzinfo) -> datetime:
-    """The first instant of a day in a zone: midnight, unless the clock is put forward over it.
+    """Return the first moment of a day in a zone: midnight, unless a clock change skips it.
 
-    Then it is the moment of the change: in Santiago and Cairo a day may begin at 01:00. A midnight that comes twice
-    begins the day when it comes first. If there is no such day, it is the beginning of the next one.
+    In that case it is the moment of the change: in Santiago and Cairo a day may begin at 01:00. If midnight occurs
+    twice, the day begins at the first one. If there is no such day, it is the beginning of the next one.
     """
-    # In a gap the two readings of a wall clock time are swapped: the offset after it gives the earlier instant.
+    # In a gap, the two readings of a wall clock time are swapped: the offset after the gap gives the earlier time.
     after, before = (datetime.combine(day, time(fold=fold), zone).astimezone(UTC) for fold in (1, 0))
     if after >= before:
         return before.astimezone(zone)
@@ -39,13 +39,13 @@ def begin_of_day(day: date, zone: tzinfo) -> datetime:
 
 
 def is_begin_of_day(moment: datetime) -> bool:
-    """Whether an instant, in its own zone, is the first of its day."""
+    """Return whether a timestamp, in its own zone, is the first moment of its day."""
     assert moment.tzinfo is not None  # noqa: S101 - windows have a zone
     return moment.astimezone(UTC) == begin_of_day(moment.date(), moment.tzinfo).astimezone(UTC)
 
 
 def instant(value: date | datetime, zone: ZoneInfo) -> datetime:
-    """A day or an instant as an instant: a day is its first one; a value without a zone is in `zone`."""
+    """Convert a day or a timestamp to a timestamp: a day to its first moment. A value without a zone is in `zone`."""
     if not isinstance(value, datetime):
         return begin_of_day(value, zone)
     return value.replace(tzinfo=zone) if value.tzinfo is None else value.astimezone(zone)
@@ -53,14 +53,14 @@ def instant(value: date | datetime, zone: ZoneInfo) -> datetime:
 
 @attrs.frozen(kw_only=True)
 class Windows:
-    """The windows of a load.
+    """Windows of a load.
 
-    The very first run begins at `start`. `segment` is a calendar unit, or a timedelta counted from `start`. Each run
-    loads the time `look_back` before the watermark again. It leaves out the last `delay` before now, whose records may
-    not be complete. `column` is the target's column with the time of a row, by which rows of a window are found that
-    the source no longer has. `zone` is the time zone in which days begin.
+    The first run begins at `start`. `segment` is a calendar unit, or a timedelta counted from `start`. Each run loads
+    the time `look_back` before the watermark again. It leaves out the last `delay` before now, because records may be
+    incomplete. `column` is the target's column with the time of a row, by which rows of a window are found that the
+    source no longer has. `zone` is the time zone in which days begin.
 
-    Raises `ValueError`, which names the field and what is allowed.
+    Raises `ValueError` with the field and the allowed values.
     """
 
     start: date | datetime
@@ -85,11 +85,11 @@ class Windows:
             raise ValueError(f"zone: must be a time zone such as Europe/Berlin, not {self.zone!r}") from None
 
     def begin(self) -> datetime:
-        """Where the very first run begins."""
+        """Return the beginning of the first run."""
         return instant(self.start, self._zone())
 
     def ends_before(self, end: datetime, until: date | datetime) -> bool:
-        """Whether `until`, a day or an instant, is after `end`."""
+        """Return whether `until`, a day or a timestamp, is after `end`."""
         return end.astimezone(UTC) < instant(until, self._zone()).astimezone(UTC)
 
     def plan(
@@ -100,15 +100,15 @@ class Windows:
         since: date | datetime | None = None,
         until: date | datetime | None = None,
     ) -> list[Window]:
-        """The segments of a run, oldest first; none if nothing is new.
+        """Return the segments of a run, oldest first; none if nothing is new.
 
-        All before `watermark` is loaded; `since` and `until`, if they are given, bound what is loaded instead. The last
-        segment may end in the middle of its unit: at `until`, but no later than now less the delay.
+        Everything before `watermark` is loaded. `since` and `until`, if given, are the bounds instead. The last segment
+        may end in the middle of its unit: at `until`, but not later than now minus the delay.
 
         Raises `BadRequest` if `since` is not before `until`, or for more than `MOST_SEGMENTS` segments.
         """
         zone = self._zone()
-        # Not beyond now, even if that was asked for: the watermark would move over records that are still to come.
+        # Never later than now, even if requested: the watermark would move over records of the future.
         end, told = now.astimezone(zone) - self.delay, "now"
         if self.delay:
             told = f"now, less the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
@@ -133,7 +133,7 @@ class Windows:
         return windows
 
     def _cut(self, begin: datetime, end: datetime) -> Iterator[Window]:
-        # Compared in UTC: in the hour that occurs twice in a zone, the later of two instants may have the earlier wall
+        # Compared in UTC: in an hour that occurs twice in a zone, the later of two timestamps may have the earlier wall
         # clock time.
         zone, begin, end = self._zone(), begin.astimezone(UTC), end.astimezone(UTC)
         while begin < end:
@@ -142,9 +142,9 @@ class Windows:
             begin = following
 
     def _next(self, begin: datetime) -> datetime:
-        """The first boundary behind `begin`."""
+        """Return the first boundary after `begin`."""
         if isinstance(self.segment, timedelta):
-            # Counted in absolute time from `start`: a day of 23 or 25 hours moves no boundary.
+            # Counted in absolute time from `start`, so a day of 23 or 25 hours moves no boundary.
             start = instant(self.start, self._zone()).astimezone(UTC)
             passed = (begin.astimezone(UTC) - start) // self.segment
             return (start + (passed + 1) * self.segment).astimezone(begin.tzinfo)

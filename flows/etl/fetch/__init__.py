@@ -1,1 +1,1 @@
-"""Requests to sources: one at a time, within the source's limits, again where that may help."""
+"""Requests to sources: one at a time, within the source's limits, retried where that may help."""

@@ -1,8 +1,8 @@
-"""Sends the requests of the segments, one after the other, and hands the responses on (E1, E7, E10).
+"""Sends the requests of the segments, one after the other, and passes the responses on.
 
-It runs in the job's scope: a stop of the job stops it at once, even in a pause or while a response arrives. It takes a
-place in the processing queue before it sends a request, so a full queue delays the next request and never a response. A
-response is handed on before its source's pause begins.
+It runs in the job's scope, so a stop of the job stops it immediately, even in a pause or while a response arrives. It
+reserves a place in the processing queue before it sends a request, so a full queue delays the next request and never a
+response. It passes a response on before its source's pause begins.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dataloader.flows.etl.sources.source import Request, Response, SourceConnect
 from dataloader.jobs.text import said_by
 
 MAX_REDIRECTS: Final = 5
-"""Redirects of one request; each is sent in a request slot of its own."""
+"""Maximum redirects of one request. Each is sent in a separate request slot."""
 
 
 @attrs.define(eq=False)
 class Fetcher:
-    """Sends the requests of the segments, in their order."""
+    """Sends the requests of the segments, in order."""
 
     shared: PipelineState
     sender: RequestSender
@@ -36,7 +36,7 @@ class Fetcher:
     _was_full: bool = attrs.field(init=False, default=False)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
-        """Send all requests. When this returns, the last rows may still be on their way to the writer."""
+        """Send all requests. When this returns, the last rows may not have reached the writer."""
         async with aclosing(segments), AsyncExitStack() as stack:
             async for segment in segments:
                 self.shared.progress.segment = segment.name
@@ -67,9 +67,9 @@ class Fetcher:
                 ids = part.ids
 
     def _requests_of(self, part: Part, detail: Detail, ids: Sequence[tuple[str | int, str]]) -> Iterator[Request]:
-        """The details' requests, one for each id that is not done yet. Ids with the same text (1 and "1") are one id.
+        """Yield the requests for details, one for each ID that is not complete.
 
-        If a request can't be made, that is a failure of its id alone.
+        IDs with the same text (1 and "1") are equal. An ID whose request cannot be made is recorded as a failure.
         """
         known = set(part.segment.done)
         for given, segment in ids:
@@ -78,21 +78,21 @@ class Fetcher:
             known.add(str(given))
             try:
                 request = detail.of(given)
-            except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
+            except Exception as error:  # noqa: BLE001 - any error of a load's own function
                 told = f"its request can't be made: {said_by(error)}"
                 self.shared.progress.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
             else:
                 yield attrs.evolve(request, segment=segment) if segment else request
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until `is_so()`. Meanwhile, send requests again whose answer can't be read."""
+        """Wait until `is_so()`. Meanwhile, repeat the requests whose responses cannot be read."""
         await self._ask_again()
         while not is_so():
             await self.shared.retry_queue.stirred()
             await self._ask_again()
 
     async def _ask_again(self) -> None:
-        """Send requests again whose answer turned out to be unreadable after the fetcher had gone on."""
+        """Repeat requests whose responses turned out to be unreadable after the fetcher had continued."""
         while self.shared.retry_queue.unread:
             unread = self.shared.retry_queue.unread.popleft()
             try:
@@ -102,8 +102,8 @@ class Fetcher:
             await self.shared.drop_answer(unread.part, unread.request)
 
     async def _walk(self, part: Part, first: Request) -> None:
-        # For a retry: if the next page was known when this request failed, the failed run went on with that page, and
-        # only this request is sent. Otherwise the walk ended here, and is continued.
+        # If the next page was known when this request failed, the failed run continued with that page, so a retry sends
+        # only this request. Otherwise the walk ended here, and the retry continues it.
         is_alone = part.segment.is_retry and part.table.source.after_failure(first) is not None
         request: Request | None = first
         while request is not None:
@@ -112,7 +112,7 @@ class Fetcher:
             request = None if is_alone else following
 
     async def _ask(self, part: Part, request: Request) -> Request | None:
-        """Send a request, retry it if that may help, and hand the response on. Returns the walk's next request."""
+        """Send a request, retry it if that may help, and pass the response on. Return the walk's next request."""
         try:
             fetched = await self.sender.tried(partial(self._once, part, request))
         except SourceError as error:
@@ -121,17 +121,17 @@ class Fetcher:
         return fetched.page.following if fetched.page is not None else None
 
     async def _once(self, part: Part, request: Request, tries: int) -> Fetched:
-        """Try for the `tries`th time, and hand the response on; wait until it is read if the source needs that."""
+        """Make the `tries`th try and pass the response on. Wait until it is read if the source requires that."""
         fetched = await self._try(part, request, tries)
         if part.table.source.needs_answer:
             await fetched.is_read.wait()
-            # With a page, an error is one of its records, which the ETL worker reports.
+            # If there is a page, the error concerns one of its records, and the ETL worker reports it.
             if fetched.page is None and fetched.error is not None:
                 raise fetched.error
         return fetched
 
     async def _try(self, part: Part, request: Request, tries: int) -> Fetched:
-        """Wait for a place in the queue, try for the `tries`th time, and follow redirects."""
+        """Wait for a place in the queue, make the `tries`th try, and follow redirects."""
         await self._take_place()
         is_handed_on = False
         asked = request
@@ -159,7 +159,7 @@ class Fetcher:
                 self.shared.backpressure.give_place()
 
     async def _fetch(self, slot: RequestSlot, part: Part, request: Request) -> Response:
-        """Send one request in its slot; returns the answer."""
+        """Send one request in its slot; return the response."""
         source = part.table.source
         connection = self._connections[id(source)]
 

@@ -1,9 +1,9 @@
-"""The rate limiter: one request at a time to a source, over all processes, with pauses and rate limits (E1, S4).
+"""Rate limiter: one request at a time to a source, across all processes, with pauses and rate limits.
 
-The database holds each supplier's request slot (store/etl/suppliers.py); this file waits for it, and shows the wait in
-the run's progress. A run has the slot until its request is over: its answer has been read, or its connection is closed.
-The pause counts from there. The source still works on a request that was cancelled, so the rate limiter waits for its
-answer a little before it closes the connection.
+The database stores each supplier's request slot (store/etl/suppliers.py). This file waits for the slot and shows the
+wait in the run's progress. A run has the slot until its request has ended: the response is read or its connection is
+closed. The pause begins then. A source may still work on a canceled request, so the rate limiter waits a little for its
+response before it closes the connection.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from dataloader.store.limits.closed_supplier import ClosedSupplier
 T = TypeVar("T")
 
 LEASE_MARGIN_S: Final = 15.0
-"""How much longer than its request's deadline a slot may be held: the time for the database's statements."""
+"""Seconds that a slot's lease outlasts the request's deadline: the time for the statements of the database."""
 LOOK_S: Final = (0.1, 1.0)
-"""The shortest and longest pause between looks at a slot that another run has: nobody knows when its request ends."""
+"""Shortest and longest pause, in seconds, between checks of a slot that another run has: its end is unknown."""
 
 
 @attrs.define(kw_only=True)
 class RequestSlot:
-    """The right to send one request.
+    """Right to send one request.
 
-    hint_s: for how many seconds the source wants no request, as its answer says.
-    tries: the number of the request's try, from 1.
-    ends_at: when the slot ends at the latest, by Trio's clock.
+    hint_s: seconds for which the source asks for no request, by its response. tries: number of the request's try, from
+    1. ends_at: time when the slot ends at the latest, by Trio's clock.
     """
 
     linger_s: Callable[[], float]
@@ -49,11 +48,11 @@ class RequestSlot:
     tries: int = 1
 
     def within(self, timeout_s: float) -> float:
-        """The seconds for the request: `timeout_s`, or fewer if the slot ends sooner."""
+        """Return the seconds for the request: `timeout_s`, or less if the slot ends sooner."""
         return max(0.0, min(timeout_s, self.ends_at - trio.current_time()))
 
     async def send(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Await the slot's request, to its end or for `linger_s()` after a cancellation. Raises what `ask` raises."""
+        """Await the slot's request, for `linger_s()` after a cancellation. Raises the errors of `ask`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         sent = _Sent[T]()
         try:
@@ -64,15 +63,16 @@ class RequestSlot:
                 finally:
                     sent.scope.deadline = trio.current_time() + self.linger_s()
         except BaseExceptionGroup:
-            # Only this task, which was cancelled, has raised. Raised outside of the nursery's exception group.
-            await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC120 - that is the exception
+            # Only this task has raised: it was canceled. Raise the cancellation outside of the nursery's exception
+            # group.
+            await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC120 - it raises that cancellation
             raise
         return sent.answer()
 
 
 @attrs.define
 class _Sent(Generic[T]):
-    """A request that goes on when its waiting task is cancelled, until the deadline of its `scope`."""
+    """Request that continues when its waiting task is canceled, until the deadline of its `scope`."""
 
     scope: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -83,7 +83,7 @@ class _Sent(Generic[T]):
         with self.scope:
             try:
                 self._answer.append(await ask())
-            except Exception as error:  # noqa: BLE001 - whatever a source raises goes to who waits
+            except Exception as error:  # noqa: BLE001 - any error of a source is raised in the waiting task
                 self._error = error
         self.ended.set()
 
@@ -95,10 +95,10 @@ class _Sent(Generic[T]):
 
 @attrs.frozen(kw_only=True)
 class RateLimiter:
-    """The request slots of one run, whose fencing token is `holder`. Times in seconds.
+    """Request slots of one run, whose fencing token is `holder`. Times are in seconds.
 
-    `linger_s` tells how long the answer to a cancelled request may be waited for. A run that was stopped has
-    `last_word_s` to return its slot.
+    `linger_s` returns the time to wait for the response to a canceled request. A run that was stopped has `last_word_s`
+    to return its slot.
     """
 
     database: Database
@@ -114,7 +114,7 @@ class RateLimiter:
 
     @asynccontextmanager
     async def slot(self, source: str | None, tries: int) -> AsyncIterator[RequestSlot]:
-        """Wait for the slot of `source` for a request's try, and hold it in a block; None has no limit."""
+        """Wait for the slot of `source` for a try of a request, and hold it in a block. None has no limit."""
         slot = RequestSlot(linger_s=self.linger_s, tries=tries)
         if source is None:
             yield slot
@@ -125,13 +125,13 @@ class RateLimiter:
         finally:
             pause_s = self.draw.uniform(self.rate_min, self.rate_max)
             waits_for = "pause" if slot.hint_s <= pause_s else "retry-after"
-            # Shielded, also in a run that was stopped: otherwise no request could be sent until the slot's lease ends.
+            # Shielded even in a stopped run: otherwise no request could be sent until the slot's lease ends.
             until = max(trio.current_effective_deadline(), trio.current_time() + self.last_word_s)
             with trio.CancelScope(deadline=until, shield=True):
                 await self.database.write(aio_return_slot, source, self.holder, max(pause_s, slot.hint_s), waits_for)
 
     async def _wait(self, source: str) -> float:
-        """Wait for the slot; returns when it ends at the latest, by Trio's clock."""
+        """Wait for the slot; return the time when it ends at the latest, by Trio's clock."""
         look_s, closed = LOOK_S[0], ClosedSupplier(source)
         try:
             while True:

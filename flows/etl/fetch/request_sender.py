@@ -1,7 +1,7 @@
-"""Sends requests to a source, each in its request slot, and counts and logs them (E1).
+"""Sends requests to a source, each in a request slot, and counts and logs them.
 
-Every request of a run goes through here, also one for a list of objects. So `requests` is the number of requests that
-were sent: each try and each hop of a redirect counts, as it does for rate limits.
+All requests of a run are sent here, including those for lists of objects. So `requests` is the number of sent requests:
+each try and each redirect counts, as it does for rate limits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RequestSender:
     rate_limiter: RateLimiter
 
     async def tried(self, ask: Callable[[int], Awaitable[T]], *, after: int = 0) -> T:
-        """Await `ask`, called with the number of the try; repeat it as long as that may help.
+        """Await `ask`, called with the number of the try. Repeat it while that may help.
 
-        `after` is the number of tries that have failed already. Raises the `SourceError` of the last try.
+        `after` is the number of earlier failed tries. Raises the `SourceError` of the last try.
         """
         tries = after
         while True:
@@ -44,14 +44,14 @@ class RequestSender:
                     raise
 
     def _wait_s(self, tries: int) -> float:
-        """How many seconds to wait before the next try when `tries` have failed."""
+        """Return the seconds to wait before the next try after `tries` failed ones."""
         first_s, longest_s = self.shared.limits.retry_s
         return min(first_s * 2.0 ** (tries - 1), longest_s)
 
     async def send(self, slot: RequestSlot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Send a request in its slot by `ask`, called with its timeout in seconds; return the answer.
+        """Send a request in its slot by `ask`, called with its timeout in seconds; return the response.
 
-        Raises what `ask` raises.
+        Raises the errors of `ask`.
         """
         progress, began = self.shared.progress, trio.current_time()
 
@@ -82,9 +82,9 @@ class RequestSender:
         )
 
     async def listed(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Send a request for a list of what there is to fetch; retry it if that may help.
+        """Send a request that lists the objects to fetch. Retry it if that may help.
 
-        Raises `SourceError` when it failed for good: without the list the run can't know what to do.
+        Raises `SourceError` if it failed for good, because the run needs the list.
         """
 
         async def once(tries: int) -> T:
@@ -98,5 +98,5 @@ class RequestSender:
 
 
 def _shown(endpoint: str) -> str:
-    """The endpoint as the log shows it: the address of a redirect may contain a signature."""
+    """Return the endpoint for the log, without the query: the address of a redirect may contain a signature."""
     return endpoint.partition("?")[0]

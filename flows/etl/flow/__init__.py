@@ -1,1 +1,1 @@
-"""Several loads and dimensions as one run."""
+"""Runs of several loads and dimensions."""

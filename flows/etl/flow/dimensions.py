@@ -1,4 +1,4 @@
-"""Dimension and fact tables that are made of tables of the same database, several at a time (E8).
+"""Dimension and fact tables made from tables of the same database, several at a time.
 
     stars = Dimensions(
         name="dwd",
@@ -13,8 +13,8 @@
         ),
     )
 
-Each table is merged in a transaction of its own. If one fails, the others are still merged, and the run has failed; a
-retry merges only the tables that failed.
+Each table is merged in a separate transaction. If one fails, the others are still merged, and the run fails. A retry
+merges only the tables that failed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from dataloader.store.etl.run_journal import staging_name
 from dataloader.store.etl.target_table import as_names
 
 
-class TablesFailed(DataloaderError):  # noqa: N818 - says what has
-    """Some of the tables of a set of dimensions could not be merged; the others are."""
+class TablesFailed(DataloaderError):  # noqa: N818 - the name says what failed
+    """Some tables of a set of dimensions could not be merged. The others were merged."""
 
 
 @attrs.frozen(kw_only=True)
 class Dimension:
-    """A table, and the SELECT that returns its rows; a column of the query goes to the table's column of that name.
+    """Table, and the SELECT that returns its rows. A column of the query is written to the table's column of that name.
 
-    `$1` in the query, if it is there, is the date as of which it is asked. With `history` each version of a row is
-    kept. Without it, rows are updated by the key, and rows that the query does not return stay as they are. With
-    `history`, a query that returns no row has failed, since it would close every version, unless `allow_empty`.
+    `$1` in the query, if present, is the as-of date. With `history`, each version of a row is kept. Without it, rows
+    are updated by the key, and rows that the query does not return stay unchanged. With `history`, a query that returns
+    no row fails, because it would close every version, unless `allow_empty` is set.
     """
 
     table: str
@@ -65,11 +65,11 @@ class Dimension:
 
 @attrs.frozen(kw_only=True)
 class Dimensions:
-    """Tables that are merged together, `parallel` at a time, or as many as the setting DL_DWD__PARALLEL_WORKERS says.
+    """Tables that are merged together, `parallel` at a time, by default the setting DL_DWD__PARALLEL_WORKERS.
 
-    Each takes a connection of the transactions' pool. `queue` and `schedule` are those of a `Load`.
+    Each uses a connection of the transactions' pool. `queue` and `schedule` are like those of a `Load`.
 
-    Raises `ValueError`, which names the field, its value and what is allowed.
+    Raises `ValueError` with the field, its value and the allowed values.
     """
 
     name: str
@@ -90,9 +90,9 @@ class Dimensions:
 
 
 async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:
-    """Merge the tables as of a date, except those that an earlier attempt has merged; `done` is its summary.
+    """Merge the tables as of a date, except those that an earlier attempt has merged. `done` is that attempt's summary.
 
-    Raises `TablesFailed` at the end if any could not be merged.
+    Raises `TablesFailed` at the end if any table could not be merged.
     """
     tables: dict[str, dict[str, Any]] = {
         name: table for name, table in done.get("tables", {}).items() if table["status"] == "succeeded"
@@ -125,7 +125,7 @@ async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, do
 
 @attrs.frozen(eq=False)
 class _Merging:
-    """A set of dimensions that is being merged; `tables` has the results of those that are done, by name."""
+    """Running merge of a set of dimensions. `tables` has the results of the finished tables, by name."""
 
     run: EtlRun
     dimensions: Dimensions
@@ -134,7 +134,7 @@ class _Merging:
     limiter: trio.CapacityLimiter
 
     async def merge(self, dimension: Dimension) -> None:
-        """Merge one table when a place is free. A failure is noted, and does not stop the others."""
+        """Merge one table when a place is free. A failure is recorded and does not stop the others."""
         run, log = self.run, LoadLog.of(self.run.job, self.dimensions.name)
         load = DimensionLoad(
             name=self.dimensions.name,

@@ -1,11 +1,11 @@
-"""Several loads in order and in layers as one run: ODS → DWD → DWS → … (E12).
+"""Several loads, in order and in layers, as one run: ODS → DWD → DWS → ….
 
     nightly = Flow(name="nightly", layers={"ods": [rates, countries], "dwd": [stars]})
     add_flows(tasks, nightly)
 
-The tasks of a run are run one after the other, in the order of their registration, so only one request of the run is in
-flight at a time. A layer begins when the one before it has succeeded, with failures or without. A retry goes on with
-the tasks that have not succeeded.
+The tasks of a run run one after the other, in the order of their registration, so the run has only one request in
+progress at a time. A layer begins when the one before it has succeeded, with or without recorded failures. A retry
+continues with the tasks that have not succeeded.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
 
 @attrs.frozen(kw_only=True)
 class Flow:
-    """A run of several tasks: `layers` are their names with their loads and dimensions, in order.
+    """Run of several tasks. `layers` are the names of the layers with their loads and dimensions, in order.
 
-    `queue` and `schedule` are those of a `Load`. The schedules of its loads are not those of the flow.
+    `queue` and `schedule` are like those of a `Load`. The flow ignores the schedules of its loads.
 
-    Raises `ValueError`, which names the field, its value and what is allowed.
+    Raises `ValueError` with the field, its value and the allowed values.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Flow:
 
     @property
     def tasks(self) -> list[tuple[str, Load | Dimensions]]:
-        """All tasks with their layers, in order."""
+        """Return all tasks with their layers, in order."""
         return [(layer, task) for layer, tasks in self.layers.items() for task in tasks]
 
 
 def add_flows(tasks: Tasks, *flows: Flow) -> None:
-    """Register each flow as a task of its name, with its schedule. Raises `ValueError` for a name that is taken."""
+    """Register each flow as a task of its name, with its schedule. Raises `ValueError` if the name is taken."""
     for flow in flows:
         add_etl_task(tasks, run_flow, flow, f"Run {', '.join(flow.layers)}.", kind="flow", read_args=_read_args)
 
 
 def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
-    """Register each set of dimensions as a task of its name. Raises `ValueError` for a name that is taken."""
+    """Register each set of dimensions as a task of its name. Raises `ValueError` if the name is taken."""
     for dimensions in sets:
         flow = Flow(
             name=dimensions.name,
@@ -85,7 +85,7 @@ def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
 
 
 def loads_of(tasks: Mapping[str, Task]) -> set[str]:
-    """The names of the loads among the tasks, those of flows too."""
+    """Return the names of the loads among the tasks, including those of flows."""
     loads = set(names_of(tasks, Load))
     for task in tasks.values():
         flow = declared_by(task, Flow)
@@ -98,7 +98,7 @@ async def run_flow(
 ) -> object:
     """Run a flow as a job: the handler of its task. Its args are those of a load, for all its loads, and `as_of`.
 
-    `limits` are for tests, as those of `run_load`.
+    Tests pass `limits`, as they do for `run_load`.
     """
     try:
         as_of, asked = _read_args(job.args, limits)
@@ -125,7 +125,7 @@ async def run_flow(
 
 @attrs.frozen(eq=False)
 class _Layers:
-    """A running flow. `configs` are those of its loads; dimensions are merged as of the date `day`."""
+    """Running flow. `configs` are those of its loads. Dimensions are merged as of the date `day`."""
 
     job_run: EtlRun
     configs: Mapping[str, PipelineConfig]
@@ -134,7 +134,7 @@ class _Layers:
     day: date
 
     async def run(self, flow: Flow) -> list[str]:
-        """Run the layers, up to the first in which a task fails; return the reason of each task that failed."""
+        """Run the layers up to the first one with a failed task. Return the reason of each failed task."""
         reasons: list[str] = []
         for tasks in flow.layers.values():
             for task in tasks:
@@ -146,7 +146,7 @@ class _Layers:
         return reasons
 
     async def _task(self, task: Load | Dimensions) -> list[str]:
-        """Run a task unless an earlier attempt has; return the reason if it failed."""
+        """Run a task unless an earlier attempt has completed it. Return the reason if it failed."""
         run, name = self.job_run, task.name
         status = self.state.statuses[name]
         if status in GONE_THROUGH:

@@ -1,5 +1,5 @@
-"""How a body becomes records: a file for each format; content.py has the contract that a new one meets.
+"""Formats, which make records of a body: one file for each format. content.py has the contract of a format.
 
-Formats are values without state, so that many threads can use one source at once. Nothing here
-knows of requests, windows or the database.
+Formats are values without state, so that several threads can use one source concurrently. They know nothing of
+requests, windows or the database.
 """

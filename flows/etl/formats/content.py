@@ -1,7 +1,7 @@
-"""The contract of a format, the content that it reads from a body, and what formats share: limits, document paths.
+"""Contract of formats, the content that a format reads from a body, and shared code: limits, document paths.
 
-A source gives a format a stream rather than bytes, so that an archive is unpacked piece by piece and never held in
-memory as a whole beside its records.
+A source gives a format a stream instead of bytes, so that an archive is unpacked in pieces and never in memory as a
+whole beside its records.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataloader.flows.etl.sources.source import SAMPLE, Broken, Record, SourceEr
 
 GIB: Final = 2**30
 MAX_BROKEN: Final = 10_000
-"""A body with more broken parts is taken to have another format; keeping all of them would fill the memory."""
+"""Maximum broken parts of a body. More mean that the body has another format; keeping them would fill the memory."""
 
 
 @attrs.define
 class Content:
-    """What a body holds. `document` is the whole of it as plain values, where a walk over pages finds its way in it.
+    """Content of a body. `document` is the whole body as plain values, in which a walk over pages finds the next page.
 
-    Behind the `records` come those of `rest`, which are read as one goes, and may raise `SourceError`: all of a large
-    file's would take twenty times its length. What is broken among them is known then. `unsure` counts broken
-    parts that are records or pieces of one.
+    The `records` are followed by those of `rest`, which are read during the iteration and may raise `SourceError`. All
+    records of a large file would take twenty times its size in memory. The broken parts among them are known after the
+    iteration. `unsure` is the number of broken parts that may be records or pieces of one.
     """
 
     records: list[Record] = attrs.field(factory=list, repr=False)
@@ -37,16 +37,16 @@ class Content:
     rest: Iterator[Record] = attrs.field(factory=lambda: iter(()), repr=False)
 
     def all(self) -> Iterator[Record]:
-        """All records, as one goes. Raises `SourceError` meanwhile."""
+        """Iterate over all records. The iteration may raise `SourceError`."""
         return itertools.chain(self.records, self.rest)
 
     def whole(self) -> Content:
-        """The same with all records read. Raises `SourceError`."""
+        """Return this content with all records read. Raises `SourceError`."""
         self.records += self.rest
         return self
 
     def add_broken(self, key: str, error: str, sample: str) -> None:
-        """Keep a broken part. Raises `SourceError` when there are too many to believe in the rest."""
+        """Add a broken part. Raises `SourceError` if there are too many to trust the rest."""
         self.broken.append(Broken(key, error, sample))
         if len(self.broken) > MAX_BROKEN:
             raise SourceError(
@@ -56,34 +56,34 @@ class Content:
 
 
 class Format(Protocol):
-    """How a body becomes records."""
+    """Makes records of a body."""
 
     @property
     def reports_errors(self) -> bool:
-        """True if a body can say that the request failed, so that it must be read before the next request."""
+        """Return True if a body can report that the request failed, so that it must be read before the next request."""
 
     @property
     def has_end(self) -> bool:
-        """True if it shows when the end of a body is missing, whatever the place where it was cut."""
+        """Return True if the format detects any truncation of a body."""
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """Read a body.
 
         Args:
-            stream: the body, to be read from where it stands.
-            charset: the encoding that the source names, None if it names none.
+            stream: the body, read from the current position.
+            charset: the encoding that the source declares, or None.
 
         Raises:
-            SourceError: it is not what the format expects. `is_retryable` if it is broken as a whole, as when it was
-                cut off or a proxy has replaced it by a page of its own; not if it is well formed but something else.
+            SourceError: the body does not have this format. `is_retryable` if the whole body is broken, for example
+                truncated or replaced by a proxy's error page. Not retryable if it is well formed but has other content.
         """
 
 
 class Bounded(io.RawIOBase):
-    """A stream that reads at most `limit` bytes of another one, for data that grows when it is unpacked."""
+    """Stream that reads at most `limit` bytes of another one, for data that grows when it is unpacked."""
 
     def __init__(self, inner: IO[bytes], limit: int, what: str) -> None:
-        """`what` names the stream in the error."""
+        """Wrap `inner`. `what` names the stream in the error."""
         super().__init__()
         self.left = limit
         self._inner = inner
@@ -91,11 +91,11 @@ class Bounded(io.RawIOBase):
         self._what = what
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as there is data. Raises `SourceError` beyond the limit."""
+        """Fill the buffer with the available data. Raises `SourceError` beyond the limit."""
         data = self._inner.read(len(buffer))
         self.left -= len(data)
         if self.left < 0:
@@ -107,18 +107,18 @@ class Bounded(io.RawIOBase):
 
 
 def bounded(inner: IO[bytes], limit: int, what: str) -> tuple[io.BufferedReader, Bounded]:
-    """A buffered stream over `inner` that raises `SourceError` beyond `limit` bytes, and the `Bounded` that counts."""
+    """Return a buffered stream over `inner` that raises `SourceError` beyond `limit` bytes, and its `Bounded`."""
     counter = Bounded(inner, limit, what)
     return io.BufferedReader(counter, 256 * 1024), counter
 
 
 def parts_of(path: str) -> tuple[str, ...]:
-    """The names in a dotted path, none for the empty one."""
+    """Return the names in a dotted path; none for the empty path."""
     return tuple(path.split(".")) if path else ()
 
 
 def refuse_html(beginning: str) -> None:
-    """Raise `SourceError` for a text that begins like a page of HTML, by which a proxy may replace an answer."""
+    """Raise `SourceError` for a text that begins like an HTML page, which a proxy may send instead of the response."""
     if _HTML.match(beginning):
         raise SourceError(f"this is a page of HTML: it begins {beginning[:SAMPLE]!r}", is_retryable=True)
 
@@ -129,7 +129,7 @@ MISSING: Final = object()
 
 
 def look_up(document: Any, path: str) -> Any:
-    """The value at a dotted path in a document of objects; `MISSING` if there is none."""
+    """Return the value at a dotted path in a document of objects; `MISSING` if there is none."""
     for name in parts_of(path):
         if not isinstance(document, Mapping) or name not in document:
             return MISSING
@@ -141,7 +141,7 @@ _KINDS: Final[Mapping[type, str]] = {str: "a text", list: "a list", bool: "a tru
 
 
 def describe(document: Any) -> str:
-    """A few words that describe a document, for errors that say what was found instead of the expected value."""
+    """Describe a document in a few words, for errors that show the found value."""
     if isinstance(document, Mapping):
         names = ", ".join(map(str, list(document)[:10]))
         return f"an object with {names}{', …' if len(document) > 10 else ''}" if names else "an empty object"

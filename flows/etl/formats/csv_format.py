@@ -1,6 +1,6 @@
 """CSV: rows of cells, which stay text.
 
-Nothing is guessed, and a row that does not fit is named as broken while the rest goes on.
+Nothing is guessed. A row that does not fit is recorded as broken, and reading continues.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from dataloader.flows.etl.formats.content import Content, refuse_html
 from dataloader.flows.etl.sources.source import SAMPLE, Record, SourceError
 
 MOST_BLANK: Final = 100
-"""The most lines at the beginning of a CSV file that are searched for one that is not blank."""
-# Bytes that can't be decoded come as half surrogates (PEP 383), which no decoded text has.
+"""Maximum lines at the beginning of a CSV file that are searched for one that is not blank."""
+# Bytes that cannot be decoded become lone surrogates (PEP 383), which no decoded text has.
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
 _MARK: Final = "\ufeff"
-"""The byte order mark, decoded."""
+"""Byte order mark, decoded."""
 
 
 @attrs.frozen
 class Csv:
-    """Rows of cells; every cell is text, an empty one the empty text.
+    """CSV rows. Every cell is text, an empty cell the empty string.
 
     Args:
-        delimiter: one character between cells.
-        encoding: None takes the one that the source names, else UTF-8. A byte order mark is no part of the text.
-        columns: names of the columns in a file without a header line; None takes them from its first line. A column
+        delimiter: character between cells.
+        encoding: encoding of the file; None uses the one that the source declares, otherwise UTF-8. A byte order mark
+            is skipped.
+        columns: names of the columns in a file without a header line; None reads them from its first line. A column
             without a name must be empty, and is left out.
-        quote: one character around cells that have delimiters or line breaks.
+        quote: character around cells that contain delimiters or line breaks.
 
-    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded; a header line that
-    can't be decoded is an error, since all values of its columns would be lost. Blank lines are ignored. A quote that
-    is never closed breaks up to 131,072 characters after it; then reading goes on. Each line among them counts as a
-    broken record, since it may have been one.
+    A row with a wrong number of cells is broken, as is one that cannot be decoded. A header line that cannot be decoded
+    is an error, because all values of its columns would be lost. Blank lines are ignored. A quote that is never closed
+    breaks up to 131,072 characters after it; then reading continues. Each line among them counts as a broken record,
+    because it may have been one.
     """
 
     delimiter: str = attrs.field(default=",", validator=option_checks.one_character)
@@ -62,19 +63,19 @@ class Csv:
 
     @property
     def reports_errors(self) -> bool:
-        """Never."""
+        """Return False: a CSV body reports no errors."""
         return False
 
     @property
     def has_end(self) -> bool:
-        """False: a file that was cut off looks complete."""
+        """Return False: a truncated file looks complete."""
         return False
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of all rows.
+        """Return the records of all rows.
 
-        Raises `SourceError` if there is no header line, it can't be decoded, or it names a column twice; also for a
-        page of HTML, and for the byte order mark of another encoding.
+        Raises `SourceError` if there is no header line, it cannot be decoded, or it names a column twice; also for an
+        HTML page, and for the byte order mark of another encoding.
         """
         encoding = self.encoding or charset or "utf-8"
         if encoding.lower().replace("_", "-") in {"utf-8", "utf8"}:
@@ -126,12 +127,12 @@ class Csv:
             elif nameless:
                 yield {name: cell for name, cell in zip(columns, row, strict=True) if name}
             else:
-                yield dict(zip(columns, row))  # noqa: B905 - of one length, and this loop is what large files wait for
+                yield dict(zip(columns, row))  # noqa: B905 - of equal length, and this loop dominates the time for large files
 
 
 @contextmanager
 def _decoding(encoding: str) -> Iterator[None]:
-    """Turn errors of multi-byte encodings that can't be assigned to a row into `SourceError`."""
+    """Convert decoding errors that cannot be assigned to a row to `SourceError`."""
     try:
         yield
     except UnicodeError as error:
@@ -139,7 +140,7 @@ def _decoding(encoding: str) -> Iterator[None]:
 
 
 class _Lines:
-    """The lines of a text; keeps those of a row, until it is cleared, and whether one of them is undecoded."""
+    """Lines of a text. Keeps the lines of the current row, until cleared, and whether one of them is undecoded."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self.of_row: list[str] = []
@@ -148,10 +149,9 @@ class _Lines:
         self._first: list[str] = []
 
     def check_first(self, encoding: str) -> None:
-        """Check the first line that is not blank, of the first hundred, and remove a byte order mark.
+        """Check the first line that is not blank, among the first hundred, and remove a byte order mark.
 
-        Raises `SourceError` if the line is that of a page of HTML, or begins with the mark of UTF-8 in another
-        encoding.
+        Raises `SourceError` if the line begins an HTML page, or has the byte order mark of UTF-8 in another encoding.
         """
         for line in itertools.islice(self._text, MOST_BLANK):
             self._first.append(line)
@@ -161,7 +161,7 @@ class _Lines:
         if not self._first:
             return
         other = ""
-        with suppress(UnicodeError):  # most multi-byte encodings have no such text
+        with suppress(UnicodeError):  # most multi-byte encodings cannot decode the mark
             other = codecs.BOM_UTF8.decode(encoding)
         if other and self._first[0].startswith(other):
             raise SourceError(
@@ -179,7 +179,7 @@ class _Lines:
 
 
 def _header(rows: Iterator[list[str]], lines: _Lines, encoding: str) -> list[str]:
-    """The names of the columns. What makes a row broken makes the header line an error: no row is right without it."""
+    """Return the names of the columns. A broken header line is an error, because all rows need it."""
     try:
         columns = next(rows, None)
     except csv.Error as error:
@@ -207,7 +207,7 @@ def _add_broken_lines(content: Content, first: int, error: str, of_row: Sequence
 
 
 def _repeated(names: Sequence[str]) -> str | None:
-    """The first name that comes twice; empty ones may."""
+    """Return the first name that occurs twice. Empty names may repeat."""
     seen: set[str] = set()
     for name in names:
         if name and name in seen:

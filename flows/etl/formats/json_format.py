@@ -1,7 +1,7 @@
-"""JSON documents and lines of JSON.
+"""JSON documents and JSON lines.
 
-Nothing is lost on the way, and nothing is guessed: numbers with a fraction become `Decimal`, and an item that is no
-record is named as broken while the rest goes on.
+Nothing is lost or guessed: numbers with a fraction become `Decimal`. An item that is not a record is recorded as
+broken, and reading continues.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def _check_path(_instance: Any, attribute: attrs.Attribute[str], value: str) -> 
 
 @attrs.frozen
 class Json:
-    """A JSON document.
+    """JSON document.
 
     Args:
-        path: the place of the list of records, names with dots between them (`data.items`); empty if the document is
-            the list. A single object instead of the list is one record, null is none.
-        errors: a function that takes the document and returns a text if the document says that the request failed,
-            although its HTTP status does not; None if not. The text becomes a retryable `SourceError`.
+        path: path of the list of records, as names separated by dots (`data.items`); empty if the document is the list.
+            A single object instead of the list is one record, and null is no record.
+        errors: function that takes the document. It returns a text if the document reports that the request failed in
+            spite of its HTTP status, otherwise None. The text becomes a retryable `SourceError`.
 
-    An item of the list that is not an object, or not JSON, is broken; the others are read. Numbers with a fraction or
+    An item of the list that is not an object, or not JSON, is broken. The others are read. Numbers with a fraction or
     an exponent are `Decimal`, others `int`.
     """
 
@@ -50,16 +50,16 @@ class Json:
 
     @property
     def reports_errors(self) -> bool:
-        """True if there is a function that finds errors in documents."""
+        """Return True if there is a function that finds errors in documents."""
         return self.errors is not None
 
     @property
     def has_end(self) -> bool:
-        """True: a document that was cut off can't be parsed."""
+        """Return True: a truncated document cannot be parsed."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records at `path`. Raises `SourceError` for what is no JSON, has no such path, or reports an error."""
+        """Return the records at `path`. Raises `SourceError` if it is not JSON, lacks the path, or reports an error."""
         document = _decode(_as_utf8(stream.read(), charset), parts_of(self.path))
         if self.errors is not None and (error := self.errors(document)) is not None:
             raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_retryable=True)
@@ -85,23 +85,23 @@ class Json:
 
 @attrs.frozen
 class JsonLines:
-    """One JSON object on each line; empty lines are ignored, a line that is not an object is broken.
+    """One JSON object on each line. Empty lines are ignored. A line that is not an object is broken.
 
-    If the last line is not JSON and has no line end, the body was cut off: that is a retryable `SourceError`.
+    If the last line is not JSON and has no line end, the body was truncated, which is a retryable `SourceError`.
     """
 
     @property
     def reports_errors(self) -> bool:
-        """Never."""
+        """Return False: JSON lines report no errors."""
         return False
 
     @property
     def has_end(self) -> bool:
-        """False: if it was cut off between two lines, it looks complete."""
+        """Return False: a body that is truncated between two lines looks complete."""
         return False
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of all lines. Raises `SourceError` for a body that was cut, or a page of HTML."""
+        """Return the records of all lines. Raises `SourceError` for a truncated body or an HTML page."""
         content = Content()
         body = _as_utf8(stream.read(), charset)
         refuse_html(body[:SAMPLE].decode("utf-8", "replace"))
@@ -134,7 +134,7 @@ def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
 
 
 def _as_utf8(body: bytes, charset: str | None) -> bytes:
-    """The body in the encoding of JSON, without a byte order mark."""
+    """Return the body in UTF-8, without a byte order mark."""
     if charset and charset.lower().replace("_", "-") not in {"utf-8", "utf8", "us-ascii", "ascii"}:
         try:
             body = body.decode(charset).encode()
@@ -145,16 +145,16 @@ def _as_utf8(body: bytes, charset: str | None) -> bytes:
 
 @attrs.frozen
 class _Unreadable:
-    """An item of a list that is no JSON."""
+    """Item of a list that is not JSON."""
 
     error: str
     sample: str
 
 
 def _decode(body: bytes, path: Sequence[str]) -> Any:
-    """The document; items of the list at `path` that can't be read are `_Unreadable`.
+    """Return the document. Unreadable items of the list at `path` become `_Unreadable`.
 
-    Raises `SourceError` if something else can't be read.
+    Raises `SourceError` if any other part is unreadable.
     """
     document = _read(body)
     if not isinstance(document, _Unreadable):
@@ -176,7 +176,7 @@ def _read(text: bytes) -> Any:
 
 
 def _no_object(item: Any) -> tuple[str, str]:
-    """What is wrong with it, and how it begins."""
+    """Return the error of an item that is not an object, and the beginning of the item."""
     return f"{describe(item)}, not an object", _sample(msgspec.json.encode(item))
 
 

@@ -1,8 +1,8 @@
-"""The items of a list in a JSON document that can't be read as a whole, one by one (E10).
+"""Separate items of a list in a JSON document that cannot be read as a whole.
 
 One value that is not JSON (NaN, half of a surrogate pair, bytes that are not UTF-8) makes a document of ten thousand
-records unreadable. So this cuts the document by its brackets, commas and strings only. A document that was cut off, or
-whose brackets don't match, stays unreadable: nobody knows what is missing.
+records unreadable. So this splits the document by its brackets, commas and strings only. A document that was truncated,
+or whose brackets do not match, stays unreadable, because the missing part is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from dataloader.jobs.text import JSON_TEXT
 
-# A string without an end is matched up to the end of the document, which is then incomplete too.
+# An unterminated string extends to the end of the document, which is then incomplete as well.
 _STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
 _SCALAR: Final = re.compile(rb'[^\s\[\]{},:"]+')
 _BRACKET: Final = re.compile(JSON_TEXT + rb"|[\[\]{}]", re.DOTALL)
@@ -25,14 +25,14 @@ _CLOSING: Final = {b"{": b"}", b"[": b"]"}
 
 @attrs.frozen
 class Items:
-    """The texts of a list's items, and the document around them, with an empty list in their place."""
+    """Texts of a list's items, and the document around them with an empty list in their place."""
 
     texts: list[bytes] = attrs.field(repr=False)
     around: bytes = attrs.field(repr=False)
 
 
 def items_at(body: bytes, path: Sequence[str]) -> Items | None:
-    """The items of the list at `path`; None if there is no list, or the document was cut off."""
+    """Return the items of the list at `path`; None if there is no list or the document was truncated."""
     try:
         return _Cutting(body).items(path)
     except _NoDocument:
@@ -40,12 +40,12 @@ def items_at(body: bytes, path: Sequence[str]) -> Items | None:
 
 
 class _NoDocument(Exception):  # noqa: N818 - caught above
-    """The text can't be a JSON document at this place."""
+    """The text cannot be a JSON document at this position."""
 
 
 @attrs.define
 class _Cutting:
-    """A document, and the current place in it."""
+    """Document with the current position in it."""
 
     body: bytes
     at: int = 0
@@ -65,7 +65,7 @@ class _Cutting:
         return Items(texts, self.body[:first] + b"[]" + self.body[self.at :])
 
     def _enter(self, name: str) -> None:
-        """Go to the value of an object's member."""
+        """Move to the value of an object's member."""
         self._take(b"{")
         while True:
             key = self._value()
@@ -76,7 +76,7 @@ class _Cutting:
             self._take(b",")
 
     def _value(self) -> bytes:
-        """The text of the value that comes next; go behind it."""
+        """Return the text of the next value and move behind it."""
         first = self._skip_space()
         if self.body[first : first + 1] in _CLOSING:
             self.at = self._end_of_brackets(first)

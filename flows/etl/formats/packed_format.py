@@ -1,7 +1,7 @@
-"""Formats around another format: what is packed into a zip archive, or compressed by gzip or xz.
+"""Formats around another format: zip archives, and bodies compressed by gzip or xz.
 
-Unpacked piece by piece and within a limit: a small body can unpack to gigabytes. archives.py reads archives as sets of
-files, with one request for each member.
+Bodies are unpacked in pieces and up to a limit, because a small body can unpack to gigabytes. archives.py reads
+archives as sets of files, with one request for each member.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dataloader.flows.etl.sources.source import SourceError
 
 GZIP: Final = b"\x1f\x8b"
 XZ: Final = b"\xfd7zXZ\x00"
-# What the standard library raises for an archive that is cut or changed.
+# Errors of the standard library for a truncated or damaged archive.
 DAMAGED: Final = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
 @attrs.frozen
 class Zip:
-    """The members of a zip archive, one after the other by name.
+    """Members of a zip archive, one after the other by name.
 
     Args:
-        inner: the format of the members.
-        member: which of them, by a pattern with `*` and `?` for the whole path in the archive.
-        max_bytes: how much they may unpack to, all together.
+        inner: format of the members.
+        member: members to read, by a pattern with `*` and `?` for the whole path in the archive.
+        max_bytes: maximum unpacked bytes of all members together.
     """
 
     inner: Format
@@ -43,20 +43,20 @@ class Zip:
 
     @property
     def reports_errors(self) -> bool:
-        """As the inner format."""
+        """Return the value of the inner format."""
         return self.inner.reports_errors
 
     @property
     def has_end(self) -> bool:
-        """True: an archive that was cut off can't be unpacked."""
+        """Return True: a truncated archive cannot be unpacked."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of all members. Raises `SourceError` for a damaged archive, or one without such a member."""
+        """Return the records of all members. Raises `SourceError` for a damaged archive, or if no member matches."""
         whole = Content()
         left = self.max_bytes
         try:
-            # The directory is at the end, so a stream that can't be moved in (an archive in an archive) is read first.
+            # The directory is at the end, so a stream without seek (an archive in an archive) is read first.
             with zipfile.ZipFile(stream if stream.seekable() else io.BytesIO(stream.read())) as archive:
                 names = members_of(archive, self.member)
                 for name in names:
@@ -74,13 +74,13 @@ class Zip:
 
 @attrs.frozen
 class Compressed:
-    """A body compressed by gzip or xz, told apart by its first bytes.
+    """Body compressed by gzip or xz, recognized by its first bytes.
 
-    Many servers label a compressed file as compressed for the transport, so that it comes unpacked; that is read, too.
+    Many servers declare a compressed file as a transfer encoding, so that it arrives unpacked. That is read as well.
 
     Args:
-        inner: the format of what is in it.
-        max_bytes: how much it may unpack to.
+        inner: format of the unpacked body.
+        max_bytes: maximum unpacked bytes.
     """
 
     inner: Format
@@ -88,20 +88,20 @@ class Compressed:
 
     @property
     def reports_errors(self) -> bool:
-        """As the inner format."""
+        """Return the value of the inner format."""
         return self.inner.reports_errors
 
     @property
     def has_end(self) -> bool:
-        """True: a body that was cut off can't be unpacked."""
+        """Return True: a truncated body cannot be unpacked."""
         return True
 
     def for_unpacked(self, body: bytes) -> Format:
-        """The format of a body that was unpacked on its way: the inner one, unless it is still compressed."""
+        """Return the format of a body that was unpacked in transfer: the inner one, unless it is still compressed."""
         return self.inner if decompressor(body[: len(XZ)]) is None else self
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of what is in it. Raises `SourceError` for what is neither, or damaged."""
+        """Return the records of the unpacked body. Raises `SourceError` if it is damaged, or neither gzip nor xz."""
         body = stream if stream.seekable() else io.BytesIO(stream.read())
         start = body.tell()
         opener = decompressor(body.read(len(XZ)))
@@ -117,7 +117,7 @@ class Compressed:
 
 
 def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
-    """The files in it that a pattern takes, sorted. Raises `SourceError` if there are none, or one is encrypted."""
+    """Return the files that match a pattern, sorted. Raises `SourceError` if there are none, or one is encrypted."""
     files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
     chosen = sorted(fnmatch.filter(files, pattern))
     if not chosen:
@@ -130,7 +130,7 @@ def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
 
 
 def decompressor(beginning: bytes) -> Callable[[IO[bytes]], IO[bytes]] | None:
-    """What unpacks a stream that begins so; None if it is compressed by neither gzip nor xz."""
+    """Return a function that unpacks a stream with this beginning; None if it is neither gzip nor xz."""
     if beginning.startswith(GZIP):
         return lambda stream: cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
     if beginning.startswith(XZ):
@@ -139,12 +139,12 @@ def decompressor(beginning: bytes) -> Callable[[IO[bytes]], IO[bytes]] | None:
 
 
 def words(error: Exception) -> str:
-    """What an error says, or its name if it says nothing."""
+    """Return the text of an error, or its name if the text is empty."""
     return str(error) or type(error).__name__
 
 
 def _join(whole: Content, part: Content, name: str) -> None:
-    """Add what a member holds; `name` is said with what is broken, where there are several."""
+    """Add a member's content. `name`, if there are several members, precedes the keys of broken parts."""
     whole.records += part.records
     whole.unsure += part.unsure
     for broken in part.broken:

@@ -1,11 +1,11 @@
 """XML documents: each element of a name becomes one flat record.
 
-Read by the standard library's expat, piece by piece. What makes XML dangerous is refused: a document with declarations
-of its own (an internal DTD subset: entities can expand without bound or name files, and attributes can have defaults
-for each element), one that refers to entities outside of it, or nests deeper than 100 elements. A few bytes can make
-much of a record, by dotted names and inherited attributes: so names have a limit, a record has one, and all records
-together have one that grows with the document. Rejected: defusedxml, which makes the same refusals around ElementTree,
-but has had no release in years, and still builds a tree that we would take apart again.
+The standard library's expat reads them in pieces. Dangerous XML is refused: a document with an internal DTD subset (its
+entities can expand without limit or name files, and its attributes can have defaults for each element), references to
+external entities, and elements nested deeper than 100. Dotted names and inherited attributes can make large records of
+few bytes, so there are limits for names, for a record and, relative to the document, for all records together. Rejected
+alternative: defusedxml refuses the same documents, but has had no release in years, and builds a tree that we would
+convert again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dataloader.flows.etl.sources.source import SourceError
 MAX_DEPTH: Final = 100
 _NIL: Final = "http://www.w3.org/2001/XMLSchema-instance}nil"
 MAX_NAME: Final = 1_000
-"""Characters of a field's dotted name, of an element's or attribute's own name, and of a namespace."""
+"""Maximum characters of a field's dotted name, of the name of an element or attribute, and of a namespace."""
 MAX_RECORD: Final = 64 << 20
-"""Characters of the names and values of one record."""
+"""Maximum characters of the names and values of one record."""
 MAX_GROWTH: Final = 20
-"""The records may have so many times the characters of the document, and `_FREE` in any case."""
+"""Maximum characters of the records as a multiple of the document's, in addition to `_FREE`."""
 _FREE: Final = 1 << 20
 _PIECE: Final = 64 * 1024
 _DECLARED: Final = re.compile(rb"""^\s*<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._:-]{1,40})["']""")
@@ -49,22 +49,23 @@ def _as_names(value: str | Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class Xml:
-    """An XML document whose elements of one name are the records.
+    """XML document whose elements of one name are the records.
 
-    A record has the item's attributes, and the texts of the elements in it, by name; what is deeper has a dotted name
-    (`owner.name`, also for an attribute `name` of an element `owner`). What comes several times is a list. The item's
-    own text, if it has one, is `text`. Values are texts without the white space around them; an empty element
-    with `xsi:nil` is None. Namespaces are dropped.
+    A record has the item's attributes and the texts of its elements, by name. Deeper elements have dotted names
+    (`owner.name`, also for an attribute `name` of an element `owner`). Repeated names have a list. The item's own text,
+    if it has one, is `text`. Values are texts without surrounding white space. An empty element with `xsi:nil` is None.
+    Namespaces are dropped.
 
-    A document with declarations of its own (`<!DOCTYPE x [...]>`) is refused, and so are names of more than 1,000
-    characters, records of more than 64 Mi characters, and records that have, together, more than a Mi characters and 20
+    Documents with an internal DTD subset (`<!DOCTYPE x [...]>`) are refused. So are names of more than 1,000
+    characters, records of more than 64 Mi characters, and records that together have more than 1 Mi characters plus 20
     times those of the document.
 
     Args:
-        item: the items' name, such as `Valute`, or the end of their path, such as `Cube/Cube`. An item within an item
+        item: name of the items, such as `Valute`, or the end of their path, such as `Cube/Cube`. An item within an item
             is a part of it.
-        inherit: names of attributes of the elements around the items that each record has, too, such as a date.
-        encoding: None takes the document's own word, else the one that the source names, else UTF-8.
+        inherit: attributes of surrounding elements that each record also gets, such as a date.
+        encoding: encoding of the document; None uses the one that the document declares, otherwise that of the source,
+            otherwise UTF-8.
     """
 
     item: str = attrs.field(validator=_check_item)
@@ -73,23 +74,23 @@ class Xml:
 
     @property
     def reports_errors(self) -> bool:
-        """Never."""
+        """Return False: an XML body reports no errors."""
         return False
 
     @property
     def has_end(self) -> bool:
-        """True: a document that was cut off is not well formed."""
+        """Return True: a truncated document is not well formed."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of all items. Raises `SourceError` for what is not well formed, or refused."""
+        """Return the records of all items. Raises `SourceError` if it is not well formed or refused."""
         piece = stream.read(_PIECE)
         encoding = self.encoding or _encoding_of(piece) or charset or "utf-8"
         if not option_checks.is_charset(encoding):
             raise SourceError(f"the document's encoding {encoding!r} is unknown", is_retryable=False)
         decoder = codecs.getincrementaldecoder(encoding)()
         collector = _Collector(tuple(self.item.split("/")), self.inherit)
-        # expat knows four encodings; everything reaches it as UTF-8, which goes before what the document declares.
+        # expat knows four encodings. It gets UTF-8, which overrides the document's declaration.
         parser = expat.ParserCreate("utf-8", "}")
         parser.buffer_text = True
         parser.StartElementHandler = collector.start
@@ -104,7 +105,7 @@ class Xml:
             while piece:
                 text = decoder.decode(piece)
                 collector.left += MAX_GROWTH * len(text)
-                parser.Parse(text.encode(), False)  # noqa: FBT003 - expat takes it by place only
+                parser.Parse(text.encode(), False)  # noqa: FBT003 - expat accepts only a positional argument
                 piece = stream.read(_PIECE)
             parser.Parse(decoder.decode(b"", final=True).encode(), True)  # noqa: FBT003 - as above
         except expat.ExpatError as error:
@@ -117,13 +118,13 @@ class Xml:
 
 
 class _Collector:
-    """Builds records from expat's events."""
+    """Makes records of expat's events."""
 
     def __init__(self, wanted: tuple[str, ...], inherit: tuple[str, ...]) -> None:
         self.content = Content()
         self.root = ""
         self.left = _FREE
-        """The characters that the records may still have; it grows with what has been read."""
+        """Characters that are left for the records. It grows with the document."""
         self._wanted = wanted
         self._inherit = inherit
         self._path: list[str] = []
@@ -131,7 +132,7 @@ class _Collector:
         self._item: dict[str, Any] | None = None
         self._item_depth = 0
         self._item_left = 0
-        # One of each for every element that is open, from the item inwards.
+        # One entry for each open element, from the item inward.
         self._texts: list[list[str]] = []
         self._is_leaf: list[bool] = []
         self._is_nil: list[bool] = []
@@ -190,7 +191,7 @@ class _Collector:
             item[name] = [item[name], value]
 
     def _counted(self, name: str, value: str | None) -> str | None:
-        """The value of a field, when it and its name are within the limits."""
+        """Return the value of a field after a check of the limits for it and its name."""
         _check_name(name)
         size = len(name) + len(value or "")
         self._item_left -= size
@@ -219,7 +220,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_namespace(_prefix: str | None, uri: str | None) -> None:
-    """Refuse a long one: the parser repeats it with the name of each element."""
+    """Refuse a long namespace, because the parser repeats it with the name of each element."""
     _check_name(uri or "")
 
 
@@ -233,12 +234,12 @@ def _refuse_entity(*_declaration: Any) -> NoReturn:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace."""
+    """Return a name without its namespace."""
     return name.rpartition("}")[2]
 
 
 def _encoding_of(beginning: bytes) -> str | None:
-    """The encoding that a document says it has, by its byte order mark or its declaration."""
+    """Return the encoding that a document declares, by its byte order mark or its XML declaration."""
     for mark, encoding in _BOMS:
         if beginning.startswith(mark):
             return encoding

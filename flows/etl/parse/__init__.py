@@ -1,1 +1,1 @@
-"""Responses become records, records become rows."""
+"""Parsing: responses to records, records to rows."""

@@ -1,11 +1,11 @@
 """Rows as lines of COPY's text format, so that the database's own input functions read the values.
 
-ETL workers call it for every row, in threads or processes: it is pure, and fast for short texts and numbers, of which
-rows mostly consist. A text can go into any type that the database reads from text, such as dates and numbers. In a
-column of JSON a text stays a text: otherwise "5" would become a number.
+ETL workers call this for every row, in threads or processes: it is pure, and fast for short texts and numbers, which
+are the content of most rows. A text is valid for any type that the database reads from text, such as dates and numbers.
+In a column of JSON a text stays a text: otherwise "5" would become a number.
 
-Rejected: binary records, which asyncpg encodes value by value on the one loop, and for which every value needs the
-exact Python type of its column.
+Rejected alternative: binary records, which asyncpg encodes value by value on the event loop, and for which each value
+needs the exact Python type of its column.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ def _as_set(names: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen
 class LineEncoder:
-    """Makes lines of rows whose cells are in the order of `columns`.
+    """Encodes rows, whose cells are in the order of `columns`, as lines.
 
-    `arrays` are those columns whose type is an array, `documents` those of JSON, or of arrays of it.
+    `arrays` are the columns whose type is an array, `documents` those of JSON or of arrays of it.
 
-    Text, numbers, `None`, dates, times, durations, UUIDs and bytes become what PostgreSQL reads as such; dictionaries
-    and lists become JSON, lists for `arrays` array literals. For `documents` all but `None` becomes JSON; what is JSON
-    already is given as `msgspec.Raw`. An instant without a zone is the session's, which is UTC in our own.
+    Text, numbers, `None`, dates, times, durations, UUIDs and bytes become PostgreSQL's text input for these types.
+    Dictionaries and lists become JSON; lists for `arrays` become array literals. For `documents` all values except
+    `None` become JSON; values that are JSON already are given as `msgspec.Raw`. A timestamp without a zone is in the
+    session's zone, which is UTC in our sessions.
     """
 
     columns: Sequence[str] = attrs.field(converter=as_names)
@@ -54,15 +55,15 @@ class LineEncoder:
         return tuple(place for place, name in enumerate(self.columns) if name in self.arrays or name in self.documents)
 
     def of(self, columns: Sequence[str]) -> LineEncoder:
-        """The encoder for other columns of the same table."""
+        """Return the encoder for other columns of the same table."""
         return LineEncoder(columns, self.arrays, self.documents)
 
     def encode(self, cells: Sequence[object]) -> bytes:
-        """One row as a line, with its end.
+        """Return one row as a line, with its end.
 
         Raises:
-            Unstorable: a cell's value can't be stored: a NUL character, a lone surrogate, an object of another type;
-                or the row has another number of cells than there are columns. The text names the column.
+            Unstorable: a cell's value cannot be stored (a NUL character, a lone surrogate, an object of another type),
+                or the row has a wrong number of cells. The text names the column.
         """
         if len(cells) != len(self.columns):
             raise Unstorable(
@@ -79,12 +80,12 @@ class LineEncoder:
                 line = "\t".join([_CELLS[type(cell)](cell) for cell in cells])
             if "\0" not in line:
                 return (line + "\n").encode()
-        except Exception:  # noqa: BLE001, S110 - told below, of the cell that is at fault
+        except Exception:  # noqa: BLE001, S110 - raised below, with the column of the cell
             pass
         return "\t".join(map(self._told, self.columns, given)).encode() + b"\n"
 
     def _is_plain(self, line: str, cells: Sequence[object]) -> bool:
-        """Whether no cell has a special character: searching the whole line is faster than searching each cell."""
+        """Return whether no cell has a special character. Searching the whole line is faster than each cell."""
         return (
             "\n" not in line
             and "\r" not in line
@@ -99,7 +100,7 @@ class LineEncoder:
         return _document(cell) if name in self.documents and cell is not None else cell
 
     def _told(self, name: str, cell: object) -> str:
-        """The cell as text; its type may be a subtype of a known one. Raises `Unstorable` with the column's name."""
+        """Return the cell as text; subtypes of known types are allowed. Raises `Unstorable` with the column's name."""
         try:
             cell = self._literal(name, cell)
             text = _cell_of(cell)(cell)
@@ -114,14 +115,14 @@ class LineEncoder:
 
 
 def _escape(text: str) -> str:
-    # Four searches are faster than one by a pattern, and both are faster than a translation that changes nothing.
+    # Four searches are faster than a regular expression, and both are faster than a translation that changes nothing.
     if "\\" in text or "\t" in text or "\n" in text or "\r" in text:
         return text.translate(_ESCAPES)
     return text
 
 
 def _duration(value: dt.timedelta) -> str:
-    # Each part with its sign: otherwise some IntervalStyles apply the first sign to all parts.
+    # Each part has its sign: otherwise some IntervalStyles apply the first sign to all parts.
     return f"{value.days:+d} days {value.seconds:+d}.{value.microseconds:06d} seconds"
 
 
@@ -156,7 +157,7 @@ def _unknown(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} is no value of a row")
 
 
-# Texts as the types' input functions read them; of subtypes, numpy's for one, not their own repr.
+# Texts as the types' input functions read them. For subtypes, such as numpy's, not their own repr.
 _TEXTS: Final[dict[type, Callable[[Any], str]]] = {
     str: str.__str__,
     bool: lambda value: "true" if value else "false",
@@ -181,7 +182,7 @@ def _escaped(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: _escape(text_of(value))
 
 
-# Cells of a line. Only types that can hold a special character are searched for one: not numbers and dates.
+# Cells of a line. Only types that may contain a special character are searched for one: not numbers and dates.
 _CELLS: Final[dict[type, Callable[[Any], str]]] = {
     **_TEXTS,
     **{kind: _escaped(_TEXTS[kind]) for kind in (bytes, bytearray, memoryview, dict, list, tuple)},

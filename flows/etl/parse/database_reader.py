@@ -1,4 +1,4 @@
-"""The reader by which a transform reads the queue's database (E2)."""
+"""Reader with which a transform reads the queue's database."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ CLOSE_S: Final = 4.0
 
 
 class Reader:
-    """The database of the queue, for the transform of a worker, on a connection of that worker's own.
+    """Access to the queue's database for the transform of a worker, on a dedicated connection of the worker.
 
-    Call it in the worker's thread, which waits for the answer. Each call is a read-only transaction of its own. It
-    raises `StoreError`, which is a failure of the record; but `StoreUnavailable` ends the run, which the queue retries.
+    Call it in the worker's thread, which waits for the answer. Each call is a separate read-only transaction. It raises
+    `StoreError`, which is a failure of the record; `StoreUnavailable` ends the run, which the queue retries.
     """
 
     def __init__(self, database: Database) -> None:
-        """Nothing is connected before the first call."""
+        """Do not connect until the first call."""
         self._session = Session(database, "workers")
 
     def fetch(self, sql: str, *args: Any) -> list[dict[str, Any]]:
-        """The rows of a statement, by the names of its columns; `$1`, `$2`, … in it are the `args`."""
+        """Return the rows of a statement, by the names of its columns. `$1`, `$2`, … in it are the `args`."""
         rows: list[dict[str, Any]] = trio.from_thread.run(self._session.run, aio_read, sql, args)
         return rows
 
     def fetchval(self, sql: str, *args: Any) -> Any:
-        """The first column of the first row, None if there is no row."""
+        """Return the first column of the first row, None if there is no row."""
         return next((value for row in self.fetch(sql, *args) for value in row.values()), None)
 
     async def close(self) -> None:
-        """Close the connection for good: a thread that was left behind can't open it again."""
+        """Close the connection permanently: an abandoned thread cannot open it again."""
         await self._session.close()
         await self._session.cut()
 
 
 @asynccontextmanager
 async def open_reader(database: Database) -> AsyncIterator[Reader]:
-    """A reader for the length of a block."""
+    """Open a reader for the duration of a block."""
     reader = Reader(database)
     try:
         yield reader

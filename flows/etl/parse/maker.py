@@ -1,4 +1,4 @@
-"""What an ETL worker does with a response, wherever that is done: it reads the page, then makes rows of its records."""
+"""Work of an ETL worker for a response, in a thread or a process: reads the page, then makes rows of its records."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataloader.jobs.text import said_by
 
 
 class Maker(Protocol):
-    """An ETL worker's, for one response after the other."""
+    """Parses one response after the other for an ETL worker."""
 
     async def read(self, fetched: Fetched, metadata: Mapping[str, Any]) -> Page:
-        """The page; all that is known of it, if its records are elsewhere. Raises `SourceError`."""
+        """Return the page. Its records may be in another process. Raises `SourceError`."""
 
     async def make(self, fetched: Fetched, page: Page, metadata: Mapping[str, Any]) -> Processed:
-        """The rows of the page that was read last; what is broken of it is known then. Raises `SourceError`."""
+        """Return the rows of the last page that was read. Its broken parts are known then. Raises `SourceError`."""
 
 
 def read_page(source: Source, response: Response) -> Page:
-    """What the source reads. Raises `SourceError`, also for what else a format raises: the answer can't be read."""
+    """Return the page that the source reads. Any other error of a format becomes a `SourceError` as well."""
     try:
         return source.read(response)
     except SourceError:

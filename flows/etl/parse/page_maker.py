@@ -1,4 +1,4 @@
-"""Reads pages and makes their rows in an ETL worker's own process; see page_wire.py."""
+"""Reads pages and makes their rows in an ETL worker's separate process. See page_wire.py."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Sent = tuple[bytes, Sequence[bytes]]
 
 
 class PageMaker:
-    """Knows the tables of one run of a load."""
+    """Makes the rows of one run of a load, whose tables it knows."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Begin without tables."""
         self._tables: list[tuple[Source, Recipe]] = []
 
     def __call__(self, head: bytes, body: bytes) -> Iterator[Sent]:
-        """Learn a table, if there is no head; or read the response with this body, and make its rows.
+        """Add a table if there is no head. Otherwise read the response with this body and make its rows.
 
-        Both are the service's own words, so they may be pickled.
+        Both are from the service itself, so they may be pickled.
         """
         if not head:
             self._learn(body)
             yield page_wire.encode(page_wire.Known()), ()
             return
-        number, response, key, metadata = pickle.loads(head)  # noqa: S301 - see above
+        number, response, key, metadata = pickle.loads(head)  # noqa: S301 - the service has sent it
         source, recipe = self._tables[number]
-        object.__setattr__(response, "body", body)  # it was made for us alone
+        object.__setattr__(response, "body", body)  # no other code has this object
         try:
             page = read_page(source, response)
             yield page_wire.encode(page_wire.Read(page.following)), ()
@@ -43,7 +43,7 @@ class PageMaker:
 
     def _learn(self, table: bytes) -> None:
         try:
-            self._tables.append(pickle.loads(table))  # noqa: S301 - see above
+            self._tables.append(pickle.loads(table))  # noqa: S301 - the service has sent it
         except Exception as error:
             raise RuntimeError(
                 f"the load's source or functions can't be found in its process: {type(error).__name__}: {error}"

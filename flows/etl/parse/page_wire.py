@@ -1,8 +1,7 @@
-"""What an ETL worker and its process say to each other of a page.
+"""Messages between an ETL worker and its process about a page.
 
-To the process go a load's own source and transform, pickled, once a table, then responses; functions are found there by
-their modules and names. Nothing that the process says is unpickled: its answers are JSON, and the lines of rows as they
-are.
+The process receives a load's source and transform, pickled, once per table, and then responses. It finds functions by
+their modules and names. No data from the process is unpickled: its answers are JSON, and the lines of rows are bytes.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from dataloader.store.etl.staging import Lines
 
 
 class Known(msgspec.Struct, tag="known"):
-    """The table is known."""
+    """The process knows the table."""
 
 
 class Read(msgspec.Struct, tag="read"):
-    """The page is read, as far as the next request needs it: a `Request`, none of a class of one's own."""
+    """The page has been read. The next request is a plain `Request`, not a user's subclass."""
 
     following: Request | None
 
     def page(self) -> Page:
-        """The page, whose records are in the process."""
+        """Return the page, without the records, which are in the process."""
         return Page(records=(), following=self.following)
 
 
 class Made(msgspec.Struct, tag="made"):
-    """The page's rows. The body has their `lines`: columns, number and length of each group."""
+    """The rows of the page. The body has their `lines`: columns, number and length of each group."""
 
     records: int
     lines: list[tuple[tuple[str, ...], int, int]]
@@ -46,11 +45,11 @@ class Made(msgspec.Struct, tag="made"):
 
     @classmethod
     def of(cls, made: Processed, page: Page) -> Made:
-        """What crosses of rows beside their lines."""
+        """Make the message of the rows, without their lines."""
         return cls(
             records=made.records,
             lines=[(lines.columns, lines.number, len(lines.text)) for lines in made.lines],
-            # Names of fields go to a log line alone. JSON has no lone surrogates.
+            # Names of fields are only logged. JSON has no lone surrogates.
             dropped=frozenset(storable_text(str(name)) for name in made.dropped),
             left_out=made.left_out,
             refused=made.refused,
@@ -61,10 +60,10 @@ class Made(msgspec.Struct, tag="made"):
         )
 
     def processed(self, body: bytes) -> Processed:
-        """The rows again."""
+        """Return the rows, with the lines in the body."""
         lines, start = [], 0
         for columns, number, length in self.lines:
-            # A single group, as most pages have, is not copied.
+            # A single group, the usual case, is not copied.
             text = body if length == len(body) else body[start : start + length]
             lines.append(Lines(columns, number, text))
             start += length
@@ -82,7 +81,7 @@ class Made(msgspec.Struct, tag="made"):
 
 
 class Unread(msgspec.Struct, tag="unread"):
-    """The answer can't be read: a `SourceError`."""
+    """The response cannot be read: the fields of a `SourceError`."""
 
     text: str
     is_retryable: bool
@@ -92,11 +91,11 @@ class Unread(msgspec.Struct, tag="unread"):
 
     @classmethod
     def of(cls, error: SourceError) -> Unread:
-        """What crosses of it."""
+        """Make the message of an error."""
         return cls(storable_text(str(error)), error.is_retryable, error.retry_after_s, error.status, error.ends_walk)
 
     def error(self) -> SourceError:
-        """The error again."""
+        """Return the error."""
         return SourceError(
             self.text,
             is_retryable=self.is_retryable,
@@ -109,6 +108,6 @@ class Unread(msgspec.Struct, tag="unread"):
 Answer = Known | Read | Made | Unread
 
 encode: Final = msgspec.json.Encoder().encode
-"""An answer as JSON."""
+"""Encode an answer as JSON."""
 decode: Final = msgspec.json.Decoder(Answer).decode
-"""An answer again. Raises `msgspec.DecodeError`."""
+"""Decode an answer. Raises `msgspec.DecodeError`."""

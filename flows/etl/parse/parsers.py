@@ -1,6 +1,6 @@
-"""Parses responses and makes rows of their records, several at once, off the event loop (E2, E10).
+"""Parses responses and makes rows of their records, concurrently and outside the event loop.
 
-Each ETL worker has a `Maker` for that: threads.py for threads, processes.py for a process of its own.
+Each ETL worker has a `Maker` for this: threads.py for threads, processes.py for a separate process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dataloader.jobs.errors import BodyFailed
 from dataloader.store.connection.bridge import Database
 
 MOST_TOLD: Final = 50
-"""The most names of fields in one log line."""
+"""Maximum names of fields in one log line."""
 
 
 @attrs.define(eq=False)
 class Parsers:
-    """The ETL workers of a run: `config.workers` of them, in threads, or in processes if there are `calls`."""
+    """ETL workers of a run: `config.workers` of them, in threads, or in processes if there are `calls`."""
 
     shared: PipelineState
     database: Database
@@ -43,13 +43,13 @@ class Parsers:
         return trio.CapacityLimiter(self.shared.config.workers)
 
     async def run(self) -> None:
-        """Work until no more responses come."""
+        """Work until no more responses arrive."""
         try:
             async with trio.open_nursery() as nursery:
                 for _ in range(self.shared.config.workers):
                     nursery.start_soon(self._work)
         except* BodyFailed as failed:
-            # Processes may fail at the same time, for the same reason.
+            # Several processes may fail at the same time, for the same reason.
             raise first_error(failed) from None
 
     async def _work(self) -> None:
@@ -98,14 +98,14 @@ class Parsers:
             await self._give_up(fetched, fetched.error)
 
     async def _give_up(self, fetched: Fetched, error: SourceError) -> None:
-        """Hand an unreadable answer to the fetcher if its request is to be sent again; otherwise note its failure."""
+        """Pass an unreadable response to the fetcher if its request is to be repeated. Otherwise record its failure."""
         part, request = fetched.part, fetched.request
         is_again = self.shared.is_to_be_tried_again(error, fetched.tries)
         if is_again:
             told = {"error": str(error), "tries": fetched.tries}
             self.shared.log.warning("an answer can't be read: its request is sent again", phase="processing", **told)
         if part.table.source.needs_answer and fetched.page is None:
-            # The fetcher waits for it, and tries again or reports it.
+            # The fetcher waits for the response, and retries or reports it.
             await self.shared.drop_answer(part, request)
         elif is_again:
             self.shared.retry_queue.add(UnreadAnswer(part, request, fetched.tries))
@@ -136,7 +136,7 @@ class Parsers:
         await self.shared.to_writer.send(rows)
 
     def _look_at_the_writer(self) -> None:
-        """Log when the writer lags behind, and when it has caught up; at different limits, so not all the time."""
+        """Log when the writer lags behind and when it has caught up. The limits differ, to avoid constant logging."""
         waiting, queue_size = self.shared.to_writer.statistics().current_buffer_used, self.shared.config.queue_size
         told = {"responses": waiting, "rows": self.shared.progress.unwritten}
         if not self._is_writer_behind and waiting > 2 * queue_size:
@@ -147,7 +147,7 @@ class Parsers:
             self.shared.log.info("the writer has caught up", phase="processing", **told)
 
     def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
-        """Log each dropped field once: it is left out on purpose, or its name is misspelt."""
+        """Log each dropped field once: it is left out on purpose, or its name is misspelled."""
         known = self._dropped.setdefault(table, set())
         if not names <= known:
             told = sorted(map(str, names - known))

@@ -1,6 +1,6 @@
-"""ETL workers in processes, for work that keeps a core busy: each sends its pages to a process of its own.
+"""ETL workers in processes, for CPU-intensive work: each sends its pages to a separate process.
 
-The process reads the response and makes lines of the rows, so that only bytes come back.
+The process reads the response and makes lines of the rows, so that it returns only bytes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.module_names import Place, place_of
 
 MOST_PRINTED: Final = 500
-"""The most lines of what a process prints that are kept: a load has other things to say."""
+"""Maximum printed lines of a process that are kept in the load's log."""
 _MAKER: Final[Place] = place_of(PageMaker)
 
 
 @asynccontextmanager
 async def open_in_process(calls: Calls, log: LoadLog) -> AsyncIterator[Maker]:
-    """One worker's, for the length of a block; its process is started for the first response."""
+    """Open the maker of one worker for the duration of a block. Its process starts for the first response."""
     async with AsyncExitStack() as stack:
         yield _InProcess(calls, log, stack)
 
 
 @attrs.define(eq=False)
 class _InProcess:
-    """Has the worker's process, and the tables that it knows."""
+    """Has the worker's process and the tables that the process knows."""
 
     calls: Calls
     log: LoadLog
@@ -49,7 +49,7 @@ class _InProcess:
     _printed: int = 0
 
     async def read(self, fetched: Fetched, metadata: Mapping[str, Any]) -> Page:
-        """Send the response; the page without its records. Raises `SourceError`."""
+        """Send the response; return the page without its records. Raises `SourceError`."""
         table, response = fetched.part.table, fetched.response
         process = await self._knowing(table)
         sent = self._tables.index(table), attrs.evolve(response, body=b""), fetched.request.key, metadata
@@ -59,16 +59,16 @@ class _InProcess:
         return answer.page()
 
     async def make(self, fetched: Fetched, page: Page, metadata: Mapping[str, Any]) -> Processed:
-        """What the process has made of the page. Raises `SourceError`."""
+        """Return the rows that the process has made of the page. Raises `SourceError`."""
         del fetched, metadata
-        assert self._process is not None  # noqa: S101 - it has read the page
+        assert self._process is not None  # noqa: S101 - the process has read the page
         answer, body = await self._answer(self._process)
         assert isinstance(answer, page_wire.Made)  # noqa: S101 - the maker's second answer
         page.broken.extend(answer.broken)
         return answer.processed(body)
 
     async def _knowing(self, table: Table) -> Process:
-        """The process, when it knows the table."""
+        """Return the process, after it knows the table."""
         if self._process is None:
             self._process = await self.stack.enter_async_context(self.calls.open(_MAKER, self._print))
         if table not in self._tables:
@@ -78,7 +78,7 @@ class _InProcess:
         return self._process
 
     async def _answer(self, process: Process) -> tuple[page_wire.Answer, bytes]:
-        """The next answer. Raises `SourceError`; `BodyFailed` if the process has ended, or says what is none."""
+        """Return the next answer. Raises `SourceError`, or `BodyFailed` if the process ended or its answer is bad."""
         head, body = await process.answer()
         try:
             answer = page_wire.decode(head)

@@ -1,4 +1,4 @@
-"""ETL workers in threads: the way of a load that says nothing else."""
+"""ETL workers in threads, the default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataloader.store.connection.bridge import Database
 
 @asynccontextmanager
 async def open_in_threads(database: Database, limiter: trio.CapacityLimiter) -> AsyncIterator[Maker]:
-    """One worker's, with its reader of the database, for the length of a block."""
+    """Open the maker of one worker, with its reader of the database, for the duration of a block."""
     async with open_reader(database) as reader:
         yield _InThreads(reader, limiter)
 
@@ -32,16 +32,16 @@ class _InThreads:
     limiter: trio.CapacityLimiter
 
     async def read(self, fetched: Fetched, _metadata: Mapping[str, Any]) -> Page:
-        """The page; its records may be read only when they are iterated. Raises `SourceError`."""
+        """Return the page. Its records may be read only during the iteration. Raises `SourceError`."""
         page: Page = await self._in_thread(read_page, fetched.part.table.source, fetched.response)
         return page
 
     async def make(self, fetched: Fetched, page: Page, metadata: Mapping[str, Any]) -> Processed:
-        """The rows of the page. Raises `SourceError`."""
+        """Return the rows of the page. Raises `SourceError`."""
         recipe = fetched.part.table.recipe
         made: Processed = await self._in_thread(process, recipe, page, fetched.request.key, metadata, self.reader)
         return made
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run it in a thread, which is abandoned with its result if it still runs when its time is over."""
+        """Call a function in a thread. On cancellation the thread is abandoned, and its result is discarded."""
         return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self.limiter)

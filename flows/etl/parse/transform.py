@@ -1,7 +1,7 @@
-"""Makes a page's records into rows as lines for the database, and the failures of single records (E2, E10).
+"""Makes rows of a page's records, as lines for the database, and records the failures of single records.
 
-Runs in a thread or in another process: everything that it uses is in a `Recipe`, except the reader of a transform that
-reads the database.
+Runs in a thread or in another process, so everything that it needs is in a `Recipe`, except the reader of a transform
+that reads the database.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ MAX_KEY: Final = 200
 MAX_DIGITS: Final = 1_000
 _sorted_json = msgspec.json.Encoder(order="sorted", decimal_format="number").encode
 MAX_REFUSED: Final = 1_000
-"""The most refused records of a page that are kept one by one, each with the page's request; more are only counted."""
+"""Maximum refused records of a page that are kept one by one, each with the page's request. Others are only counted."""
 PIECE: Final = 10_000
-"""The number of lines that are joined into one: single lines take twice the memory."""
+"""Number of lines that are joined into one: single lines take twice the memory."""
 
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """How records become rows of one table: `encoder` has the columns that may be written, in order.
+    """Conversion of records to rows of one table. `encoder` has the columns that may be written, in order.
 
-    `changed_at` is the column with the time of a row, if there must be one.
+    `changed_at` is the column with the time of a row, if a row must have one.
 
-    `takes_id`: the transform is a detail's, and gets what was asked for as well; it gets a `Reader` if it `reads`.
+    `takes_id`: the transform is that of a detail and also gets the detail's ID. It gets a `Reader` if it `reads`.
     """
 
     transform: Callable[..., Made]
@@ -61,7 +61,7 @@ class Recipe:
 
 @attrs.frozen
 class RefusedRecord:
-    """A record that became no row: its place in the page, its key or a substitute, the error, and its beginning."""
+    """Record that became no row: its place in the page, its key or a substitute, the error, and its beginning."""
 
     index: int
     key: str
@@ -71,10 +71,11 @@ class RefusedRecord:
 
 @attrs.frozen(kw_only=True)
 class Processed:
-    """What became of a page of `records` records: the lines of `rows` rows, for each set of columns that rows bring.
+    """Result of a page with `records` records: the lines of `rows` rows, for each set of columns.
 
-    `dropped` are the fields of rows that the table has no columns for, nor for a payload. `left_out` records gave no
-    row; besides `refused`, `more_refused` were. `ids` are what details are to be asked for, `without_id` had none.
+    `dropped` are fields of rows for which the table has neither columns nor a payload. `left_out` is the number of
+    records without a row. `more_refused` is the number of refused records that are not in `refused`. `ids` are the IDs
+    of details to request; `without_id` is the number of records without one.
     """
 
     records: int
@@ -89,17 +90,17 @@ class Processed:
 
     @property
     def shapes(self) -> frozenset[tuple[str, ...]]:
-        """The columns that rows bring, for each kind of row."""
+        """Return the columns of each kind of row."""
         return frozenset(lines.columns for lines in self.lines)
 
 
 def process(
     recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any], reader: Reader | None = None
 ) -> Processed:
-    """Make rows of the page's records; `key` is the request's, `metadata` are columns that are the same for all.
+    """Make rows of the page's records. `key` is the request's; all rows share the columns of `metadata`.
 
-    Raises `SourceError` if the records are read as one goes and can't be; `StoreUnavailable` if the transform reads the
-    database and can't: that is no record's failure.
+    Raises `SourceError` if the records are read during the iteration and are unreadable, and `StoreUnavailable` if the
+    transform cannot read the database, which is not a failure of the record.
     """
     before = [key] if recipe.takes_id else []
     after = [reader] if recipe.reads else []
@@ -122,7 +123,7 @@ def process(
                 ids += found
                 without_id += not found
         except Exception as error:
-            if is_outage(error):  # also one that the transform has wrapped: it is no record's failure
+            if is_outage(error):  # also an error that the transform has wrapped: it is not a failure of the record
                 raise StoreUnavailable(str(first_error(error))) from error
             if len(refused) < MAX_REFUSED:
                 refused.append(_refusal(recipe, index, record, error))
@@ -147,14 +148,14 @@ def process(
 
 def _ids_of(detail: str | int | None) -> list[str | int]:
     if isinstance(detail, str):
-        detail.encode()  # raises an error for a lone surrogate, which no request can have
+        detail.encode()  # raises an error for a lone surrogate, which is invalid in a request
     if detail is None or isinstance(detail, (str, int)):
         return [] if detail is None else [detail]
     raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
 
 
 class _Group:
-    """Lines of rows that bring the same columns."""
+    """Lines of rows with the same columns."""
 
     def __init__(self, columns: tuple[str, ...], encoder: LineEncoder) -> None:
         self.columns = columns
@@ -176,7 +177,7 @@ class _Group:
 
 @attrs.frozen
 class _Shape:
-    """What is known of rows by their names: the fields for the `payload`, those that are `hashed`, and so on."""
+    """Properties of rows with the same names: the fields for the `payload`, those that are `hashed`, and so on."""
 
     group: _Group
     payload: Sequence[str] | None
@@ -186,7 +187,7 @@ class _Shape:
 
 
 class _Table:
-    """The table as rows of one page are written into it; `dropped` are the fields that it has no columns for."""
+    """Table into which the rows of one page are written. `dropped` are fields without a column."""
 
     def __init__(self, recipe: Recipe, metadata: Mapping[str, Any]) -> None:
         self.groups: dict[tuple[str, ...], _Group] = {}
@@ -198,8 +199,8 @@ class _Table:
         self._place = 0
 
     def encode(self, row: Row) -> tuple[_Shape, bytes]:
-        """The row's line, with its payload, hash and metadata, as far as the table has columns for them."""
-        # This is what large files wait for: nothing below is done by hand for a row that can be done in one call.
+        """Return the row's line, with its payload, hash and metadata, if the table has columns for them."""
+        # This dominates the time for large files, so it uses single calls where possible.
         names = tuple(row)
         shape = self._shapes.get(names)
         if shape is None:
@@ -219,7 +220,7 @@ class _Table:
         return shape, shape.group.encode(shape.in_order(cells))
 
     def add(self, shape: _Shape, line: bytes) -> None:
-        """Keep a line that `encode` has made."""
+        """Add a line that `encode` has made."""
         shape.group.add(line)
         if shape.dropped:
             self.dropped |= shape.dropped
@@ -243,9 +244,10 @@ class _Table:
 
 
 def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
-    """A digest of a row's values except those `without`, after the version of the algorithm.
+    """Return a digest of a row's values except those in `without`, prefixed by the version of the algorithm.
 
-    Equal for equal contents: keys in any order, 10, 10.0 and Decimal("10.00"), composed and decomposed letters.
+    Equal contents have equal digests: keys in any order; 10, 10.0 and Decimal("10.00"); composed and decomposed
+    letters.
     """
     canonical = _canonical({name: value for name, value in row.items() if name not in without})
     text = _sorted_json(canonical)
@@ -256,7 +258,7 @@ def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) 
 
 def _canonical(value: Any) -> Any:
     if isinstance(value, float):
-        # By its decimal text, not its binary value: 0.1 is 0.1.
+        # Use the decimal text, not the binary value: 0.1 is 0.1.
         value = Decimal(repr(float(value)))
     if isinstance(value, Decimal):
         return _number(value)
@@ -268,7 +270,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _number(value: Decimal) -> int | Decimal | str:
-    """The same for the same number: a whole one as such, others without zeros at the end."""
+    """Return the same value for equal numbers: an integer if whole, otherwise a decimal without trailing zeros."""
     if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
         return str(value)
     digits = format(value, "f")
@@ -283,15 +285,15 @@ def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> Re
 
 
 def sample_of(value: object) -> str:
-    """The beginning of a value as JSON, masked, for people."""
+    """Return the beginning of a value as JSON, masked, for display."""
     return brief(storable_json(value))
 
 
 def brief(text: str, limit: int = MAX_SAMPLE) -> str:
-    """The beginning of a text, masked before it is cut: a cut through a secret would leave a part of it, unmasked."""
+    """Return the beginning of a text, masked before it is cut: a cut could leave a part of a secret unmasked."""
     return storable_text(mask_text(mask_text(text[:20_000])[:limit]))
 
 
 def metadata_of(*, endpoint: str, url: str, is_file: bool, fetched_at: datetime) -> dict[str, Any]:
-    """The columns that say where a row came from."""
+    """Return the columns with the origin of a row."""
     return {"source_file": endpoint if is_file else None, "source_endpoint": url, "fetched_at": fetched_at}

@@ -1,1 +1,1 @@
-"""Which segments a run has, and what each of them consists of."""
+"""Plan of a run: its segments and their contents."""

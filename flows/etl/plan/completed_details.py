@@ -1,4 +1,4 @@
-"""Which details of a segment are complete, so that a resumed run need not request them again."""
+"""Tracking of the complete details of a segment, so that a resumed run need not request them again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import attrs
 
 @attrs.define(eq=False)
 class CompletedDetails:
-    """The details of one part, by their keys. `done` are complete ones that were not taken yet.
+    """Details of one part, by their keys. `done` are the complete ones that were not taken yet.
 
-    A detail is complete when its walk has ended without a failure, and the rows of each answer are staged.
+    A detail is complete when its walk has ended without a failure and the rows of each response are staged.
     """
 
     done: list[str] = attrs.field(factory=list)
@@ -20,30 +20,30 @@ class CompletedDetails:
     _failed: set[str] = attrs.field(factory=set)
 
     def answered(self, key: str) -> None:
-        """An answer has arrived."""
+        """Note that a response has arrived."""
         self._open[key] += 1
 
     def dropped(self, key: str) -> bool:
-        """Note an unreadable answer, whose request may be sent again. Return whether this completes the detail."""
+        """Note an unreadable response, whose request may be sent again. Return whether this completes the detail."""
         self._open[key] -= 1
         return self._complete(key)
 
     def failed(self, key: str) -> None:
-        """A request failed for good, or rows of its answer could not be staged."""
+        """Note that a request failed for good, or that rows of its response could not be staged."""
         self._failed.add(key)
 
     def asked(self, key: str) -> bool:
-        """Note that no more requests will be sent for it. Return whether this completes it."""
+        """Note that no more requests will be sent for the detail. Return whether this completes it."""
         self._asked.add(key)
         return self._complete(key)
 
     def staged(self, key: str) -> None:
-        """The rows of an answer are staged."""
+        """Note that the rows of a response are staged."""
         self._open[key] -= 1
         self._complete(key)
 
     def take(self) -> list[str]:
-        """Return the complete ones, each once."""
+        """Return the newly complete details, each once."""
         taken, self.done = self.done, []
         return taken
 

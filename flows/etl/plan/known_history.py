@@ -1,4 +1,4 @@
-"""The snapshots that a table with versions has merged, as a run knows them before its first request (E8)."""
+"""Snapshots that a table of versions has merged before the first request of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloader.store.etl.target_table import TableInfo, aio_describe
 
 @attrs.frozen
 class Named:
-    """A snapshot that is not a segment yet."""
+    """Snapshot that is not a segment yet."""
 
     name: str
     window: Window
@@ -28,7 +28,7 @@ class Named:
 
 @attrs.frozen(kw_only=True)
 class KnownHistory:
-    """A table of versions before a run. `merged` are the load's snapshots that are older than the newest one."""
+    """Table of versions before a run. `merged` are the load's snapshots that are older than the newest one."""
 
     history: History
     table: TableInfo
@@ -36,11 +36,11 @@ class KnownHistory:
     merged: frozenset[tuple[str, datetime]]
 
     def has_merged(self, snapshot: Snapshot) -> bool:
-        """Whether the table has this snapshot, and a newer one."""
+        """Return whether the table has this snapshot and a newer one."""
         return (snapshot.name, self._instant(snapshot)) in self.merged
 
     def check_windows(self, windows: Sequence[Window]) -> None:
-        """Refuse windows whose snapshots can't be put into the past, as they are or because of what is not recorded.
+        """Refuse windows whose snapshots cannot be merged into the past because earlier releases recorded too little.
 
         Raises `BadRequest`.
         """
@@ -57,7 +57,7 @@ class KnownHistory:
             )
 
     def check_undated(self, window: Window, name: str) -> None:
-        """Refuse a file without a separate window, whose content is of today, as a snapshot of the past.
+        """Refuse a file without its own window as a snapshot of the past, because its content is current.
 
         Raises `BadRequest`.
         """
@@ -74,7 +74,7 @@ class KnownHistory:
 
 
 async def aio_known_history(connection: Any, load: str, target: Target) -> KnownHistory | None:
-    """Read what is recorded of the load's table of versions (asyncio-flavoured); None if it merges no snapshots.
+    """Read the recorded snapshots of the load's table of versions (asyncio-flavored); None if it merges no snapshots.
 
     Raises `TargetError` if there is no such table.
     """

@@ -1,4 +1,4 @@
-"""Plans the segments of a run: the new ones, those that its args ask for, or only earlier failures (E6, E10)."""
+"""Plans the segments of a run: new ones, those that its args name, or only earlier failures."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
 
 MAX_SEGMENT_NAME: Final = 1_500
-"""Bytes of a segment's name: an index stores at most 2,704 bytes of it, the run and the load."""
+"""Maximum bytes of a segment's name: an index stores at most 2,704 bytes of it, the run and the load."""
 KEPT_OF_NAME: Final = 150
 """Characters that are kept at each end of a longer name."""
 
 Kept = Mapping[int, Sequence[Mapping[str, Any]]]
-"""The requests that are stored with failures, by the failures' numbers."""
+"""Requests that are stored with failures, by the numbers of the failures."""
 
 
 @attrs.frozen(kw_only=True)
 class LoadArgs:
-    """The args of a load's job: `from` and `to` in place of the new windows, and settings of the pipeline.
+    """Args of a load's job: `from` and `to` instead of the new windows, and settings of the pipeline.
 
     With `failures`, the run only retries earlier failures: all (an empty tuple), or those with these numbers.
     """
@@ -44,12 +44,12 @@ class LoadArgs:
 
     @property
     def is_span(self) -> bool:
-        """Whether the args name a span of time."""
+        """Return whether the args name a time span."""
         return self.since is not None or self.until is not None
 
 
 def read_args(args: Mapping[str, Any], limits: PipelineLimits = LIMITS) -> LoadArgs:
-    """The args of a load's job. Raises `BadRequest`, which names the field, its value and what is allowed."""
+    """Return the args of a load's job. Raises `BadRequest` with the field, its value and the allowed values."""
     for name in args:
         if name not in {"from", "to", "pipeline", "failures"}:
             raise BadRequest(f"args.{name}", "must be one of from, to, pipeline, failures")
@@ -90,7 +90,7 @@ def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
 
 
 def refuse_span(load: Load, asked: LoadArgs) -> None:
-    """Refuse `from` and `to` for a load that has no windows: it would load everything. Raises `BadRequest`."""
+    """Refuse `from` and `to` for a load without windows, which would load everything. Raises `BadRequest`."""
     if load.windows is None and asked.is_span:
         name, value = ("from", asked.since) if asked.since is not None else ("to", asked.until)
         raise BadRequest(
@@ -99,7 +99,7 @@ def refuse_span(load: Load, asked: LoadArgs) -> None:
 
 
 def windows_of(load: Load, asked: LoadArgs, *, watermark: datetime | None, now: datetime) -> list[Window]:
-    """The windows from `watermark` until `now`, or those that were asked for, in order; one for a load without any.
+    """Return the windows from `watermark` to `now`, or the requested ones, in order; one window if the load has none.
 
     Raises `BadRequest` for a span that is empty or too long.
     """
@@ -109,7 +109,7 @@ def windows_of(load: Load, asked: LoadArgs, *, watermark: datetime | None, now: 
 
 
 def why_idle(load: Load, asked: LoadArgs, windows: Sequence[Window], watermark: datetime | None) -> str:
-    """Why a run of these windows sends no request, if it sends none."""
+    """Return the reason why a run of these windows sends no request."""
     if not windows:
         before = "now" if asked.until is None else str(asked.until)
         loaded = (
@@ -129,7 +129,7 @@ async def new_segments(
     watermark: datetime | None,
     known: KnownHistory | None = None,
 ) -> AsyncGenerator[Segment, None]:
-    """The segments of windows, in order. `ask` sends list requests; all before `watermark` is loaded."""
+    """Yield the segments of windows, in order. `ask` sends list requests. Everything before `watermark` is loaded."""
     if load.source.walks_are_segments:
         async with aclosing(single_walks(load, windows, ask, known)) as walks:
             async for window, request in walks:
@@ -140,9 +140,9 @@ async def new_segments(
                     requests=partial(_these, [request]),
                     is_dated=load.windows is None or load.source.window(request) is not None,
                 )
-                yield made  # noqa: ASYNC119 - load_run.py closes us, too
+                yield made  # noqa: ASYNC119 - load_run.py closes this generator as well
         return
-    # The watermark says that everything before it is loaded, so a run that begins after it must not move it.
+    # Everything before the watermark is loaded, so a run that begins after the watermark must not move it.
     loaded_to = None if load.windows is None else watermark or load.windows.begin()
     moves = loaded_to is not None and all(one.start is not None and one.start <= loaded_to for one in windows[:1])
     for window in windows:
@@ -157,12 +157,12 @@ async def new_segments(
 
 
 def name_of_walk(request: Request) -> str:
-    """The name of the segment of a source whose walks are segments."""
+    """Return the name of a segment of a source whose walks are segments."""
     return segment_name(f"{request.endpoint} {request.key}".strip())
 
 
 def segment_name(name: str) -> str:
-    """`name` as an index can store it. The middle of a long one is replaced by a digest of the whole."""
+    """Return `name` as an index can store it. A digest of the whole name replaces the middle of a long one."""
     stored = storable_text(name)
     if len(stored.encode()) <= MAX_SEGMENT_NAME:
         return stored
@@ -173,11 +173,11 @@ def segment_name(name: str) -> str:
 async def single_walks(
     load: Load, windows: Sequence[Window], ask: AskForList = ask_at_once, known: KnownHistory | None = None
 ) -> AsyncGenerator[tuple[Window, Request], None]:
-    """The requests of a source whose walks are segments, such as files, each once, with the window that it belongs to.
+    """Yield the requests of a source whose walks are segments, such as files, each once and with its window.
 
-    For a load with windows they are in the order of their own windows, so that an older snapshot comes first.
+    For a load with windows, they are in the order of their own windows, so that an older snapshot is first.
 
-    Raises `BadRequest` if one without a window of its own would become a snapshot that is older than the newest one of
+    Raises `BadRequest` if a request without its own window would become a snapshot that is older than the newest one of
     the table that is `known`.
     """
     if not windows:
@@ -186,9 +186,9 @@ async def single_walks(
     async with aclosing(load.source.listed(span, ask)) as requests:
         if load.windows is None:
             async for request in requests:
-                yield span, request  # noqa: ASYNC119 - who iterates closes us
+                yield span, request  # noqa: ASYNC119 - the caller closes this generator
             return
-        # A request without a window of its own is for what the source has now.
+        # A request without its own window is for the source's current content.
         by_now = windows[-1] if load.target.history is not None else span
         found = []
         async for request in requests:
@@ -201,7 +201,7 @@ async def single_walks(
 
 
 def _within(span: Window, own: Window | None) -> Window | None:
-    """A file's own window as a whole; where it is open, bounded by the run's span."""
+    """Return a file's own window, with open ends replaced by those of the run's span."""
     return own and Window(own.start or span.start, own.end or span.end)
 
 
@@ -209,7 +209,7 @@ _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def check_failures(asked: Sequence[int], kept: Kept) -> None:
-    """Refuse the numbers of failures that can't be tried again. Raises `BadRequest`."""
+    """Refuse the numbers of failures that cannot be retried. Raises `BadRequest`."""
     if unknown := [number for number in asked if number not in kept]:
         told = f"the load has no unresolved failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
         raise BadRequest("args.failures", told)
@@ -225,9 +225,9 @@ def _listed(numbers: Sequence[int]) -> str:
 async def retried_segments(
     kept_behind: Callable[[int], Awaitable[Kept]], tables: list[Table]
 ) -> AsyncGenerator[Segment, None]:
-    """Segments of the requests that are stored with failures; `kept_behind` returns the next ones after a number.
+    """Yield segments of the requests that are stored with failures. `kept_behind` returns the next ones after a number.
 
-    Each segment resolves its failures when it is committed, so that a resumed run finds only those that are left. Its
+    Each segment resolves its failures when it is committed, so that a resumed run finds only the remaining ones. Its
     name has the number of its first failure.
     """
     last = 0
@@ -245,11 +245,11 @@ async def retried_segments(
 
 
 async def _kept_once(kept: Kept) -> dict[str, list[Request]]:
-    """The requests for lists and for details, each once: several records of one answer may have failed."""
+    """Return the requests for lists and for details, each once: several records of one response may have failed."""
     once: dict[str, tuple[str, Request]] = {}
     fields = {field.name for field in attrs.fields(Request)}
     for requests in kept.values():
-        # There may be a batch's requests in each.
+        # Each failure may have the requests of a whole batch.
         await trio.lowlevel.checkpoint()
         for request in requests:
             made = Request(**{name: value for name, value in request.items() if name in fields})

@@ -1,6 +1,6 @@
-"""The plan of a run: its segments, their target tables, and how each record becomes a row.
+"""Plan of a run: its segments, their target tables, and the conversion of records to rows.
 
-A segment is committed as a whole: it is a window, or a file. It has a part for each table: the list's, then the
+A segment is a window or a file, and is committed as a whole. It has a part for each table: the list's, then the
 details'.
 """
 
@@ -28,7 +28,7 @@ from dataloader.store.etl.target_table import TableInfo
 
 @attrs.frozen(kw_only=True, eq=False)
 class Table:
-    """The source and the target of rows of one kind. `detail` is None for the list."""
+    """Source and target of one kind of rows. `detail` is None for the list."""
 
     info: TableInfo
     staging: str
@@ -40,18 +40,18 @@ class Table:
 
     @property
     def name(self) -> str:
-        """The target's name."""
+        """Return the target's name."""
         return self.target.table
 
 
 @attrs.define(eq=False, kw_only=True)
 class Segment:
-    """A span or a file that is loaded as a whole or not at all. `is_whole` until a request of it fails for good.
+    """Time span or file that is loaded as a whole or not at all. `is_whole` until a request of it fails for good.
 
-    `is_refused` when its table refused rows of it. `planned` is the number of segments of the run, if known before.
-    `retries` are the failures that it retries: then it consists of single requests, and `details` are those for
-    details. `done` are the details that are complete already; `counts` is what was done for it and is recorded.
-    `is_dated` unless it is a file without a window of its own, in a load with windows.
+    `is_refused` is true if its table refused rows of it. `planned` is the number of segments of the run, if known in
+    advance. `retries` are the failures that it retries: in this case it consists of single requests, and `details` are
+    those for details. `done` are the details that are already complete. `counts` are its recorded counts. `is_dated` is
+    false for a file without its own window in a load with windows.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Segment:
 
     @property
     def is_retry(self) -> bool:
-        """Whether it consists of single requests that had failed."""
+        """Return whether the segment consists of single requests that failed before."""
         return bool(self.retries)
 
     @property
     def span(self) -> tuple[dt.datetime, dt.datetime] | None:
-        """The two ends of its window; None if it has none, as a file, or if the window is open."""
+        """Return the two ends of the window; None if the segment is a file or the window is open."""
         window = self.window
         if self.name != str(window) or window.start is None or window.end is None:
             return None
@@ -85,18 +85,13 @@ class Segment:
 
 @attrs.define(eq=False, kw_only=True)
 class Part:
-    """The rows of a segment for one table, as far as they have arrived.
+    """Rows of a segment for one table that have arrived until now.
 
-    lacks_records: some records could not be made rows.
-    sent: requests that are not among the `counts` yet.
-    answers: how many answers have arrived; each gets its number by it.
-    open: responses that are not completely processed.
-    is_asked: no more requests will be sent.
-    is_closed: all of its rows are sent to the writer; is_ready: the writer has them.
-    ids: the ids whose details are to be requested, each with the segment of its request.
-    completed: which of these details are complete.
-    counts: what was done and is not recorded yet.
-    kept_at: when details were merged last.
+    lacks_records: some records could not be converted to rows. sent: requests that are not in `counts` yet. answers:
+    number of responses that have arrived, which numbers each of them. open: responses that are not completely
+    processed. is_asked: no more requests will be sent. is_closed: all rows are sent to the writer. is_ready: the writer
+    has them. ids: IDs whose details are to be requested, each with the segment of its request. completed: complete
+    details among them. counts: counts that are not recorded yet. kept_at: time of the last merge of details.
     """
 
     segment: Segment
@@ -121,30 +116,30 @@ class Part:
 
     @keeps_details.default
     def _can_be_merged_in_pieces(self) -> bool:
-        """Whether details are merged as they arrive. Marking deleted rows, or keeping versions, needs all of them."""
+        """Return whether details are merged as they arrive. Marks of deleted rows, and versions, need all details."""
         target = self.table.target
         is_plain = target.history is None and target.delete_missing is None
         return self.table.detail is not None and bool(target.key) and is_plain and not self.segment.is_retry
 
     def kept(self, request: Request) -> dict[str, Any]:
-        """A request as stored with a failure: what is needed to send it again, and the segment that retried it."""
+        """Return a request as stored with a failure: the fields to send it again, and the segment that retried it."""
         fields = attrs.asdict(request, filter=lambda field, _: field.name != "segment")
         tried = {"tried_by": self.segment.name} if self.segment.is_retry else {}
         return {"of": "list" if self.table.detail is None else "detail", **tried, **fields}
 
     def count_sent(self) -> None:
-        """Add the requests that were sent by now to the counts."""
+        """Add the requests that were sent until now to the counts."""
         self.counts["requests"] += self.sent
         self.sent = 0
 
     def staged_as(self, token: int) -> StagedSegment:
-        """What identifies the part's rows in the staging table."""
+        """Return the identity of the part's rows in the staging table."""
         return StagedSegment(self.table.staging, token, self.segment.number)
 
     def merges(self, token: int, *, is_complete: bool) -> list[Merge | HistoryMerge]:
-        """The merges of the rows, if there are any. `is_complete`: other rows are gone from the source.
+        """Return the merges of the rows, if any. `is_complete`: rows that the part lacks are gone from the source.
 
-        A source without any record is taken for a broken one: no row is marked as deleted or closed.
+        A source without any record is considered broken: no row is marked as deleted or closed.
         """
         is_complete &= not self.segment.is_retry
         target, info, window = self.table.target, self.table.info, self.segment.window
@@ -172,7 +167,7 @@ class Part:
         ]
 
     def keeps_missing(self, *, is_complete: bool) -> bool:
-        """Whether all rows of the table would be closed or marked as deleted, if an empty source were no fault."""
+        """Return whether all rows of the table would be closed or marked as deleted if an empty source were valid."""
         if self.staged or not is_complete or self.segment.is_retry:
             return False
         target = self.table.target
@@ -181,7 +176,7 @@ class Part:
         return target.delete_missing is not None and self.segment.window.start is None
 
     def _scope(self) -> Scope | None:
-        """The rows of the target that are deleted if a complete segment lacks them."""
+        """Return the rows of the target that are deleted if a complete segment lacks them."""
         window, column = self.segment.window, self.table.scope_column
         if window.start is None:
             return Scope()
@@ -189,7 +184,7 @@ class Part:
         if is_of_days and any(
             moment is not None and not is_begin_of_day(moment) for moment in (window.start, window.end)
         ):
-            return None  # if only a part of a day is loaded, its missing rows need not be deleted
+            return None  # if only a part of a day is loaded, missing rows of that day are not deleted
         return Scope(column, window.start, window.end)
 
     def _history_merge(

@@ -1,1 +1,1 @@
-"""A run of a load: its task, its pipeline, its progress, its end."""
+"""Runs of loads: task, pipeline, progress, end."""

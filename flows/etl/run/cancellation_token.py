@@ -1,7 +1,7 @@
-"""`CancellationToken`: asks a pipeline to stop, from any thread (E4).
+"""`CancellationToken`, which stops a pipeline from any thread.
 
-A job needs none: a cancel of the job cancels its pipeline. It is for programs that run a load themselves, and for loads
-that should stop after some time.
+A job needs none: a cancel of the job cancels its pipeline. The token is for programs that run a load themselves, and
+for loads with a time limit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import trio
 
 
 class CancellationToken:
-    """Stops the requests of every run that has it; responses that have arrived are still processed and written.
+    """Stops the requests of all runs that have it. Responses that have arrived are still processed and written.
 
-    It cancels itself `timeout` seconds after it was made. Raises `ValueError` for a timeout that is not greater than 0.
+    It cancels itself `timeout` seconds after its creation. Raises `ValueError` for a timeout that is not greater than
+    0.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
@@ -32,11 +33,11 @@ class CancellationToken:
 
     @property
     def is_cancelled(self) -> bool:
-        """True once `cancel` was called, or the timeout is over. From any thread."""
+        """Return True after `cancel` was called or the timeout has passed. Callable from any thread."""
         return self._cancelled or time.monotonic() >= self._deadline
 
     def cancel(self) -> None:
-        """Stop the requests of all runs that have this token. From any thread, any number of times; returns at once."""
+        """Stop the requests of all runs that have this token. Callable repeatedly, from any thread; does not block."""
         with self._lock:
             self._cancelled = True
             scopes = list(self._scopes)
@@ -46,7 +47,7 @@ class CancellationToken:
 
     @contextmanager
     def scope(self) -> Iterator[trio.CancelScope]:
-        """A cancel scope that ends when the token is cancelled, for the length of a block in a Trio task."""
+        """Open a cancel scope that ends when the token is canceled, for the duration of a block in a Trio task."""
         with trio.CancelScope() as scope:
             entry = (trio.lowlevel.current_trio_token(), scope)
             with self._lock:

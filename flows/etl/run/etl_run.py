@@ -1,4 +1,4 @@
-"""A job's run of loads and its record in the database: its beginning, its resumption after a retry, its end."""
+"""Job's run of loads and its record in the database: its beginning, its resumption after a retry, its end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from dataloader.store.etl.run_journal import (
 from dataloader.store.queue.transaction import Transactions
 
 DRAIN_S: Final = 4.0
-"""The seconds in which responses that have arrived are written when the process ends, which has ten in all."""
+"""Seconds in which arrived responses are written when the process ends, of the process's ten seconds."""
 LOST: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
-"""After a stop for one of these reasons nothing of this run may be written."""
+"""Reasons for a stop after which nothing of this run may be written."""
 
 _FROM_BAD_TO_GOOD: Final = ("failed", "canceled", SUCCEEDED_WITH_FAILURES)
 
@@ -39,7 +39,7 @@ Summary = Mapping[str, Any]
 
 @attrs.define(eq=False)
 class TaskEnd:
-    """How a task of a run ended; `status` is None until that is known. `summary` is what it has done by now."""
+    """End of a task of a run. `status` is None until it is known. `summary` is its work until now."""
 
     status: str | None = None
     summary: Summary = attrs.field(factory=dict)
@@ -47,10 +47,10 @@ class TaskEnd:
 
 @attrs.define(eq=False, kw_only=True)
 class EtlRun:
-    """The run of the job `job` under the name `name`; `cancel` stops it as a cancel of the job does.
+    """Run of the job `job` under the name `name`. `cancel` stops it like a cancel of the job.
 
-    `limits` are times that no user sets. `ended` has its tasks that have begun, by their names; `status` is the run's,
-    once it has ended. `held` is set if it waits for another run of one of its loads.
+    `limits` are fixed times. `ended` has the tasks that have begun, by name. `status` is the run's status after its
+    end. `held` is set if the run waits for another run of one of its loads.
 
     Raises `LookupError` if the process has no database for its jobs.
     """
@@ -75,14 +75,14 @@ class EtlRun:
     async def begin(self, kind: str, tasks: Sequence[tuple[str, str]]) -> RunState:
         """Begin the run of these tasks, (layer, name), or resume it.
 
-        Raises `LoadIsHeld` for the kind `load` if another run holds the load; then nothing is recorded.
+        Raises `LoadIsHeld` for the kind `load` if another run holds the load. In this case nothing is recorded.
         """
         self.kind, claimed = kind, self.claimed
         return await self.transactions.run(aio_begin_run, claimed.job_id, claimed.token, self.name, kind, tasks)
 
     @asynccontextmanager
     async def noted(self) -> AsyncIterator[None]:
-        """After the block, record the run's end, however that came, and keep its summary as the job's result."""
+        """After the block, record the run's end in any case, and keep its summary as the job's result."""
         is_over = False
         try:
             yield
@@ -100,7 +100,7 @@ class EtlRun:
                     await self.transactions.run(aio_end_run, self.claimed.job_id, self.claimed.token, status, summary)
 
     def summary(self) -> Summary:
-        """What the run has done; the summary of a single load is its own."""
+        """Return the summary of the run. The summary of a single load is that of the load."""
         if self.kind == "load":
             return next((end.summary for end in self.ended.values()), {"status": self.status})
         reason = {} if self.held is None else {"reason": str(self.held)}
@@ -108,9 +108,9 @@ class EtlRun:
 
     @asynccontextmanager
     async def task(self, name: str) -> AsyncIterator[TaskEnd]:
-        """Record that a task of the run begins, and how it ends, also when the job is stopped or the task fails.
+        """Record the beginning and the end of a task of the run, also if the job is stopped or the task fails.
 
-        The run holds the load for the length of the block. Raises `LoadIsHeld` if another run holds it.
+        The run holds the load for the duration of the block. Raises `LoadIsHeld` if another run holds it.
         """
         end = TaskEnd()
         await self._note(name, "running", end.summary)
@@ -124,7 +124,7 @@ class EtlRun:
                     await self._note(name, end.status, end.summary)
 
     def status_of_stop(self) -> str:
-        """The status of a run that was stopped, or that waits for another one."""
+        """Return the status of a run that was stopped or that waits for another one."""
         if self.held is not None:
             return "waiting"
         match self.job.stopped_by:
@@ -137,11 +137,11 @@ class EtlRun:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing of it may be written any more: another worker has the job, or soon will."""
+        """Return whether nothing of the run may be written: another worker has the job or will soon have it."""
         return self.job.stopped_by in LOST
 
     def drain_s(self, most_s: float) -> float:
-        """The seconds in which responses that have arrived may be written, now that the job was stopped."""
+        """Return the seconds in which arrived responses may be written after the job was stopped."""
         match self.job.stopped_by:
             case StopReason.DRAIN:
                 return min(most_s, DRAIN_S)
@@ -156,9 +156,9 @@ class EtlRun:
 
 
 def wait_for(held: LoadIsHeld, limits: PipelineLimits) -> Snooze:
-    """Give the job back to the queue until the other run may have ended: for a tenth of the time that has passed."""
+    """Return the job to the queue for a tenth of the time that the other run has taken until now."""
     shortest_s, longest_s = limits.wait_s
-    pause_s = min(max(held.held_s / 10, shortest_s), longest_s) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+    pause_s = min(max(held.held_s / 10, shortest_s), longest_s) * random.uniform(0.9, 1.1)  # noqa: S311 - not a secret
     log.info("a run waits for another run of its load", load=held.load, other=str(held.run_id), again_in_s=pause_s)
     return Snooze(pause_s, str(held))
 

@@ -1,4 +1,4 @@
-"""How a load, a flow or a set of dimensions is a task, and which of them a task is."""
+"""Tasks of loads, flows and sets of dimensions, and the declaration of a given task."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataloader.jobs.tasks import Tasks
 
 
 class Declared(Protocol):
-    """A load, a flow or a set of dimensions: its `name` is the task's."""
+    """Load, flow or set of dimensions. Its `name` is the task's name."""
 
     @property
     def name(self) -> str:
-        """The task's name."""
+        """Return the task's name."""
 
     @property
     def description(self) -> str:
-        """What `dataloader tasks` shows of it."""
+        """Return the description that `dataloader tasks` shows."""
 
     @property
     def queue(self) -> str:
-        """The queue of its jobs."""
+        """Return the queue of its jobs."""
 
     @property
     def schedule(self) -> Mapping[str, Any] | None:
-        """The fields of its schedule, those of `Tasks.schedule`."""
+        """Return the fields of its schedule, as for `Tasks.schedule`."""
 
 
 D = TypeVar("D", bound=Declared)
@@ -43,16 +43,16 @@ def add_etl_task(
     read_args: Callable[[Mapping[str, Any]], object],
     timeout_s: float | None = None,
 ) -> None:
-    """Register `run(declared, job)` as a task, and its schedule; `description` is shown where the declaration has none.
+    """Register `run(declared, job)` as a task, with its schedule. `description` is used if the declaration has none.
 
-    `read_args` raises `BadRequest` for args that its jobs refuse; so a request for such a job is refused.
+    `read_args` raises `BadRequest` for invalid args, so that a request for such a job is refused.
 
-    Raises `ValueError` for a name that is taken, and for a schedule that is not valid.
+    Raises `ValueError` if the name is taken, and for an invalid schedule.
     """
     handler = partial(run, declared)
     handler.__doc__ = declared.description or description
-    # Runs wait for each other in the queue, without a slot. In flows, and under other keys, the run itself waits.
-    # Braces stand for fields of args in a key.
+    # Runs wait for each other in the queue, without a slot. In flows, and with other keys, the run itself waits. Braces
+    # mark fields of args in a key.
     lock_key = None if {"{", "}"} & {*declared.name} else f"{kind}:{declared.name}"
     tasks.task(declared.name, timeout_s=timeout_s, queue=declared.queue, lock_key=lock_key)(handler)
     tasks.check_args(declared.name, read_args)
@@ -65,7 +65,7 @@ def add_etl_task(
 
 
 def declared_by(task: Task, kind: type[D]) -> D | None:
-    """What was declared of the task, if that is a `kind`; else None."""
+    """Return the task's declaration if it is a `kind`, otherwise None."""
     handler = task.handler
     if isinstance(handler, partial) and handler.args and isinstance(handler.args[0], kind):
         return handler.args[0]
@@ -73,5 +73,5 @@ def declared_by(task: Task, kind: type[D]) -> D | None:
 
 
 def names_of(tasks: Mapping[str, Task], kind: type[D]) -> list[str]:
-    """The names of the tasks that are a `kind`, sorted."""
+    """Return the names of the tasks that are a `kind`, sorted."""
     return sorted(name for name, task in tasks.items() if declared_by(task, kind) is not None)

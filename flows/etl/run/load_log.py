@@ -1,4 +1,4 @@
-"""The lines of a run (E11): in the process's log and with the job, each with the load and the phase it is about."""
+"""Log lines of a run, in the process's log and with the job, each with its load and phase."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataloader.jobs.secrets.masking import mask_text
 log = get_logger("dataloader.flows.etl")
 
 Phase = Literal["requests", "processing", "writing", "run"]
-"""The part of the pipeline that a line is about, or the run as a whole."""
+"""Part of the pipeline that a line is about, or the run as a whole."""
 
 
 @attrs.frozen
 class LoadLog:
-    """Writes lines about `load`, in the job's log of it."""
+    """Writes lines about `load` to the process's log and to the job's log of the load."""
 
     job: JobLog
     load: str
@@ -37,7 +37,7 @@ class LoadLog:
         self.job.info(message, phase=phase, **shown)
 
     def warning(self, message: str, *, phase: Phase, **fields: object) -> None:
-        """Log an error that does not end the run, or what slows it down."""
+        """Log an error that does not end the run, or a cause of slowness."""
         shown = self._without_secrets(fields)
         log.warning(message, load=self.load, phase=phase, **shown)
         self.job.warning(message, phase=phase, **shown)

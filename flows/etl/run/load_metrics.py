@@ -1,4 +1,4 @@
-"""What pipelines count, for `/metrics` (E9): rows, records, requests, failures and runs of each load."""
+"""Counters of pipelines for `/metrics`: rows, records, requests, failures and runs of each load."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataloader.jobs.measures import Counter, Measure
 
 
 class LoadMetrics:
-    """The counters of a process."""
+    """Counters of a process."""
 
     def __init__(self) -> None:
-        """Nothing is counted yet."""
+        """Begin with empty counters."""
         self._counts = Counter(
             "dataloader_etl",
             "What pipelines have done: requests sent, records, rows inserted, updated and so on, and what failed.",
@@ -25,7 +25,7 @@ class LoadMetrics:
         self.measures: tuple[Measure, ...] = (self._counts, self._runs)
 
     def ended(self, load: str, status: str) -> None:
-        """Count a run of a load by how it ended."""
+        """Count a run of a load by its status."""
         self._runs.add(load, status)
 
     def count(self, load: str, counts: Mapping[str, int]) -> None:

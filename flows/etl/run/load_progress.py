@@ -1,7 +1,7 @@
-"""What a run has done so far: counts, phases, failures, and whether too many failed in a row (E9, E10).
+"""Progress of a run: counts, phases, failures, and the check for too many consecutive failures.
 
-One object that all parts of a pipeline update, without waiting. Its snapshots are the job's progress, its summary is
-the job's result, and the writer takes the failures from it to save them.
+All parts of a pipeline update one object, without waiting. Its snapshots are the job's progress, and its summary is the
+job's result. The writer takes the failures from it to save them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FAILED: Final = {
     "row": "rows_failed",
     "batch": "rows_failed",
 }
-"""The count that each kind of failure adds to; a batch counts as its rows. A segment is counted at its end."""
+"""Count that each kind of failure adds to. A batch counts as its rows. A segment is counted at its end."""
 _OF_RECORDS: Final = frozenset({"record", "row"})
-"""Failures that count by their share: a single one says nothing about the run."""
+"""Failures that count by their share, because a single one says nothing about the run."""
 MAX_LISTED: Final = 1_000
-"""The most failures that the summary lists; all are in the table of failures."""
+"""Maximum failures in the summary. All are in the table of failures."""
 MANY_UNSAVED: Final = 1_000
-"""With this many unsaved failures they are saved at once, rather than with their segment."""
+"""Number of unsaved failures that are saved immediately instead of with their segment."""
 
 
 def failed_records(counts: Mapping[str, int]) -> tuple[int, int]:
-    """How many records and rows have failed, and of how many."""
+    """Return the number of failed records and rows, and the number of all."""
     records, failed = counts.get("records", 0), counts.get("records_failed", 0)
     # A record may have become several rows, each of which can be refused.
     return failed + counts.get("rows_failed", 0), max(records, counts.get("rows", 0) + failed)
@@ -46,14 +46,14 @@ def failed_records(counts: Mapping[str, int]) -> tuple[int, int]:
 
 @attrs.define
 class PhaseTimes:
-    """When a phase began, when it worked last, and how many seconds it worked in all, summed over its workers."""
+    """Beginning of a phase, its last work, and its seconds of work, summed over its workers."""
 
     began_at: datetime | None = None
     ended_at: datetime | None = None
     busy_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Add `seconds` of work that have ended now."""
+        """Add `seconds` of work that have just ended."""
         self.ended_at = datetime.now(UTC)
         began_at = self.ended_at - timedelta(seconds=seconds)
         self.began_at = began_at if self.began_at is None else min(self.began_at, began_at)
@@ -62,13 +62,14 @@ class PhaseTimes:
 
 @attrs.define(eq=False, kw_only=True)
 class LoadProgress:
-    """The progress of one run. `too_many` is called once, when more than `max_failures` failures come in a row.
+    """Progress of one run. `too_many` is called once, when there are more than `max_failures` consecutive failures.
 
-    Such failures are requests, batches and segments, and answers and batches without a good record. The latter count
-    only while more than `max_failed_share` of the records have failed so far: bad records often come together.
+    These are failures of requests, batches and segments, and responses and batches without a good record. The latter
+    count only while more than `max_failed_share` of the records have failed so far, because bad records often occur
+    together.
 
-    `idle` says why the run sends no request, if it sends none; `remarks` what it leaves out, each with
-    how often. `hide` removes the secrets of its sources from what is kept of failures.
+    `idle` is the reason why the run sends no request, if it sends none. `remarks` are the parts of its request that it
+    leaves out, each with their number. `hide` removes the secrets of its sources from stored failures.
     """
 
     load: str
@@ -99,11 +100,11 @@ class LoadProgress:
         self.telemetry(self.load, numbers)
 
     def worked(self) -> None:
-        """Something succeeded: this ends a row of failures."""
+        """Note a success, which ends a series of failures."""
         self._in_a_row = 0
 
     def failed(self, failure: Failure, *, is_on_record: bool = False) -> None:
-        """Something failed for good. `is_on_record`: other failures in the database already say what is missing."""
+        """Note a final failure. `is_on_record`: other failures in the database already record the missing data."""
         failure = attrs.evolve(
             failure,
             key=self.hide(failure.key),
@@ -121,7 +122,7 @@ class LoadProgress:
             self._failed_in_a_row()
 
     def spoiled(self) -> None:
-        """An answer or a batch has no good record."""
+        """Note a response or a batch without a good record."""
         failed, tried = failed_records(self.counts)
         if failed > self.max_failed_share * tried:
             self._failed_in_a_row()
@@ -132,7 +133,7 @@ class LoadProgress:
             self.too_many()
 
     def processed(self, page: Page, processed: Processed, segment: str, requests: Sequence[Mapping[str, Any]]) -> None:
-        """A page's records were made rows, or failed: what failed of them."""
+        """Note the failures of a page's records after they were converted to rows."""
         for broken in page.broken:
             key, error = brief(broken.key, MAX_KEY), brief(broken.error)
             self.failed(self._of_record(segment, requests, key, error, brief(broken.sample)))
@@ -163,7 +164,7 @@ class LoadProgress:
 
     @property
     def are_many_unsaved(self) -> bool:
-        """Whether there are so many unsaved failures that they should not wait for their segment's end."""
+        """Return whether there are too many unsaved failures to wait for the segment's end."""
         return len(self.unsaved) >= MANY_UNSAVED
 
     def put_back(self, failures: Sequence[Failure]) -> None:
@@ -171,7 +172,7 @@ class LoadProgress:
         self.unsaved = [*failures, *self.unsaved]
 
     def snapshot(self) -> dict[str, Any]:
-        """The state of the run, for the job's progress."""
+        """Return the state of the run, for the job's progress."""
         shown: dict[str, Any] = {
             "segment": self.segment,
             **({} if self.segments_planned is None else {"segments_planned": self.segments_planned}),
@@ -183,7 +184,7 @@ class LoadProgress:
         return shown if self.waiting is None else {**shown, "waiting": dict(self.waiting)}
 
     def summary(self, status: str, reason: str) -> dict[str, Any]:
-        """The outcome of the run, for the job's result; `reason` says why it failed, was stopped or did nothing."""
+        """Return the outcome of the run, for the job's result. `reason`: why it failed, was stopped or did nothing."""
         return {
             "status": status,
             **({"reason": reason} if reason else {}),

@@ -1,4 +1,4 @@
-"""Runs one load within a job's run: its tables and their staging tables, its segments, its pipeline, its progress."""
+"""Runs one load within a job's run: its tables and staging tables, its segments, its pipeline, its progress."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from dataloader.store.etl.target_table import TableInfo, aio_describe
 
 
 async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadArgs, state: RunState) -> Verdict:
-    """Run `load` to its end, from where an earlier attempt of the job has stopped.
+    """Run `load` to its end, from the point where an earlier attempt of the job stopped.
 
     Raises `TargetError` if the target table does not fit the declaration.
     """
@@ -74,7 +74,7 @@ async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadAr
             told = {
                 name: summary[name] for name in ("status", "reason", "seconds", "counts", "phases") if name in summary
             }
-            # No warning if it has failed: the job fails with it, and that is logged.
+            # Not a warning if it has failed: the job fails with it, which is logged.
             LoadLog.of(run.job, load.name, load.hide).info("ended", phase="run", **told)
             run.job.end_log_of(load.name)
     return verdict
@@ -85,7 +85,7 @@ CANCELED: Final = Verdict(end="canceled", reason="the run's cancellation token w
 
 @attrs.frozen(eq=False)
 class _Loading:
-    """A running load."""
+    """Running load."""
 
     run_of_job: EtlRun
     load: Load
@@ -94,7 +94,7 @@ class _Loading:
     progress: LoadProgress
 
     async def run(self, state: RunState) -> Verdict:
-        """Run the load; return how it ended."""
+        """Run the load; return its end."""
         async with self._tables() as tables:
             pipeline = self._pipeline(state)
             end = await self._shown(pipeline, self._segments(state, tables, pipeline.sender))
@@ -107,7 +107,7 @@ class _Loading:
         return verdict if verdict.reason else attrs.evolve(verdict, reason=self._remarks())
 
     def _remarks(self) -> str:
-        """Return the parts of its request that a successful run left out, and why; empty if there are none."""
+        """Return the parts of its request that a successful run left out, with reasons; empty if there are none."""
         progress = self.progress
         remarks = [one if times == 1 else f"{one} ({times:,} times)" for one, times in progress.remarks.items()]
         if progress.counts["requests"]:
@@ -118,7 +118,7 @@ class _Loading:
         return "; ".join([progress.idle, *remarks])
 
     def _remark(self, text: str) -> None:
-        """Say once that the run leaves out a part of its request."""
+        """Log once that the run leaves out a part of its request."""
         if text not in self.progress.remarks:
             self.progress.remarks[text] = 1
             LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).warning(text, phase="run")
@@ -166,7 +166,7 @@ class _Loading:
         return calls
 
     async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
-        """Run the pipeline; meanwhile show its state as the job's progress."""
+        """Run the pipeline, and meanwhile show its state as the job's progress."""
         job = self.run_of_job.job
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show, pipeline.shared.log)
@@ -192,16 +192,16 @@ class _Loading:
     async def _segments(
         self, state: RunState, tables: list[Table], sender: RequestSender
     ) -> AsyncGenerator[Segment, None]:
-        """The segments to be loaded, in order, without those that this run has committed before."""
+        """Yield the segments to load, in order, without those that this run has committed before."""
         load = self.load
         done = state.segments.get(load.name, {})
         details = state.details.get(load.name, {})
-        # Not by `count`: they are in this process's metrics already, or in those of another process.
+        # Not by `count`: they are already in the metrics of this process or of another one.
         for counts in done.values():
             self.progress.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
         for phase, times in state.failed.get(load.name, {}).items():
             self.progress.counts.update({FAILED[phase]: times} if phase in FAILED else {})
-        # Requests of an earlier attempt count even if nothing that they brought is recorded.
+        # Requests of an earlier attempt count even if nothing from their responses is recorded.
         sent = ((state.summaries.get(load.name) or {}).get("counts") or {}).get("requests", 0)
         on_record = [*done.values(), *(came_in.counts for came_in in details.values())]
         self.progress.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
@@ -224,7 +224,7 @@ class _Loading:
                     if came_in := details.get(segment.name):
                         segment.done, segment.counts = came_in.keys, came_in.counts
                         self.progress.counts.update(came_in.counts)
-                    yield segment  # noqa: ASYNC119 - the fetcher closes us, too
+                    yield segment  # noqa: ASYNC119 - the fetcher closes this generator as well
 
     async def _planned(
         self, state: RunState, tables: list[Table], sender: RequestSender
@@ -238,7 +238,7 @@ class _Loading:
             self._remark(f"{load.name} has no windows: it loads everything; from and to do not apply to it")
         watermark, moved_by = await run.database.run(aio_watermark, load.name)
         if moved_by == run.claimed.job_id:
-            # The run continues after its last segment, and has applied look_back already.
+            # The run continues after its last segment, and has already applied look_back.
             load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
         windows = windows_of(load, self.asked, watermark=watermark, now=state.started_at)
         end, until = windows[-1].end if windows else None, self.asked.until
@@ -250,7 +250,7 @@ class _Loading:
                 one.check_windows(windows)
         self.progress.idle = why_idle(load, self.asked, windows, watermark)
         segments = new_segments(load, windows, tables, sender.listed, watermark=watermark, known=known[0])
-        # A backfill loads all of its span again.
+        # A backfill loads its whole span again.
         is_skipping = load.source.walks_are_segments and (load.windows is None or self.asked.since is None)
         return self._without_merged(segments, known[0]) if is_skipping and known[0] else segments
 
@@ -260,15 +260,15 @@ class _Loading:
         return await self.run_of_job.database.run(aio_known_history, self.load.name, table.target)
 
     async def _kept_behind(self, is_any_done: bool, number: int) -> Kept:  # noqa: FBT001 - given by a partial
-        """The next failures to retry, after the one with that number.
+        """Return the next failures to retry, after the one with this number.
 
-        Raises `BadRequest` for a number in the job's args that is not that of an unresolved failure.
+        Raises `BadRequest` if a number in the job's args is not the number of an unresolved failure.
         """
         run, asked = self.run_of_job, self.asked.failures
         if not asked:
             mine = run.claimed.job_id
             return await run.database.run(aio_next_failures, self.load.name, mine, number, run.limits.most_retried)
-        # All failures that the args ask for are one segment.
+        # All failures that the args name are one segment.
         if number or is_any_done:
             return {}
         kept: Kept = await run.database.run(aio_open_failures, self.load.name, asked)
@@ -278,14 +278,14 @@ class _Loading:
     async def _without_merged(
         self, segments: AsyncGenerator[Segment, None], known: KnownHistory
     ) -> AsyncGenerator[Segment, None]:
-        """The files without those that the table has merged before its newest snapshot."""
+        """Yield the files that the table has not merged before its newest snapshot."""
         left_out = 0
         async with aclosing(segments):
             async for segment in segments:
                 if known.has_merged(segment):
                     left_out += 1
                 else:
-                    yield segment  # noqa: ASYNC119 - who iterates closes us
+                    yield segment  # noqa: ASYNC119 - the caller closes this generator
         if left_out:
             self.progress.idle = f"nothing is new: the table has merged {left_out:,} older snapshots before"
             told = "snapshots older than the newest one are left out: the table has merged them before"
@@ -293,7 +293,7 @@ class _Loading:
 
     @asynccontextmanager
     async def _tables(self) -> AsyncIterator[list[Table]]:
-        """The tables of the load, each with a staging table, for the length of a block."""
+        """Open the tables of the load, each with a staging table, for the duration of a block."""
         load, transactions = self.load, self.run_of_job.transactions
         tables = [await self._table(load.target, is_detail=False)]
         if load.detail is not None:
@@ -301,7 +301,7 @@ class _Loading:
         try:
             yield tables
         finally:
-            # A lost run has no time for it: the next run drops what is left.
+            # A lost run has no time for this. The next run drops the remaining tables.
             if not self.run_of_job.is_lost:
                 with trio.move_on_after(self.run_of_job.limits.clean_up_s, shield=True):
                     for table in tables:
@@ -345,7 +345,7 @@ class _Loading:
 
 
 def loaded_columns(info: TableInfo, target: Target) -> list[str]:
-    """The columns of a table that a load may fill: not those that the database or the merge writes."""
+    """Return the columns of a table that a load may fill: not those that the database or the merge writes."""
     ours = {target.delete_missing}
     if target.history is not None:
         ours |= target.history.not_loaded

@@ -1,4 +1,4 @@
-"""Makes tasks of loads: a job of a load is a run of one task (E6)."""
+"""Makes tasks of loads. A job of a load is a run of one task."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["LoadArgs", "add_loads", "load_of", "read_args", "refuse_span", "run_
 
 
 def add_loads(tasks: Tasks, *loads: Load) -> None:
-    """Register each load as a task of its name, with its schedule. Raises `ValueError` for a name that is taken."""
+    """Register each load as a task of its name, with its schedule. Raises `ValueError` if the name is taken."""
     for load in loads:
         text = f"Load {load.target.table}."
         add_etl_task(tasks, run_load, load, text, kind="load", read_args=read_args, timeout_s=load.timeout_s)
 
 
 def load_of(task: Task) -> Load | None:
-    """The load that a task runs, None for any other task."""
+    """Return the load that a task runs; None for any other task."""
     return declared_by(task, Load)
 
 
@@ -41,9 +41,9 @@ def _check_retry(load: Load, asked: LoadArgs) -> None:
 async def run_load(
     load: Load, job: Job, cancel: CancellationToken | None = None, *, limits: PipelineLimits = LIMITS
 ) -> object:
-    """Run a load as a job: the handler of its task. `cancel` stops it as a cancel of the job does.
+    """Run a load as a job: the handler of its task. `cancel` stops it like a cancel of the job.
 
-    `limits` are for tests: the defaults are right for every load.
+    Tests pass `limits`. The defaults suit all loads.
     """
     try:
         asked = read_args(job.args, limits)

@@ -1,7 +1,8 @@
-"""How a run of a load has ended, by what failed in it: succeeded, succeeded with failures, or failed (E10).
+"""End of a run of a load, by its failures: succeeded, succeeded with failures, or failed.
 
-Good rows are written in any case. A segment has failed when a request of it failed for good, or its table refused it;
-then the watermark stays before it. Failed records, rows and details don't hold it, but too many of them fail the run.
+Good rows are written in any case. A segment has failed if a request of it failed for good, or its table refused it; the
+watermark then stays before it. Failed records, rows and details do not stop the watermark, but too many of them fail
+the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataloader.store.etl.failure_rows import Failure
 from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES
 
 _WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected", "woven")
-"""The counts of merges for rows that are in the table now."""
+"""Counts of merges for rows that are in the table now."""
 
 _OF_SEGMENTS: Final = frozenset({"request", "batch", "segment"})
 _OF_RECORDS: Final = frozenset({"record", "row", "batch"})
@@ -27,17 +28,18 @@ RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """The end of a load, with a reason, as a sentence, if it did not simply succeed or left something out."""
+    """End of a load, with a reason, as a sentence, if it did not simply succeed or left something out."""
 
     end: RunEnd
     reason: str = ""
 
 
 def judge(progress: LoadProgress, config: PipelineConfig) -> Verdict:
-    """How a run ended that has gone through all of its segments."""
+    """Return the end of a run that has processed all of its segments."""
     counts = progress.counts
     if reasons := list(_too_many(counts, config)):
-        # A failure of the kind that the first reason is about: a refused row, for example, does not fail its segment.
+        # The first failure of the kind that the first reason is about: a refused row, for example, does not fail its
+        # segment.
         (_, phases), *_ = reasons
         first = next((failure for failure in progress.failures if failure.phase in phases), None)
         told = "" if first is None else f"; the first failure was {_named(first)}"
@@ -49,7 +51,7 @@ def judge(progress: LoadProgress, config: PipelineConfig) -> Verdict:
 
 
 def give_up(progress: LoadProgress, config: PipelineConfig) -> Verdict:
-    """How a run ended in which too many things in a row have failed."""
+    """Return the end of a run after too many consecutive failures."""
     row = f"{config.max_failures + 1} failures in a row (max_failures is {config.max_failures:,})"
     return Verdict(
         end="failed", reason=row if progress.last is None else f"{row}; the last one was {_named(progress.last)}"
@@ -65,12 +67,12 @@ def _is_failure(name: str) -> bool:
 
 
 def _too_many(counts: Mapping[str, int], config: PipelineConfig) -> Iterator[tuple[str, frozenset[str]]]:
-    """What failed more often than the settings allow, or without any success.
+    """Yield the kinds of items that failed more often than the settings allow, or without any success.
 
-    As sentences, each with the phases of the failures that it is about.
+    Each is a sentence with the phases of its failures.
     """
     failed, loaded = counts.get("segments_failed", 0), counts.get("segments", 0)
-    # Of a segment that lacks a page the others are written.
+    # If a segment lacks a page, its other pages are written.
     is_all = not loaded and not any(counts.get(name) for name in _WRITTEN)
     if failed > config.max_failed_segments or (failed and is_all):
         bound = f"max_failed_segments is {config.max_failed_segments:,}"

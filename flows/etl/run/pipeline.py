@@ -1,4 +1,4 @@
-"""The pipeline of a load: one fetcher, several parsers, one writer (E1 to E4).
+"""Pipeline of a load: one fetcher, several parsers, one writer.
 
     segments → fetcher ─(responses)→ parsers ─(rows)→ writer → staging table → one transaction a segment
 
@@ -32,8 +32,8 @@ PipelineEnd = Literal["through", "failed", "canceled"]
 class Pipeline:
     """One run of a load.
 
-    After a stop of the job, `drain_s` returns for how many seconds responses that have arrived may still be written;
-    `is_lost` returns whether nothing may be written. With `calls` its ETL workers are processes.
+    After a stop of the job, `drain_s` returns the seconds in which arrived responses may still be written, and
+    `is_lost` returns whether nothing may be written. With `calls`, its ETL workers are processes.
     """
 
     shared: PipelineState
@@ -50,9 +50,9 @@ class Pipeline:
     _is_written: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
-        """Load the segments; return `failed` after too many failures in a row, `canceled` after a cancel of the token.
+        """Load the segments; return `failed` after too many consecutive failures, `canceled` if the token is canceled.
 
-        When the job is stopped, the responses that have arrived are written before `Cancelled` is raised.
+        When the job is stopped, the arrived responses are written before `Cancelled` is raised.
         """
         shared = self.shared
         shared.progress.too_many = self._give_up
@@ -73,7 +73,7 @@ class Pipeline:
                         self._stop_soon(self.drain_s())
                         raise
         finally:
-            # Here the parsers and the writer have ended, so that no more failures come.
+            # The parsers and the writer have ended, so there are no more failures.
             if not self.is_lost():
                 await writer.save_failures()  # noqa: ASYNC102 - shields itself, with a deadline
         return self._end

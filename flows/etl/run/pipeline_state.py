@@ -1,4 +1,4 @@
-"""The messages between the fetcher, the parsers and the writer, and what they share for one run."""
+"""Messages between the fetcher, the parsers and the writer, and their shared state in one run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dataloader.store.etl.failure_rows import Failure
 from dataloader.store.etl.staging import Lines
 
 WRITER_QUEUE: Final = 4
-"""The most processed responses that wait for the writer, as a multiple of `queue_size`; above 2 the log warns."""
+"""Maximum processed responses that wait for the writer, as a multiple of `queue_size`. Above 2 the log warns."""
 
 
 @attrs.define(eq=False)
 class Fetched:
-    """A response on its way from the fetcher to an ETL worker: the part's `number`th, to the request's `tries`th try.
+    """Response for an ETL worker: the part's `number`th, to the request's `tries`th try.
 
-    Once `is_read` is set, it has a `page` or an `error`.
+    When `is_read` is set, it has a `page` or an `error`.
     """
 
     part: Part
@@ -44,9 +44,9 @@ class Fetched:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """Rows of the part's `answer`th response, possibly none, on their way from an ETL worker to the writer.
+    """Rows of the part's `answer`th response, possibly none, for the writer.
 
-    `counts` is what was done for the answer; it is recorded with its rows.
+    `counts` are the counts of the response, which are recorded with its rows.
     """
 
     part: Part
@@ -59,7 +59,7 @@ class Rows:
 
 @attrs.frozen(eq=False)
 class DetailComplete:
-    """Notice to the writer that details of the part are complete, although no more of their rows will follow."""
+    """Notice to the writer that details of the part are complete, although none of their rows will follow."""
 
     part: Part
 
@@ -69,7 +69,7 @@ ToWriter: TypeAlias = Rows | Part | DetailComplete
 
 @attrs.frozen(eq=False)
 class UnreadAnswer:
-    """A request whose answer to the `tries`th try can't be read, and that is to be sent again."""
+    """Request whose response to the `tries`th try cannot be read, and which is to be sent again."""
 
     part: Part
     request: Request
@@ -78,18 +78,18 @@ class UnreadAnswer:
 
 @attrs.define(eq=False)
 class RetryQueue:
-    """The requests that the fetcher has to send again. Their answers count as open in their parts until it has."""
+    """Requests that the fetcher has to send again. Until then their responses count as open in their parts."""
 
     unread: deque[UnreadAnswer] = attrs.field(factory=deque)
     _stirred: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def add(self, unread: UnreadAnswer) -> None:
-        """Ask for it again."""
+        """Add a request to send again."""
         self.unread.append(unread)
         self.stir()
 
     def stir(self) -> None:
-        """An answer was read, or a part was committed: wake those that wait in `stirred`."""
+        """Wake the tasks in `stirred`: a response was read, or a part was committed."""
         self._stirred.set()
 
     async def stirred(self) -> None:
@@ -100,9 +100,9 @@ class RetryQueue:
 
 @attrs.define(eq=False)
 class Backpressure:
-    """Bounds what a run has in memory: responses in the `places` of the processing queue, and bytes not yet written.
+    """Limits a run's memory: responses in the `places` of the processing queue, and bytes that are not yet written.
 
-    Only the fetcher takes a place, before it sends a request; so the last answer may exceed the bytes by its own
+    Only the fetcher takes a place, before it sends a request, so the last response may exceed the limit of bytes by its
     length.
     """
 
@@ -113,28 +113,28 @@ class Backpressure:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether it holds too many bytes."""
+        """Return whether it holds too many bytes."""
         return self.bytes >= self.most_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether no request may be sent now."""
+        """Return whether no request may be sent now."""
         return self.places == 0 or self.is_heavy
 
     async def take_place(self) -> None:
-        """Wait for a place, and take it."""
+        """Wait for a place and take it."""
         while self.is_full:
             self._freed = trio.Event()
             await self._freed.wait()
         self.places -= 1
 
     def give_place(self) -> None:
-        """Give a place back: its response has left the queue, or did not arrive."""
+        """Return a place: its response has left the queue, or did not arrive."""
         self.places += 1
         self._freed.set()
 
     def hold(self, number: int) -> None:
-        """Add `number` to the bytes that are held; it may be negative."""
+        """Add `number`, which may be negative, to the bytes in memory."""
         self.bytes += number
         if number < 0:
             self._freed.set()
@@ -142,22 +142,22 @@ class Backpressure:
 
 @attrs.define(eq=False, kw_only=True)
 class PipelineState:
-    """What the parts of a pipeline share in one run.
+    """Shared state of the parts of a pipeline in one run.
 
     Attributes:
-        run_id: the job whose run it is.
-        token: the job's, which fences what the run writes.
-        last_failure: the number of the last failure that earlier attempts of the job have put on record; 0 for none.
-        load: the load's name.
-        limits: rows, bytes and times that no user sets.
-        parts: those that are not committed yet, in their order. The fetcher begins them, the writer ends them.
-        backpressure: how many more responses the fetcher may have in memory.
-        retry_queue: the requests that the fetcher has to send again.
-        to_workers: the fetcher sends responses.
-        fetched: the parsers receive them.
-        to_writer: the parsers send rows; a part itself follows when all of its rows are sent. The fetcher sends details
-            that its last step completes.
-        processed: the writer receives all three.
+        run_id: ID of the run's job.
+        token: fencing token of the job for the run's writes.
+        last_failure: number of the last failure that earlier attempts of the job have recorded; 0 for none.
+        load: name of the load.
+        limits: fixed limits of rows, bytes and times.
+        parts: parts that are not committed yet, in order. The fetcher begins them, the writer ends them.
+        backpressure: limit of the responses that the fetcher may have in memory.
+        retry_queue: requests that the fetcher has to send again.
+        to_workers: channel to which the fetcher sends responses.
+        fetched: channel from which the parsers receive them.
+        to_writer: channel to which the parsers send rows, and then the part itself when all of its rows are sent. The
+            fetcher sends details that its last step completes.
+        processed: channel from which the writer receives all three.
     """
 
     run_id: UUID
@@ -177,7 +177,7 @@ class PipelineState:
     processed: trio.MemoryReceiveChannel[ToWriter] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # `backpressure` bounds the responses on their way to the workers.
+        # `backpressure` limits the responses for the workers.
         self.backpressure = Backpressure(self.config.queue_size, self.limits.most_bytes)
         self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
         self.to_writer, self.processed = trio.open_memory_channel[ToWriter](WRITER_QUEUE * self.config.queue_size)
@@ -194,7 +194,7 @@ class PipelineState:
         times: int = 1,
         segment: str = "",
     ) -> Failure:
-        """A failure in a part of the run, to be reported. A retried request keeps its first failure's segment."""
+        """Return a failure in a part of the run, to report. A retried request keeps its first failure's segment."""
         return Failure(
             load=self.load,
             segment=segment or (requests[0].segment if requests else "") or part.segment.name,
@@ -207,44 +207,44 @@ class PipelineState:
         )
 
     def is_to_be_tried_again(self, error: SourceError, tries: int) -> bool:
-        """Whether a request is sent again whose `tries`th try has failed with `error`."""
+        """Return whether to repeat a request whose `tries`th try has failed with `error`."""
         return error.is_retryable and tries < self.config.attempts
 
     def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
-        """A request failed for good. A list without one of its pages is not whole; a missing detail leaves it whole."""
+        """Note that a request failed for good. A list without one of its pages is not whole; without a detail it is."""
         phase = "request" if part.table.detail is None else "detail"
         part.is_whole &= phase == "detail"
         part.completed.failed(request.key)
         key = request.key or request.endpoint
-        # If the walk ended here, a retry of this page alone would not bring the later pages.
+        # If the walk ended here, a retry of this page alone would not load the later pages.
         requests = [] if error.ends_walk and not part.segment.is_retry else [request]
         self.progress.failed(self.failure(part, phase, key, str(error), requests=requests))
 
     async def detail_asked(self, part: Part, request: Request) -> None:
         """Note that no more requests will be sent for a detail.
 
-        Its rows may be staged by then, for the fetcher returns its slot after it has passed the answer on.
+        Its rows may already be staged, because the fetcher returns its slot after it has passed the response on.
         """
         await self._tell_writer(part, is_complete=part.completed.asked(request.key))
 
     async def answer_done(self, part: Part) -> None:
-        """An answer is processed: its rows are sent to the writer, or it is given up."""
+        """Note that a response is processed: its rows are sent to the writer, or it is dropped."""
         part.open -= 1
         await self.close_if_done(part)
         self.retry_queue.stir()
 
     async def drop_answer(self, part: Part, request: Request) -> None:
-        """An answer can't be read; its request was sent again or has failed."""
+        """Note that a response cannot be read. Its request was sent again or has failed."""
         await self._tell_writer(part, is_complete=part.completed.dropped(request.key))
         await self.answer_done(part)
 
     async def _tell_writer(self, part: Part, *, is_complete: bool) -> None:
-        """Notify the writer of a complete detail whose rows are staged already."""
+        """Notify the writer of a complete detail whose rows are already staged."""
         if is_complete:
             await self.to_writer.send(DetailComplete(part))
 
     async def close_if_done(self, part: Part) -> None:
-        """Send the part to the writer, after its rows, if all of its requests and answers are done."""
+        """Send the part to the writer, after its rows, if all of its requests and responses are done."""
         if part.is_asked and part.open == 0 and not part.is_closed:
             part.is_closed = True
             await self.to_writer.send(part)

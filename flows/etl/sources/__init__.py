@@ -1,6 +1,6 @@
-"""Where records come from: HTTP interfaces, files and archives, buckets.
+"""Sources of records: HTTP APIs, files and archives, buckets.
 
-source.py has the contract of a source. http.py, files.py and s3.py are the sources; pagination.py walks from page to
-page; retry_after.py reads for how long a service wants no request. Nothing here knows of queues, pauses, retries or the
-database. formats/ turns bodies into records.
+source.py has the contract of a source. http.py, files.py and s3.py are the sources. pagination.py walks from page to
+page. retry_after.py reads the seconds for which a service asks for no request. Sources know nothing of queues, pauses,
+retries or the database. formats/ makes records of bodies.
 """

@@ -1,14 +1,14 @@
-"""Archives as sets of files: their members' names, and each member's bytes (tar, plain or by gzip or xz, and zip).
+"""Archives as sets of files: names and contents of their members (tar, also compressed by gzip or xz, and zip).
 
-Nothing is written to disk; links and devices in an archive are ignored. All functions block: they are for threads.
+Nothing is written to disk. Links and devices in an archive are ignored. All functions block, so call them in threads.
 
-A compressed tar archive is one stream. To know its members is to unpack all of it once, and a member can be had only by
-unpacking all that is before it. So an open archive remembers where it stands: members that are asked for in the order
-of the archive, as `list_members` gives them, cost one more pass in all. Only one that lies behind, such as one that is
-asked for again after a failure, starts from the beginning. (Opened anew for each, n members would cost n² / 2.)
+A compressed tar archive is one stream. Listing its members unpacks all of it once, and reading a member unpacks
+everything before it. So an open archive remembers its position: reading the members in the order of `list_members`
+takes only one more pass. Only a member before the position, such as one that is read again after a failure, starts from
+the beginning. (If the archive were opened for each member, n members would take n² / 2 steps.)
 
-tarfile reads what describes a member into memory whole, while it holds the interpreter, and older versions of it take
-quadratic time for digits there (CVE-2024-6232). So such headers have a limit, and their number has one.
+tarfile reads the description of a member into memory as a whole while it holds the GIL, and older versions of it take
+quadratic time for digits there (CVE-2024-6232). So the size and the number of such headers are limited.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from dataloader.jobs.logger import get_logger
 log = get_logger(__name__)
 
 MAX_HEADER: Final = 10_240
-"""Bytes of an extended header of a tar archive: two paths of the longest length that Linux has, and some more."""
+"""Maximum bytes of an extended header of a tar archive: two paths of Linux's maximum length, and some more."""
 MAX_MEMBERS: Final = 100_000
-"""Members of an archive. An empty one takes 512 bytes of a tar archive, which may be compressed to one."""
+"""Maximum members of an archive. An empty member has 512 bytes in a tar archive, which compression may reduce to
+one."""
 _ZIP: Final = b"PK"
 _EXTENDED: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
-# ValueError and RecursionError: tarfile raises them for numbers of many digits, and for long chains of headers.
+# ValueError and RecursionError: tarfile raises them for numbers of many digits and for long chains of headers.
 _BROKEN: Final = (*DAMAGED, tarfile.TarError, ValueError, RecursionError)
 _FIXED: Final[Mapping[tuple[int, int], int]] = {(3, 11): 10, (3, 12): 6}
-"""The first release of a version of Python whose tarfile reads headers in linear time. Later versions all do."""
+"""First release of a Python version whose tarfile reads headers in linear time. All later versions do."""
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header, refused before what it announces is read."""
+    """Header of a member, refused before the data that it announces is read."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read the block of a header. Raises `SourceError` for one that announces too much, and for sparse files."""
+        """Read the block of a header. Raises `SourceError` if it announces too much, and for sparse files."""
         info = super().frombuf(buf, encoding, errors)
         if info.type in _EXTENDED and not 0 <= info.size <= MAX_HEADER:
             raise SourceError(
@@ -63,7 +64,8 @@ class _Header(tarfile.TarInfo):
         return info
 
     def _proc_gnusparse_10(self, *_args: Any) -> None:
-        # tarfile calls it for a file whose map of any length stands in its data; test_archives.py sees to the name.
+        # tarfile calls this for a file whose map, of any length, is in its data. test_archives.py checks the method's
+        # name.
         raise _sparse()
 
 
@@ -73,7 +75,7 @@ def _sparse() -> SourceError:
 
 @cache
 def warn_of_old_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
-    """Warn, once, if tarfile of this Python stops the process for a while when it reads a hostile header."""
+    """Warn once if this Python's tarfile can block the process for a while on a hostile header."""
     first = _FIXED.get((version[0], version[1]), 0)
     if version[2] < first:
         log.warning(
@@ -84,16 +86,17 @@ def warn_of_old_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
 
 
 def list_members(path: Path, pattern: str, max_bytes: int, folders: Sequence[Path] | None = None) -> list[str]:
-    """The names of the files in an archive that a pattern takes, in the order in which they are read best.
+    """Return the names of the files in an archive that match a pattern, in the best order for reading.
 
     Args:
-        path: the archive.
-        pattern: with `*` and `?`, for the whole path in the archive.
-        max_bytes: how much all members may unpack to.
-        folders: those in one of which the archive must be; None for anywhere.
+        path: path of the archive.
+        pattern: pattern with `*` and `?` for the whole path in the archive.
+        max_bytes: maximum unpacked bytes of all members together.
+        folders: the archive must be in one of these folders; None allows any place.
 
     Raises:
-        SourceError: the archive can't be read, is damaged, or unpacks to more; it has no such member, or one twice.
+        SourceError: the archive cannot be read, is damaged, or unpacks to more; no member matches, or a name occurs
+            twice.
     """
     with Archive(path, max_bytes=max_bytes, folders=folders) as archive:
         names = fnmatch.filter(archive.names(), pattern)
@@ -105,10 +108,10 @@ def list_members(path: Path, pattern: str, max_bytes: int, folders: Sequence[Pat
 
 
 class Archive:
-    """An open archive. One thread at a time uses it."""
+    """Open archive, for use by one thread at a time."""
 
     def __init__(self, path: Path, *, max_bytes: int, folders: Sequence[Path] | None = None) -> None:
-        """Nothing is opened before the first call. It must be in one of the `folders`, if there are any."""
+        """Open nothing until the first call. The archive must be in one of the `folders`, if given."""
         self._folders = folders
         self._path = path
         self._max_bytes = max_bytes
@@ -124,12 +127,12 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close what is open; the next call opens it again."""
+        """Close the files. The next call opens them again."""
         self._zip = self._tar = None
         self._files.close()
 
     def names(self) -> list[str]:
-        """All files in it, in its order (a zip archive's by name). Raises `SourceError`."""
+        """Return the names of all files, in the archive's order (of a zip archive sorted). Raises `SourceError`."""
         try:
             self._open()
             if self._zip is not None:
@@ -139,7 +142,7 @@ class Archive:
             raise self._damaged(error) from error
 
     def read(self, name: str, *, max_bytes: int) -> bytes:
-        """The bytes of a member. Raises `SourceError` if there is none, or it has more than `max_bytes`."""
+        """Return the bytes of a member. Raises `SourceError` if it is missing or has more than `max_bytes`."""
         try:
             if self._zip is None and self._tar is None:
                 self._open()
@@ -152,7 +155,7 @@ class Archive:
         names = members_of(archive, "*")
         if len(names) > MAX_MEMBERS:
             raise self._too_many()
-        # Members may share their bytes. None unpacks to more than what is announced.
+        # Members may share their bytes. None unpacks to more than its announced size.
         if sum(archive.NameToInfo[name].file_size for name in names) > self._max_bytes:
             raise SourceError(
                 f"{self._path}: unpacks to more than the {self._max_bytes:,} bytes allowed", is_retryable=False
@@ -160,10 +163,10 @@ class Archive:
         return names
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        """The files of the tar archive from its current place on."""
+        """Yield the files of the tar archive from the current position on."""
         archive = cast("tarfile.TarFile", self._tar)
         while (info := archive.next()) is not None:
-            cast("Any", archive).members.clear()  # it keeps all
+            cast("Any", archive).members.clear()  # tarfile keeps all members otherwise
             self._count += 1
             if self._count > MAX_MEMBERS:
                 raise self._too_many()
@@ -192,7 +195,7 @@ class Archive:
         return unpacked.read()
 
     def _open(self) -> None:
-        """Open it, at its beginning."""
+        """Open the archive at its beginning."""
         self.close()
         self._count = 0
         stream = self._files.enter_context(open_inside(self._path, self._folders))
@@ -211,7 +214,7 @@ class Archive:
         )
 
     def _check_end(self, stream: IO[bytes]) -> None:
-        """Check for the zero blocks at a tar archive's end: tarfile alone takes an archive without them as complete."""
+        """Check for the zero blocks at a tar archive's end: tarfile accepts a truncated archive without them."""
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - tarfile.BLOCKSIZE))
         if size < tarfile.BLOCKSIZE or any(stream.read()):

@@ -1,7 +1,7 @@
-"""The credentials of a source, in one value that shows none of its secrets.
+"""Credentials of a source, in one value that shows none of its secrets.
 
-Secrets are given here and nowhere else, so that the other parts of a request (its parameters, its address) can be kept
-and logged as they are. Whoever declares the source reads them from a setting or a file.
+Secrets are given only here, so that the other parts of a request (its parameters, its address) can be stored and logged
+unchanged. The declaration of the source reads them from a setting or a file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def _names(values: Mapping[str, str]) -> str:
 def _check_values(_instance: Any, attribute: attrs.Attribute[Any], values: Mapping[str, str]) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
-            # Never the value: it is a secret.
+            # Never show the value, which is a secret.
             raise ValueError(f"{attribute.name}.{name}: must be printable ASCII, at least one character, not ***")
 
 
 @attrs.frozen(kw_only=True)
 class Auth:
-    """The secret headers and parameters of each request to a source; their names may be shown.
+    """Secret headers and parameters of each request to a source. Their names may be shown.
 
-    Raises `ValueError` for a secret that is empty, as when its setting is missing, or that no header can hold.
+    Raises `ValueError` for a secret that is empty, for example because its setting is missing, or invalid in a header.
     """
 
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=_names, validator=_check_values)
@@ -41,27 +41,27 @@ class Auth:
 
     @classmethod
     def bearer(cls, token: str) -> Auth:
-        """A token in the header `Authorization: Bearer` (RFC 6750)."""
+        """Return credentials with a token in the header `Authorization: Bearer` (RFC 6750)."""
         return cls(headers={"Authorization": f"Bearer {_given('token', token)}"})
 
     @classmethod
     def basic(cls, user: str, password: str) -> Auth:
-        """A user with a password (RFC 7617)."""
+        """Return credentials with a user and a password (RFC 7617)."""
         both = f"{_given('user', user)}:{_given('password', password)}"
         return cls(headers={"Authorization": f"Basic {base64.b64encode(both.encode()).decode()}"})
 
     @classmethod
     def header(cls, name: str, value: str) -> Auth:
-        """A key in a header of its own, such as `X-API-Key`."""
+        """Return credentials with a key in a separate header, such as `X-API-Key`."""
         return cls(headers={name: value})
 
     @classmethod
     def param(cls, name: str, value: str) -> Auth:
-        """A key in the query, such as `api_key`."""
+        """Return credentials with a key in the query, such as `api_key`."""
         return cls(params={name: value})
 
     def hide(self, text: str) -> str:
-        """Return the text without these secrets, and without what looks like one."""
+        """Return the text with these secrets, and text that looks like a secret, masked."""
         return KnownSecrets.of([*self.headers.values(), *self.params.values()]).hide(text)
 
 

@@ -1,6 +1,6 @@
-"""Which window a file or an object belongs to, by its name, so that a load of some windows reads no others.
+"""Windows of files and objects, by their names, so that a load of some windows reads no other files.
 
-A pattern with the named groups `year`, `month` and `day` does for most names; otherwise, give a function.
+A pattern with the named groups `year`, `month` and `day` suits most names. Otherwise, give a function.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.sources.source import SourceError, Window
 
 WindowOf = str | Callable[[str], Window | None]
-"""A regular expression, such as `yob(?P<year>[0-9]{4})`, or a function from a name to its window.
+"""Regular expression, such as `yob(?P<year>[0-9]{4})`, or a function from a name to its window.
 
 With `year` alone a name belongs to a whole year, with `month` to a month, with `day` to a day, all in UTC. A name that
-the pattern is not found in, or for which the function gives None, belongs to no window and is left out.
+does not match the pattern, or for which the function returns None, belongs to no window and is left out.
 """
 
 
 def check_window_of(_instance: Any, attribute: attrs.Attribute[Any], value: WindowOf | None) -> None:
-    """A `WindowOf`, or nothing."""
+    """Check a `WindowOf`, or None."""
     if value is None or callable(value):
         return
     allowed = "a regular expression with a group (?P<year>…) and perhaps month and day, or a function"
@@ -37,9 +37,9 @@ def check_window_of(_instance: Any, attribute: attrs.Attribute[Any], value: Wind
 
 
 def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:
-    """Whether a file of this name belongs to the window, at least in part; without `window_of` every file does.
+    """Return whether a file of this name belongs to the window, at least in part. Without `window_of` all files do.
 
-    Raises `SourceError` for a name whose numbers are no date.
+    Raises `SourceError` for a name whose numbers are not a date.
     """
     if window_of is None:
         return True
@@ -52,7 +52,7 @@ def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:
 
 
 def own_window(name: str, window_of: WindowOf | None) -> Window | None:
-    """The window of a file of this name; None if it has none. Raises `SourceError` as `is_wanted` does."""
+    """Return the window of a file of this name; None if it has none. Raises `SourceError` as `is_wanted` does."""
     if window_of is None or not isinstance(window_of, str):
         return None if window_of is None else window_of(name)
     return _window_by(name, window_of)
@@ -68,7 +68,7 @@ def _window_by(name: str, pattern: str) -> Window | None:
         if "day" in numbers:
             return Window(start, start + timedelta(days=1))
         if "month" in numbers:
-            # 31 days on is in the next month, whichever this is.
+            # 31 days later is always in the next month.
             return Window(start, (start + timedelta(days=31)).replace(day=1))
         return Window(start, start.replace(year=start.year + 1))
     except (KeyError, ValueError, OverflowError) as error:

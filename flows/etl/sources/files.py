@@ -1,9 +1,9 @@
-"""Files as a source, on a local or a network disk: one request for each, or for each member of an archive.
+"""Files as a source, on a local or network disk: one request for each file, or for each member of an archive.
 
-Every access to the disk is in a thread, since a network disk can hang; a thread that hangs beyond its time is
-abandoned. The threads of a source are its own, and bounded for the whole process: runs that follow on a hung disk get
-an error, and nobody else waits. A file that changes while it is read is an error: half of it may be missing. No pauses
-are needed between files, so the source has no supplier's name.
+Each access to the disk is in a thread, because a network disk can hang. A thread that hangs longer than its deadline is
+abandoned. Each source has separate threads, limited for the whole process: later runs on a hung disk get an error, and
+other sources are not affected. A file that changes while it is read is an error, because a part may be missing. No
+pauses are needed between files, so the source has no supplier's name.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 THREADS: Final = 4
-"""The most threads at work for one source in a process, including those that hang."""
+"""Maximum threads of one source in a process, including those that hang."""
 SOURCE_FILE: Final = "source_file"
-"""The field that `record_source` adds."""
+"""Field that `record_source` adds."""
 LISTING_S: Final = 600.0
-"""Seconds for a list of files, or of an archive's members, for which it may have to be unpacked."""
+"""Seconds to list files, or the members of an archive, which may have to be unpacked."""
 MAX_SETTLED_S: Final = 3_600.0
 
 _threads: Final = trio.lowlevel.RunVar[dict[tuple[str, ...], trio.CapacityLimiter]]("threads of files")
 
 Looks = dict[Path, tuple[int, int, int, int]]
-"""Files with what tells that one has changed: device, number, size, and the time of its last change."""
+"""Files with the values by which a change is noticed: device, inode, size and modification time."""
 
 
 def _as_patterns(value: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     several = [value] if isinstance(value, (str, Path)) else value
-    return tuple(os.path.expanduser(path) for path in several)  # noqa: PTH111 - a pattern is no path
+    return tuple(os.path.expanduser(path) for path in several)  # noqa: PTH111 - a pattern is not a path
 
 
 def _check_patterns(_instance: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
@@ -68,18 +68,19 @@ class Files(Source):
     """Files, in the order of their paths.
 
     Args:
-        paths: a path, a pattern with `*`, `?`, `[…]` and `**` (folders of any depth), or a list of such.
-        format: what a file is.
-        members: reads each file as an archive (tar, also compressed by gzip or xz, or zip), and its members that match
-            this pattern, each as a file of its own.
-        window_of: the window of a file or a member, by its name; None reads all in each run. See `WindowOf`.
-        settled_s: takes only files whose size and time have not changed for so many seconds: a run looks twice. One
-            that changes meanwhile is left to the next run; if it is named, without a pattern, that is an error.
-        record_source: adds to each record `source_file`, the file's name, or the member's path.
-        follow_links: takes also what a pattern finds by links that lead out of the folder before its first star. A path
-            without a pattern may be a link.
-        max_body_bytes: a file, or a member, with more is an error.
-        max_unpacked_bytes: an archive whose members have more, together, is an error.
+        paths: a path, a pattern with `*`, `?`, `[…]` and `**` (folders of any depth), or a list of them.
+        format: format of the files.
+        members: reads each file as an archive (tar, also compressed by gzip or xz, or zip), and each member that
+            matches this pattern as a file.
+        window_of: window of a file or a member, by its name; None reads all files in each run. See `WindowOf`.
+        settled_s: reads only files whose size and time have not changed for this many seconds, for which a run checks
+            twice. A file that changes in the meantime is left to the next run. It is an error if its path is given
+            without a pattern.
+        record_source: adds `source_file` to each record: the file's name or the member's path.
+        follow_links: also reads files that a pattern finds by links that lead out of the folder before its first star.
+            A path without a pattern may always be a link.
+        max_body_bytes: maximum bytes of a file or member; more are an error.
+        max_unpacked_bytes: maximum bytes of all members of an archive together; more are an error.
     """
 
     paths: tuple[str, ...] = attrs.field(converter=_as_patterns, validator=_check_patterns)
@@ -94,12 +95,12 @@ class Files(Source):
 
     @property
     def walks_are_segments(self) -> bool:
-        """True: each file, or member, is committed by itself."""
+        """Return True: each file or member is committed separately."""
         return True
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[FilesConnection]:
-        """A connection, which keeps an archive open between its members, for the length of a block."""
+        """Open a connection for the duration of a block. It keeps an archive open between its members."""
         if self.members is not None:
             warn_of_old_python()
         connection = FilesConnection(self)
@@ -109,10 +110,10 @@ class Files(Source):
             connection.close()
 
     async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
-        """One for each file or member of the window.
+        """Yield one request for each file or member of the window.
 
-        Raises `SourceError` if a file that is named is not there, or still changes, if the folder before a pattern's
-        first star is not there, or the disk does not answer in time; also for an archive that can't be read.
+        Raises `SourceError` if a file that is given by its path is missing or still changes, if the folder before a
+        pattern's first star is missing, if the disk does not answer in time, or if an archive cannot be read.
         """
         for path in await self._settled():
             if self.members is None:
@@ -126,13 +127,13 @@ class Files(Source):
                     yield Request(endpoint=str(path), key=member)
 
     async def _settled(self) -> list[Path]:
-        """The files that are there, and stand still."""
+        """Return the existing files that do not change."""
         if not self.settled_s:
             return await self._listed(_list_files, self.paths, self.follow_links)
         before: Looks = await self._listed(_look_at, self.paths, self.follow_links)
         if not before:
             return []
-        # By our own clock: that of the disk's server may differ, and copies bring times of their own.
+        # Use this machine's clock: the disk server's clock may differ, and copied files keep their old times.
         await trio.sleep(self.settled_s)
         now: Looks = await self._listed(_look_at, self.paths, self.follow_links)
         changing = [path for path in now if before.get(path) != now[path]]
@@ -144,7 +145,7 @@ class Files(Source):
         return [path for path in now if path not in changing]
 
     def folders_of(self, path: Path) -> Sequence[Path] | None:
-        """The folders in one of which a file must be; None if it may be anywhere."""
+        """Return the folders in one of which a file must be; None if it may be anywhere."""
         if self.follow_links or str(path) in self.paths:
             return None
         return [_folder_of(pattern) for pattern in self.paths if glob.has_magic(pattern)]
@@ -155,22 +156,22 @@ class Files(Source):
         raise SourceError(f"{args[0]}: not listed within {LISTING_S:g} s{_hung(self)}", is_retryable=True)
 
     def window(self, request: Request) -> Window | None:
-        """The file's own window, by its name, or the member's."""
+        """Return the own window of the file or member, by its name."""
         return own_window(request.key or Path(request.endpoint).name, self.window_of)
 
     def for_reading(self) -> Files:
-        """Without the function that knows files' windows."""
+        """Return the source without the function for files' windows."""
         return attrs.evolve(self, window_of=None)
 
     def read(self, response: Response) -> Page:
-        """The records of a file. Raises `SourceError`."""
+        """Return the records of a file. Raises `SourceError`."""
         name = response.request.key or Path(response.request.endpoint).name
         return page_of(self.format, response, name if self.record_source else None)
 
 
 @attrs.define
 class FilesConnection:
-    """Reads files; keeps the last archive open at its current place."""
+    """Reads files. Keeps the last archive open at its current position."""
 
     source: Files
     _turn: trio.Lock = attrs.field(factory=trio.Lock)
@@ -180,8 +181,8 @@ class FilesConnection:
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
         """Read a file, or a member of an archive.
 
-        Raises `SourceError`: it can't be read, is not read within `timeout_s`, changes meanwhile (all these pass), or
-        has too many bytes.
+        Raises `SourceError` if it cannot be read, is not read within `timeout_s` or changes in the meantime (all
+        retryable), or has too many bytes.
         """
         began_at = trio.current_time()
         with trio.move_on_after(timeout_s):
@@ -192,7 +193,7 @@ class FilesConnection:
         raise SourceError(f"{request.endpoint}: not read within {timeout_s:g} s{_hung(self.source)}", is_retryable=True)
 
     def close(self) -> None:
-        """Close the archive, if one is open."""
+        """Close the open archive, if any."""
         if self._archive is not None:
             self._archive.close()
         self._archive = None
@@ -208,7 +209,7 @@ class FilesConnection:
                 self.close()
             path, most = Path(request.endpoint), self.source.max_unpacked_bytes
             archive = self._archive or Archive(path, max_bytes=most, folders=self.source.folders_of(path))
-            # An abandoned thread keeps its archive; an archive is used again only after its thread has returned.
+            # An abandoned thread keeps its archive. An archive is reused only after its thread has returned.
             self._archive = None
             limit = self.source.max_body_bytes
             body = await _in_thread(threads_of(self.source), _read_member, archive, request.key, limit)
@@ -217,7 +218,7 @@ class FilesConnection:
 
 
 def page_of(form: Format, response: Response, file: str | None) -> Page:
-    """The records of a whole file, each with the file's name if there is one. Raises `SourceError`."""
+    """Return the records of a whole file, each with the file's name if given. Raises `SourceError`."""
     content = form.parse(io.BytesIO(response.body), None)
     records = content.all()
     return Page(records=records if file is None else _with_source(records, file), broken=content.broken)
@@ -225,25 +226,25 @@ def page_of(form: Format, response: Response, file: str | None) -> Page:
 
 def _with_source(records: Iterable[Record], file: str) -> Iterator[Record]:
     for record in records:
-        # The record was just made and nothing else has it, so it may be changed.
+        # The record was just made and has no other user, so it may be changed.
         cast("dict[str, Any]", record)[SOURCE_FILE] = file
         yield record
 
 
 async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
-    """Call it in a thread, which is abandoned on cancel. With a limiter of its own, since hung threads may fill it."""
+    """Call a function in a thread, which is abandoned on cancellation. Hung threads may exhaust this limiter."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=threads)
 
 
 def threads_of(source: Files) -> trio.CapacityLimiter:
-    """The limiter of the source's threads, one for each list of paths in a process."""
+    """Return the limiter of the source's threads, one for each list of paths in a process."""
     limiters = _threads.get({})
     _threads.set(limiters)
     return limiters.setdefault(source.paths, trio.CapacityLimiter(THREADS))
 
 
 def _hung(source: Files) -> str:
-    """What a deadline's error says of the disk."""
+    """Return the addition to a deadline's error if all threads of the source hang."""
     threads = threads_of(source)
     if threads.available_tokens:
         return ""
@@ -273,25 +274,25 @@ def _read(path: Path, limit: int, folders: Sequence[Path] | None) -> bytes:
     return body
 
 
-def _look_at(patterns: tuple[str, ...], follow_links: bool) -> Looks:  # noqa: FBT001 - for a thread, by place
-    """What the patterns take, as it is now."""
+def _look_at(patterns: tuple[str, ...], follow_links: bool) -> Looks:  # noqa: FBT001 - positional, for a thread
+    """Return the current files of the patterns, with the values by which a change is noticed."""
     looks = {}
     for path in _list_files(patterns, follow_links):
         try:
             is_now = path.stat()
-        except OSError:  # gone, or not there yet under this name
+        except OSError:  # the file is gone or not yet there
             continue
         looks[path] = (is_now.st_dev, is_now.st_ino, is_now.st_size, is_now.st_mtime_ns)
     return looks
 
 
 def _folder_of(pattern: str) -> Path:
-    """The folder before a pattern's first star."""
+    """Return the folder before a pattern's first star."""
     return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
 
 
 def _list_files(patterns: tuple[str, ...], follow_links: bool) -> list[Path]:  # noqa: FBT001 - as above
-    """The files that the patterns take, sorted, each once; not what links outside of a pattern's folder lead to."""
+    """Return the files of the patterns, sorted, each once, without those that links out of the folder lead to."""
     found: set[str] = set()
     outside: list[str] = []
     for pattern in patterns:
@@ -303,7 +304,7 @@ def _list_files(patterns: tuple[str, ...], follow_links: bool) -> list[Path]:  #
         folder = _folder_of(pattern)
         if not folder.is_dir():
             raise SourceError(f"{pattern}: there is no folder {folder}; is the disk there?", is_retryable=True)
-        paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no whole pattern
+        paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob does not accept a whole pattern
         for path in paths:
             if Path(path).is_file():
                 if follow_links or is_inside(path, [folder]):

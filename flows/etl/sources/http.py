@@ -1,8 +1,8 @@
-"""HTTP interfaces as sources: an address, parameters by window, pages, a format.
+"""HTTP APIs as sources: an address, parameters by window, pages, a format.
 
-A request is answered completely, within its time and its limit of bytes, or it has failed. Nothing here sends one
-twice: retries, pauses and following redirects are done by the pipeline. Redirects and links to the next page may lead
-only to the declared host, or to `allowed_hosts`. http_client.py sends the requests.
+A request gets its complete response, within its deadline and its maximum bytes, or it has failed. This module sends no
+request twice: the pipeline retries, pauses and follows redirects. Redirects and links to the next page may lead only to
+the declared host, or to `allowed_hosts`. http_client.py sends the requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dataloader.flows.etl.sources.source import SAMPLE, Page, Request, Response,
 MIB: Final = 2**20
 
 Meaning = Literal["empty", "retry", "fail"]
-"""What an answer's status means: "empty" there are no records, "retry" send it again, "fail" it failed for good."""
+"""Meaning of a response's status: "empty" for no records, "retry" to send it again, "fail" for a final failure."""
 _MEANINGS: Final = ("empty", "retry", "fail")
 
 
@@ -77,29 +77,30 @@ def _check_statuses(_instance: Any, attribute: attrs.Attribute[Any], value: Mapp
 
 @attrs.frozen
 class Http(Source):
-    """An HTTP interface.
+    """HTTP API.
 
     Args:
-        url: the address that all endpoints begin with.
-        endpoint: the path after it, or a `Routing` of windows to two of them.
-        params: the parameters, or a function that takes a window and returns them; None leaves one out. They are kept
-            with requests that failed and shown in logs, so no secrets. With POST they are the body, a JSON object.
-        pages: how one walks over pages; None if one answer has all records.
-        format: the format of an answer.
-        headers: sent with each request.
-        auth: the credentials; see `Auth`.
-        name: the supplier's name, for pauses and rate limits; by default the host.
+        url: address that all endpoints begin with.
+        endpoint: path after the address, or a `Routing` of windows to two paths.
+        params: the parameters, or a function that takes a window and returns them; None leaves a parameter out. They
+            are stored with failed requests and shown in logs, so they must not have secrets. With POST they are the
+            body, a JSON object.
+        pages: pagination strategy; None if one response has all records.
+        format: format of a response.
+        headers: headers of each request.
+        auth: credentials; see `Auth`.
+        name: name of the supplier, for pauses and rate limits; by default the host.
         method: GET or POST.
-        statuses: what statuses mean to this service, other than usual: `{404: "empty"}` where that is how it says that
-            there are no records. "retry" asks again, as after a 503; "fail" does not, as after a 400.
-        timeout_s: seconds for a whole answer, from the connection to the last byte, if less than the pipeline's
+        statuses: service-specific meanings of statuses, such as `{404: "empty"}` for a service that reports no records
+            by a 404. "retry" sends the request again, as after a 503; "fail" does not, as after a 400.
+        timeout_s: seconds for a whole response, from the connection to the last byte, if less than the pipeline's
             `request_timeout`.
-        max_body_bytes: an answer with more bytes, unpacked, is an error.
-        allowed_hosts: other hosts to which redirects and links to the next page may lead. They get no `auth` and none
-            of `headers`.
-        ends_with_connection: accepts an answer without a length, even if its format (unlike JSON, XML or an archive)
-            does not show when a part of it is missing; otherwise such an answer is a retryable error.
-        tls: the certificate authorities to trust, such as one of your own; by default those of the system.
+        max_body_bytes: maximum unpacked bytes of a response; more are an error.
+        allowed_hosts: other hosts to which redirects and links to the next page may lead. They receive neither `auth`
+            nor `headers`.
+        ends_with_connection: accepts a response without a length, even if its format (unlike JSON, XML or an archive)
+            does not show whether a part is missing. Otherwise such a response is a retryable error.
+        tls: certificate authorities to trust, such as a private one; by default those of the system.
 
     A proxy is used if the environment names one (HTTPS_PROXY, NO_PROXY).
     """
@@ -130,15 +131,15 @@ class Http(Source):
 
     @property
     def needs_answer(self) -> bool:
-        """True with pages, or if an answer can say that it failed."""
+        """Return True with pages, or if a response can report a failure."""
         return self.pages is not None or self.format.reports_errors
 
     def open(self) -> AbstractAsyncContextManager[HttpConnection]:
-        """A client with its connections, for the length of a block."""
+        """Open a client with its connections, for the duration of a block."""
         return open_connection(self)
 
     async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
-        """The first request of the window's walk, or of its two if it straddles a routing's boundary."""
+        """Yield the first request of the window's walk, or of both walks if the window crosses a routing's boundary."""
         for endpoint, part in self._walks(window):
             params = dict(self.params(part) if callable(self.params) else self.params)
             request = Request(
@@ -147,7 +148,7 @@ class Http(Source):
             yield request if self.pages is None else self.pages.first(request)
 
     def redirected(self, response: Response) -> Request | None:
-        """The request to where a redirect leads. Raises `SourceError` for another host, and for a POST."""
+        """Return the request for a redirect's target. Raises `SourceError` for another host, and for a POST."""
         request = response.request
         if response.status in self.statuses or not is_redirect(response.status, response.headers):
             return None
@@ -166,14 +167,14 @@ class Http(Source):
         return self.auth.hide(text)
 
     def error(self, request: Request, what: str, **fields: Any) -> SourceError:
-        """A `SourceError` of a request, without secrets."""
+        """Return a `SourceError` of a request, without secrets."""
         asked = f"{request.method} {request.endpoint or self.url}"
         if request.params:
             asked += f"?{httpx2.QueryParams(request.params)}"
         return SourceError(self.auth.hide(f"{asked}: {what}"), **fields)
 
     def read(self, response: Response) -> Page:
-        """The records, and the request for the next page. Raises `SourceError`."""
+        """Return the records and the request for the next page. Raises `SourceError`."""
         if response.status in NO_CONTENT or self.statuses.get(response.status) == "empty":
             return Page(records=[])
         format_ = self.format
@@ -184,24 +185,24 @@ class Http(Source):
             return Page(records=content.all(), broken=content.broken)
         following = self.pages.following(response, content.whole(), self.auth.params)
         if following is not None:
-            # An address that may not be requested is an error now, not after a pause.
+            # Refuse an address that is not allowed now, not after a pause.
             self.resolve(following.endpoint)
         return Page(records=content.records, broken=content.broken, following=following)
 
     def for_reading(self) -> Http:
-        """Without its parameters, which may be a function, and its certificate authorities."""
+        """Return the source without its parameters, which may be a function, and its certificate authorities."""
         return attrs.evolve(self, params={}, tls=None)
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next request of the walk, where pages are counted and their number is known."""
+        """Return the next request of the walk, if pages are counted and their number is known."""
         return None if self.pages is None else self.pages.after_failure(request)
 
     def hint_s(self, response: Response) -> float:
-        """Seconds until there is a quota again, if the answer says that none is left; at most a day."""
+        """Return the seconds, at most a day, until a quota that the response reports as exhausted is available."""
         return retry_after.rest_s(response.headers, now=datetime.now(UTC))
 
     def resolve(self, endpoint: str) -> httpx2.URL:
-        """The URL of an endpoint, or of a link from an answer. Raises `SourceError` if it may not be asked."""
+        """Return the URL of an endpoint or of a link in a response. Raises `SourceError` if it may not be requested."""
         own = httpx2.URL(self.url)
         try:
             url = httpx2.URL(endpoint)
@@ -213,7 +214,7 @@ class Http(Source):
             # Joined as text, so that escaped characters in a path, such as %2F, stay escaped.
             return httpx2.URL(f"{self.url.rstrip('/')}/{endpoint.lstrip('/')}") if endpoint else own
         if url.host == own.host and own.scheme == "https" and url.scheme == "http" and url.port is None:
-            # Services behind a proxy often don't know that their clients use TLS.
+            # Services behind a proxy often do not know that their clients use TLS.
             url = url.copy_with(scheme="https", port=own.port)
         may_be_asked = url.host in self.allowed_hosts and url.scheme in {"https", own.scheme}
         if not is_same_place(url, own) and not may_be_asked:
@@ -229,7 +230,7 @@ class Http(Source):
 
 
 def _query(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters for a query, without those that are None. Raises `ValueError` for what is neither text nor number."""
+    """Return parameters for a query, without those that are None. Raises `ValueError` for other types of values."""
     for name, value in params.items():
         several = value if isinstance(value, (list, tuple)) else [value]
         if not all(part is None or isinstance(part, (str, int, float)) for part in several):

@@ -1,4 +1,4 @@
-"""The body of an HTTP answer, while it comes in: unpacked piece by piece, and never more than is allowed."""
+"""Body of an HTTP response while it arrives, unpacked in pieces and up to a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import trio
 
 STEP: Final = 1 << 18
-"""Bytes that are unpacked in one step."""
+"""Maximum bytes that are unpacked in one step."""
 _PLAIN: Final = frozenset({"", "identity"})
 _BEGINNING: Final = b"\x1f\x8b"
 _GZIP: Final = frozenset({"gzip", "x-gzip"})
@@ -20,14 +20,14 @@ def _gunzip() -> Any:
 
 
 def is_compressed(encoding: str) -> bool:
-    """Whether a body with this Content-Encoding is unpacked as it comes in."""
+    """Return whether a body with this Content-Encoding is unpacked as it arrives."""
     return encoding.strip().lower() in _GZIP
 
 
 class HttpBody:
-    """A body, as far as it has arrived. `is_full` when it exceeded the limit; `damage` says what is wrong with it.
+    """Body that has arrived until now. `is_full` if it exceeds the limit. `damage` is the error in it, or empty.
 
-    An empty body is complete whatever its Content-Encoding: an answer with status 204 may have that header too.
+    An empty body is complete with any Content-Encoding, because a response with status 204 may have that header.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class HttpBody:
         """Prepare for the pieces.
 
         Args:
-            encoding: the header Content-Encoding, of which gzip is known.
-            limit: in bytes, unpacked.
+            encoding: the header Content-Encoding, of which gzip is supported.
+            limit: maximum bytes, unpacked.
         """
         self._limit, self._encoding = limit, encoding
 
@@ -52,9 +52,9 @@ class HttpBody:
         return self._data.tell()
 
     async def add(self, piece: bytes) -> bool:
-        """Take a piece as it was received; return whether another one is wanted.
+        """Add a received piece; return whether another one is wanted.
 
-        A piece may be a thousand times as long when it is unpacked: other tasks run after each `STEP` bytes of it.
+        A piece may be a thousand times as long when it is unpacked, so other tasks run after each `STEP` bytes.
         """
         if piece and not self._has_begun:
             self._begin()
@@ -62,7 +62,7 @@ class HttpBody:
             self._write(piece)
         is_longer = False
         while self._unpacking is not None and (piece or is_longer) and not self.damage and not self.is_full:
-            # Compressed data may consist of several members, one after the other (RFC 1952, 2.2).
+            # Compressed data may have several members, one after the other (RFC 1952, 2.2).
             if self._unpacking.eof and not _BEGINNING.startswith(piece[: len(_BEGINNING)]):
                 self.damage = "there is more than what is compressed in it"
                 break
@@ -93,7 +93,7 @@ class HttpBody:
 
     @property
     def has_end(self) -> bool:
-        """Whether a missing part would be noticed, since the body is compressed."""
+        """Return whether a missing part would be noticed, because the body is compressed."""
         return self._unpacking is not None
 
     def end(self) -> None:
@@ -102,5 +102,5 @@ class HttpBody:
             self.damage = "what is compressed in it ends before its end"
 
     def value(self) -> bytes:
-        """All that has arrived, unpacked."""
+        """Return the data that has arrived, unpacked."""
         return self._data.getvalue()

@@ -1,6 +1,6 @@
-"""The client of an HTTP source: its connections and credentials, and one request with its complete answer.
+"""Client of an HTTP source: its connections and credentials, and single requests with complete responses.
 
-Secrets are added in the transport, below everything that keeps or logs a request, so that no log or error has them.
+Secrets are added in the transport, below all code that stores or logs a request, so that no log or error has them.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from dataloader.flows.etl.sources.page_walk import without
 from dataloader.flows.etl.sources.source import SAMPLE, Request, Response, SourceError
 
 CONNECTIONS: Final = 4
-"""The most open connections to one source: one request is in flight, other connections may still be closing."""
+"""Maximum open connections to one source. One request is in progress; other connections may still be closing."""
 KEPT_S: Final = 60.0
-"""How long an idle connection is kept: longer than the pauses between requests usually are."""
+"""Seconds that an idle connection stays open, longer than the usual pause between requests."""
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _WHOLE_RANGE: Final = re.compile(r"bytes\s+0-(?P<last>[0-9]{1,18})/(?P<length>[0-9]{1,18})")
 _WHOLE: Final = "dataloader.whole"
-"""The extension of a request that has its complete address; the request's own lacks the secret parts."""
+"""Extension of a request with its complete address. The request's own address lacks the secret parts."""
 NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
 
 
 @attrs.frozen(kw_only=True)
 class Hop(Request):
-    """A request to where a redirect leads.
+    """Request for a redirect's target.
 
-    `whole` is that address unchanged, with a signature that may be in it; it is never kept or logged.
+    `whole` is that address unchanged, with a signature that it may have. It is never stored or logged.
     """
 
     whole: httpx2.URL = attrs.field(repr=False)
 
 
 class HttpDeclaration(Protocol):
-    """The declaration of an HTTP source, as far as its client needs it; `Http` describes the fields."""
+    """Fields of an HTTP source that its client needs. `Http` describes them."""
 
     @property
     def url(self) -> str:
@@ -67,7 +67,7 @@ class HttpDeclaration(Protocol):
 
     @property
     def format(self) -> Format:
-        """Format of an answer."""
+        """Format of a response."""
 
     @property
     def statuses(self) -> Mapping[int, str]:
@@ -75,15 +75,15 @@ class HttpDeclaration(Protocol):
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds for a complete answer."""
+        """Seconds for a complete response."""
 
     @property
     def max_body_bytes(self) -> int:
-        """Size limit of an answer, unpacked."""
+        """Maximum bytes of a response, unpacked."""
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether an answer may end without a length."""
+        """Whether a response may end without a length."""
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -98,33 +98,34 @@ class HttpDeclaration(Protocol):
 
 @asynccontextmanager
 async def open_connection(source: HttpDeclaration) -> AsyncIterator[HttpConnection]:
-    """A client with its connections, for the length of a block."""
+    """Open a client with its connections, for the duration of a block."""
     limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=1, keepalive_expiry=KEPT_S)
     tls = source.tls
     if tls is None:
-        # Reads the system's authorities, which takes a tenth of a second.
+        # Reading the system's authorities takes a tenth of a second.
         tls = await trio.to_thread.run_sync(httpx2.create_ssl_context)
     plain = httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=_proxy(httpx2.URL(source.url)))
     transport = _Signing(plain, source)
     headers = {"Accept-Encoding": "gzip", "User-Agent": "dataloader"}
-    # No timeouts of the client: each request has one deadline for all of it.
+    # No timeouts in the client: each request has one deadline.
     async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=None) as client:
         yield HttpConnection(source, client)
 
 
 @attrs.frozen
 class HttpConnection:
-    """An open client of a source."""
+    """Open client of a source."""
 
     source: HttpDeclaration
     client: httpx2.AsyncClient
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
-        """Ask once, and take the whole answer, which may be a redirect.
+        """Send a request once and return the whole response, which may be a redirect.
 
         Raises:
-            SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success.
-                Passing: what a network or a busy service does, 408, 425, 429 and 5xx, unless `statuses` says otherwise.
+            SourceError: there is no complete response in time, it has more bytes than allowed, it is truncated, or its
+                status is not a success. Retryable: errors of the network or of a busy service, and 408, 425, 429 and
+                5xx, unless `statuses` has another meaning.
         """
         limit_s = timeout_s if self.source.timeout_s is None else min(timeout_s, self.source.timeout_s)
         body = HttpBody()
@@ -148,7 +149,7 @@ class HttpConnection:
         raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_retryable=True)
 
     async def _ask(self, request: Request, body: HttpBody) -> httpx2.Response:
-        """Send the request, and fill in the body of the answer."""
+        """Send the request and fill the body of the response."""
         url, params = self.source.resolve(request.endpoint), request.params
         options: dict[str, Any] = {}
         if request.body is not None or request.method == "POST":
@@ -164,15 +165,15 @@ class HttpConnection:
             return answer
 
     async def _take(self, request: Request, answer: httpx2.Response, body: HttpBody) -> None:
-        """Fill in the body of an answer. Raises `SourceError` for one that is no success, too large, or damaged."""
+        """Fill the body of a response. Raises `SourceError` if it is not a success, too large, or damaged."""
         meaning = self.source.statuses.get(answer.status_code)
         limit = self.source.max_body_bytes if meaning is None and answer.is_success else SAMPLE
         body.begin(answer.headers.get("content-encoding", ""), limit)
         async with aclosing(answer.aiter_raw()) as pieces:
             async for piece in pieces:
                 if not await body.add(piece):
-                    # Then read to the end: otherwise the client's own generators would wait for the garbage collector.
-                    # From a closed connection no more arrives than what is here already.
+                    # Read to the end after closing: otherwise the client's generators would wait for the garbage
+                    # collector. A closed connection returns only the data that has already arrived.
                     await answer.aclose()
                     with suppress(httpx2.RequestError):
                         async for _ in pieces:
@@ -202,9 +203,9 @@ class HttpConnection:
             raise self.source.error(request, what, is_retryable=True)
 
     def _is_part(self, headers: Mapping[str, str]) -> bool:
-        """Whether an answer with status 206 lacks something, unless the source's own headers ask for a range.
+        """Return whether a response with status 206 is incomplete, unless the source's own headers request a range.
 
-        Some services, such as PostgREST, answer so with a range of records, which has another unit than bytes.
+        Some services, such as PostgREST, use it for a range of records, whose unit is not bytes.
         """
         if any(name.lower() == "range" for name in self.source.headers):
             return False
@@ -218,7 +219,7 @@ class HttpConnection:
         status = answer.status_code
         sample = body.decode(charset_of(answer.headers.get("content-type", "")) or "utf-8", "replace")[:SAMPLE]
         rest_s = retry_after.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
-        # Some services, such as GitHub, use this status for a quota that is used up.
+        # Some services, such as GitHub, use this status for an exhausted quota.
         is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
         is_retryable = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
         if meaning := self.source.statuses.get(status):
@@ -233,7 +234,7 @@ class HttpConnection:
 
 
 class _Signing(httpx2.AsyncBaseTransport):
-    """Adds the secrets to a request, after everything that logs or keeps it."""
+    """Adds the secrets to a request, below all code that logs or stores it."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, source: HttpDeclaration) -> None:
         self._inner = inner
@@ -256,7 +257,7 @@ class _Signing(httpx2.AsyncBaseTransport):
 
 
 def with_params(url: httpx2.URL, params: Mapping[str, Any]) -> httpx2.URL:
-    """The URL with these parameters in place of those of the same names; the rest of its query stays as it is."""
+    """Return the URL with these parameters instead of those of the same names. The rest of its query is unchanged."""
     if not params:
         return url
     kept = without(url.query.decode("ascii"), params)
@@ -265,12 +266,12 @@ def with_params(url: httpx2.URL, params: Mapping[str, Any]) -> httpx2.URL:
 
 
 def is_redirect(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether an answer is a redirect."""
+    """Return whether a response is a redirect."""
     return status in _REDIRECTS and "location" in headers
 
 
 def is_same_place(url: httpx2.URL, other: httpx2.URL) -> bool:
-    """Tell whether two URLs are of one origin: scheme, host and port."""
+    """Return whether two URLs have the same origin: scheme, host and port."""
     ports = {"http": 80, "https": 443}
     return (url.scheme, url.host, url.port or ports.get(url.scheme)) == (
         other.scheme,
@@ -280,7 +281,7 @@ def is_same_place(url: httpx2.URL, other: httpx2.URL) -> bool:
 
 
 def _proxy(url: httpx2.URL) -> str | None:
-    """The proxy that the environment names for this address."""
+    """Return the proxy that the environment names for this address."""
     if proxy_bypass(url.host):
         return None
     proxies = getproxies()
@@ -288,7 +289,7 @@ def _proxy(url: httpx2.URL) -> str | None:
 
 
 def charset_of(content_type: str) -> str | None:
-    """The encoding that a `Content-Type` names, if it is a known one."""
+    """Return the encoding that a `Content-Type` names, if it is known."""
     message = Message()
     message["content-type"] = content_type
     charset = message.get_param("charset")
@@ -296,7 +297,7 @@ def charset_of(content_type: str) -> str | None:
 
 
 def _words(error: BaseException) -> str:
-    """The error's name and text, or the text of its cause if it has none."""
+    """Return the error's name and text, or the text of its cause if it has none."""
     said: BaseException | None = error
     while said is not None and not str(said):
         said = said.__cause__ or said.__context__
@@ -304,7 +305,7 @@ def _words(error: BaseException) -> str:
 
 
 def _is_distrust(error: BaseException) -> bool:
-    """Whether a connection failed because the certificate is not trusted: a retry will not help."""
+    """Return whether the connection failed because of an untrusted certificate, for which a retry does not help."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,7 +1,7 @@
-"""Keeps a pattern's files in the pattern's folder: whoever may only write there must not make us read other files.
+"""Keeps a pattern's files in the pattern's folder, so that users who may only write there cannot make us read others.
 
-A link is judged by where the file really is: when files are listed, and again when one is open, since it may have been
-replaced in between. All functions block: they are for threads.
+The real place of a linked file is checked when files are listed, and again when one is open, because the link may have
+been replaced in the meantime. All functions block, so call them in threads.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataloader.flows.etl.sources.source import SourceError
 
 
 def is_inside(path: str | Path, folders: Sequence[Path]) -> bool:
-    """Tell whether a file really is in one of the folders, wherever they are."""
+    """Return whether the real place of a file is in one of the folders, whose own links are resolved as well."""
     real = os.path.realpath(path)
     return any(real.startswith(os.path.join(os.path.realpath(folder), "")) for folder in folders)  # noqa: PTH118
 
 
 def open_inside(path: Path, folders: Sequence[Path] | None) -> IO[bytes]:
-    """Open a file. Raises `SourceError` if it really is in none of the folders (None: it may be anywhere)."""
+    """Open a file. Raises `SourceError` if its real place is in none of the folders (None allows any place)."""
     file = path.open("rb")
     if folders is not None and not is_inside(f"/proc/self/fd/{file.fileno()}", folders):
         file.close()

@@ -1,4 +1,4 @@
-"""What every walk over pages needs: following an address, and noticing that the walk would never end.
+"""Common functions of walks over pages: following an address, and detecting that a walk never ends.
 
 Pure functions for pagination.py.
 """
@@ -26,14 +26,14 @@ _PARAM: Final = re.compile(rf""";\s*+({_NAME})\s*+(?:=\s*+(?:"((?:[^"\\]|\\.)*+)
 
 
 EQUAL_PAGES: Final = 5
-"""So many pages in a row with the same records end a walk whose pages may be equal by chance."""
+"""Number of consecutive pages with the same records that ends a walk whose pages may be equal by chance."""
 _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 def follow(address: str, response: Response, content: Content, secrets: Collection[str], max_pages: int) -> Request:
-    """The request to an address that an answer names: as it is named, without the parameters that are `secrets`.
+    """Return the request for an address in a response, without the parameters that are `secrets`.
 
-    Only the service knows how its addresses are encoded, so nothing else of it is decoded and encoded again.
+    Only the service knows the encoding of its addresses, so no other part is decoded and encoded again.
     """
     try:
         whole = urldefrag(urljoin(response.url, address.strip())).url
@@ -42,10 +42,10 @@ def follow(address: str, response: Response, content: Content, secrets: Collecti
     endpoint, mark, query = whole.partition("?")
     query = without(query, secrets)
     request = response.request
-    # The parameters of a POST are its body, which each page is asked for with.
+    # The parameters of a POST are its body, which is sent for each page.
     params = request.params if request.method == "POST" else {}
     if request.page == 1:
-        # It may have only a path and parameters, with which no address can be compared.
+        # The first request may have only a path and parameters, which cannot be compared with an address.
         request = attrs.evolve(request, endpoint=response.url, params=params)
     following = attrs.evolve(
         request, endpoint=f"{endpoint}{mark if query else ''}{query}", params=params, page=request.page + 1
@@ -54,7 +54,7 @@ def follow(address: str, response: Response, content: Content, secrets: Collecti
 
 
 def without(query: str, names: Collection[str]) -> str:
-    """A query without the parameters of these names; the others are as they were."""
+    """Return a query without the parameters of these names. The others are unchanged."""
     parts = re.split("([&;])", query)
     kept = [
         (separator, part)
@@ -65,10 +65,10 @@ def without(query: str, names: Collection[str]) -> str:
 
 
 def step(following: Request | None, response: Response, content: Content, max_pages: int) -> Request:
-    """The next request of numbered pages. Raises `SourceError` if a page has the same records as the one before.
+    """Return the next request of numbered pages. Raises `SourceError` if pages repeat the same records.
 
-    An interface that does not know the page's parameter would send the first page for ever. Two pages of a single
-    record may well be equal, but not `EQUAL_PAGES`.
+    An API that does not know the page's parameter would send the first page forever. Pages of a single record may be
+    equal by chance, but not `EQUAL_PAGES` of them.
     """
     seen = _seen(response.request, content, most=2 if count_of(content) > 1 else EQUAL_PAGES)
     if following is None:
@@ -77,11 +77,11 @@ def step(following: Request | None, response: Response, content: Content, max_pa
 
 
 def check_circle(following: Request, request: Request, content: Content, max_pages: int) -> Request:
-    """The following request. Raises `SourceError` if the walk has come to the same page before.
+    """Return the following request. Raises `SourceError` if the walk repeats a page.
 
-    By Brent's algorithm: the mark is that of the page whose number is the last power of two, and each later page is
-    compared with it. A circle of any length is noticed within about three times its length, by one mark alone. If the
-    requests differ for ever, `EQUAL_PAGES` pages with the same records are a circle, too.
+    Uses Brent's algorithm: the mark is that of the page whose number is the last power of two, and each later page is
+    compared with it. So one mark is enough to detect a cycle of any length within about three times its length. If the
+    requests always differ, `EQUAL_PAGES` pages with the same records are a cycle as well.
     """
     if following.page > max_pages:
         raise _endless(max_pages)
@@ -96,7 +96,7 @@ def check_circle(following: Request, request: Request, content: Content, max_pag
 
 @attrs.frozen
 class _Seen:
-    """The memory of a walk: the mark of an earlier request, and how many pages in a row had the `records` so far."""
+    """Memory of a walk: the mark of an earlier request, and the number of consecutive pages with these `records`."""
 
     request: str = ""
     records: str = ""
@@ -104,7 +104,7 @@ class _Seen:
 
     @classmethod
     def of(cls, request: Request) -> _Seen:
-        """Read the memory from a request; a request that an earlier release has stored has one mark alone."""
+        """Read the memory from a request. A request that an earlier release has stored has only a mark."""
         mark, _, rest = request.mark.partition(".")
         records, _, times = rest.partition(".")
         return cls(mark, records, int(times) if times.isdecimal() else 0)
@@ -114,10 +114,10 @@ class _Seen:
 
 
 def _seen(request: Request, content: Content, *, most: int) -> _Seen:
-    """Return the memory of the walk after this page. Raises `SourceError` if `most` pages in a row had its records.
+    """Return the memory of the walk after this page. Raises `SourceError` if `most` consecutive pages had its records.
 
-    Bodies may differ in a request's number or a time, and say nothing. Pages without records are not counted: some
-    interfaces search a part of their data for each page, and find nothing there.
+    Bodies may differ by a request number or a time, so they are not compared. Pages without records are not counted:
+    some APIs search a part of their data for each page and find nothing there.
     """
     before = _Seen.of(request)
     if not count_of(content):
@@ -138,7 +138,7 @@ def _seen(request: Request, content: Content, *, most: int) -> _Seen:
 
 
 def count_of(content: Content) -> int:
-    """How many records came; broken ones came, too."""
+    """Return the number of received records, including broken ones."""
     return len(content.records) + len(content.broken)
 
 
@@ -146,7 +146,7 @@ def _mark_of_records(content: Content) -> str:
     told = [content.records, [[one.key, one.error, one.sample] for one in content.broken]]
     try:
         text = _encode(told)
-    except (TypeError, ValueError, RecursionError):  # a format of one's own may give anything
+    except (TypeError, ValueError, RecursionError):  # a user's format may return any value
         text = repr(told).encode(errors="surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -161,7 +161,7 @@ def _endless(max_pages: int) -> SourceError:
 
 
 def links(header: str) -> list[tuple[str, frozenset[str]]]:
-    """The addresses in a `Link` header, each with its relations in lower case; what is malformed ends the list."""
+    """Return the addresses in a `Link` header, each with its relations in lower case. Malformed text ends the list."""
     found: list[tuple[str, frozenset[str]]] = []
     position = 0
     while position < len(header) and (link := _LINK.match(header, position)):

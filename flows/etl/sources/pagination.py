@@ -1,9 +1,9 @@
-"""The strategies by which an HTTP interface divides its records into pages, and by which a walk finds the next page.
+"""Pagination strategies: how an HTTP API divides its records into pages, and how a walk finds the next page.
 
-A strategy adds to the first request what it needs, and finds the following request in an answer. It has no state: what
-a walk must remember (its page, a mark of an earlier one) is in its requests, so that each can be sent again by itself.
-No walk goes on for ever: it ends in an error when it comes to the same page again, by its request or its records, or
-has more than `max_pages`. The file http.py decides whether another host may be requested.
+A strategy adds its parameters to the first request and finds the following request in a response. It has no state. The
+memory of a walk (its page, a mark of an earlier one) is in its requests, so that each can be sent again separately. No
+walk runs forever: it ends with an error when it repeats a page, by its request or its records, or has more than
+`max_pages`. http.py decides whether another host may be requested.
 """
 
 from __future__ import annotations
@@ -22,41 +22,42 @@ MAX_PAGES: Final = 100_000
 
 
 class Pages(Protocol):
-    """A strategy of pages."""
+    """Pagination strategy."""
 
     def first(self, request: Request) -> Request:
-        """The first request of a walk, made of the source's request."""
+        """Return the first request of a walk, made from the source's request."""
 
     def following(self, response: Response, content: Content, secrets: Collection[str] = ()) -> Request | None:
-        """The request for the page after this answer, None at the end.
+        """Return the request for the page after this response, None at the end.
 
-        `secrets` are names of parameters that are added when a request is sent. A service may put them into its links
-        again; they must not be kept.
+        `secrets` are names of parameters that are added when a request is sent. A service may repeat them in its links.
+        They must not be stored.
 
-        Raises `SourceError`, not retryable, if the answer lacks what the walk needs, or the walk goes in a circle.
+        Raises `SourceError`, not retryable, if the response lacks a value that the walk needs, or the walk repeats a
+        page.
         """
 
     def after_failure(self, request: Request) -> Request | None:
-        """The request for the page after one that failed; None at the end, or if only the failed answer would name it.
+        """Return the request for the page after a failed one; None at the end, or if only its response would name it.
 
-        So it is known only in a walk whose earlier answers have said how many records there are.
+        So it is known only in a walk whose earlier responses had the total number of records.
         """
 
 
 @attrs.frozen(kw_only=True)
 class PageNumber:
-    """Pages with numbers.
+    """Numbered pages.
 
-    A walk ends at a page with fewer records than `size`, or, with `total_path`, when `total` records have come.
+    A walk ends at a page with fewer records than `size` or, with `total_path`, after `total` records.
 
     Args:
-        param: the parameter with the page's number.
-        size_param: the one with the number of records on a page, None if the interface has none.
-        size: how many records a page has.
-        first_page: the number of the first page, 1 or 0.
-        total_path: where in the document the number of all records stands. With it, a page that is not full before the
-            end is an error: the interface gives fewer records than `size`, so that a walk by it would miss some.
-        max_pages: after so many pages a walk is an error.
+        param: parameter with the page's number.
+        size_param: parameter with the number of records per page, None if the API has none.
+        size: number of records per page.
+        first_page: number of the first page, 1 or 0.
+        total_path: path of the total number of records in the document. With it, a page before the end that is not full
+            is an error: the API returns fewer records than `size`, so the walk would miss some.
+        max_pages: maximum pages of a walk; more are an error.
     """
 
     param: str = attrs.field(default="page", validator=option_checks.text)
@@ -67,7 +68,7 @@ class PageNumber:
     max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
 
     def first(self, request: Request) -> Request:
-        """The first page's."""
+        """Return the request for the first page."""
         return _with(request, {self.param: self.first_page} | _size(self.size_param, self.size))
 
     def following(
@@ -76,7 +77,7 @@ class PageNumber:
         content: Content,
         secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
     ) -> Request | None:
-        """The next number, until the end."""
+        """Return the request for the next number, None at the end."""
         count = count_of(content)
         total = _total(self.total_path, content.document)
         done = (response.request.page - 1) * self.size + count
@@ -92,7 +93,7 @@ class PageNumber:
         return step(self._next(response.request, total), response, content, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next number, where the total is known and lies behind this page; None after `max_pages`."""
+        """Return the request for the next number if the total is known and not reached; None after `max_pages`."""
         return self._next(request, request.total) if request.page * self.size < (request.total or 0) else None
 
     def _next(self, request: Request, total: int | None) -> Request | None:
@@ -105,15 +106,15 @@ class PageNumber:
 class Offset:
     """Pages that begin at a position.
 
-    A walk ends at a page with fewer records than `size`, or, with `total_path`, when `total` records have come; then a
-    page that is not full is followed by one that begins where it ended.
+    A walk ends at a page with fewer records than `size` or, with `total_path`, after `total` records. With
+    `total_path`, the page after one that is not full begins where that page ended.
 
     Args:
-        param: the parameter with the position, counted from 0.
-        size_param: the one with the number of records on a page, None if the interface has none.
-        size: how many records a page has.
-        total_path: where in the document the number of all records stands.
-        max_pages: after so many pages a walk is an error.
+        param: parameter with the position, counted from 0.
+        size_param: parameter with the number of records per page, None if the API has none.
+        size: number of records per page.
+        total_path: path of the total number of records in the document.
+        max_pages: maximum pages of a walk; more are an error.
     """
 
     param: str = attrs.field(default="offset", validator=option_checks.text)
@@ -123,7 +124,7 @@ class Offset:
     max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
 
     def first(self, request: Request) -> Request:
-        """The one from position 0."""
+        """Return the request for position 0."""
         return _with(request, {self.param: 0} | _size(self.size_param, self.size))
 
     def following(
@@ -132,10 +133,11 @@ class Offset:
         content: Content,
         secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
     ) -> Request | None:
-        """The one from where this ended, until the end."""
+        """Return the request for the position after this page, None at the end."""
         count = count_of(content)
         total = _total(self.total_path, content.document)
-        # A page that seems to have more than `size` records may have pieces of records among them: skip none for these.
+        # A page with more than `size` records may have pieces of records among them. Do not skip records because of
+        # these.
         done = self._offset(response.request) + max(count - content.unsure, min(count, self.size))
         if done >= total if total is not None else count < self.size:
             return None
@@ -145,7 +147,7 @@ class Offset:
         return step(self._from(response.request, done, total), response, content, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
-        """The one `size` records on, where the total is known and lies behind it; None after `max_pages`."""
+        """Return the request `size` records later if the total is known and not reached; None after `max_pages`."""
         following = self._offset(request) + self.size
         return self._from(request, following, request.total) if following < (request.total or 0) else None
 
@@ -161,13 +163,13 @@ class Offset:
 
 @attrs.frozen(kw_only=True)
 class Cursor:
-    """Pages that name the next one by a text or number, to be sent back; the last one names none.
+    """Pages that name the next one by a text or number, which the next request sends back. The last page names none.
 
     Args:
-        param: the parameter with the cursor.
-        path: where in the document the next one stands; missing, null or empty at the end.
-        size_param, size: how many records a page shall have, if the interface takes that.
-        max_pages: after so many pages a walk is an error.
+        param: parameter with the cursor.
+        path: path of the next cursor in the document; missing, null or empty at the end.
+        size_param, size: number of records per page, if the API accepts it.
+        max_pages: maximum pages of a walk; more are an error.
     """
 
     param: str = attrs.field(default="cursor", validator=option_checks.text)
@@ -177,7 +179,7 @@ class Cursor:
     max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
 
     def first(self, request: Request) -> Request:
-        """The one without a cursor."""
+        """Return the request without a cursor."""
         return _with(request, _size(self.size_param, self.size))
 
     def following(
@@ -186,7 +188,7 @@ class Cursor:
         content: Content,
         secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
     ) -> Request | None:
-        """The one with the cursor that the document names."""
+        """Return the request with the cursor in the document."""
         cursor = look_up(content.document, self.path)
         if cursor is MISSING or cursor is None or cursor == "":
             return None
@@ -196,18 +198,18 @@ class Cursor:
         return check_circle(following, response.request, content, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
-        """Nobody knows."""
+        """Return None: only the failed response would name the next page."""
         return None
 
 
 @attrs.frozen(kw_only=True)
 class LinkHeader:
-    """Pages whose header `Link` has the next one's address, with `rel="next"` (RFC 8288)."""
+    """Pages whose header `Link` has the address of the next one, with `rel="next"` (RFC 8288)."""
 
     max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
 
     def first(self, request: Request) -> Request:
-        """The request as it is."""
+        """Return the request unchanged."""
         return request
 
     def following(
@@ -216,35 +218,35 @@ class LinkHeader:
         content: Content,
         secrets: Collection[str] = (),
     ) -> Request | None:
-        """The one to the address in the header."""
+        """Return the request for the address in the header."""
         for address, relations in links(response.headers.get("link", "")):
             if "next" in relations:
                 return follow(address, response, content, secrets, self.max_pages)
         return None
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
-        """Nobody knows."""
+        """Return None: only the failed response would name the next page."""
         return None
 
 
 @attrs.frozen(kw_only=True)
 class NextUrl:
-    """Pages whose document has the next one's address, whole or relative.
+    """Pages whose document has the address of the next one, absolute or relative.
 
     Args:
-        path: where in the document it stands; missing, null or empty at the end.
-        max_pages: after so many pages a walk is an error.
+        path: path of the address in the document; missing, null or empty at the end.
+        max_pages: maximum pages of a walk; more are an error.
     """
 
     path: str = attrs.field(validator=option_checks.text)
     max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
 
     def first(self, request: Request) -> Request:
-        """The request as it is."""
+        """Return the request unchanged."""
         return request
 
     def following(self, response: Response, content: Content, secrets: Collection[str] = ()) -> Request | None:
-        """The one to the address in the document."""
+        """Return the request for the address in the document."""
         address = look_up(content.document, self.path)
         if address is MISSING or address is None or address == "":
             return None
@@ -253,7 +255,7 @@ class NextUrl:
         return follow(address, response, content, secrets, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
-        """Nobody knows."""
+        """Return None: only the failed response would name the next page."""
         return None
 
 

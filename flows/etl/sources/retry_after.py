@@ -1,9 +1,9 @@
-"""For how long an HTTP service wants no request, by the headers of its answers.
+"""Seconds for which an HTTP service asks for no request, by the headers of its responses.
 
-`Retry-After` (RFC 9110, 10.2.3) of an answer that refuses, and the headers that say that a quota is used up:
-`RateLimit` and `RateLimit-Remaining` with `-Reset` of the IETF's drafts, and the `X-RateLimit-…` that most services
-send, whose reset is seconds from now in some services and an instant in others. Pure functions. Never more than a day:
-a longer answer is a mistake, and a run that waits for it would look dead.
+Reads `Retry-After` (RFC 9110, 10.2.3) of a refusal, and the headers for an exhausted quota: `RateLimit` and
+`RateLimit-Remaining` with `-Reset` of the IETF's drafts, and `X-RateLimit-…` of most services, whose reset is seconds
+from now in some services and a timestamp in others. Pure functions. The result is at most one day: a longer value is an
+error of the service, and a run that waits for it would seem to hang.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _NUMBER: Final = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*")
 # Both forms of RateLimit: `"default";r=0;t=30` of the later drafts, `limit=100, remaining=0, reset=30` of the earlier.
 _PAIR: Final = re.compile(r"(?:^|[;,\s])([a-z]+)=([0-9]{1,15})(?=$|[;,\s])")
 _YEAR_2001: Final = 1_000_000_000
-"""A reset larger than this is an instant: seconds since 1970; a thousand times larger, milliseconds."""
+"""A reset larger than this is a timestamp in seconds since 1970; a thousand times larger, in milliseconds."""
 
 
 def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """Seconds by `Retry-After`, in either form; None if there is none that can be read.
+    """Return the seconds by `Retry-After`, in either form; None if it is missing or unreadable.
 
     Args:
-        headers: of the answer, names in lower case.
-        now: an instant with a time zone; the answer's own `Date` is preferred to it, since the clocks may differ.
+        headers: headers of the response, with names in lower case.
+        now: timestamp with a time zone. The response's own `Date` is preferred, because the clocks may differ.
     """
     value = headers.get("retry-after", "")
     if number := _NUMBER.fullmatch(value):
@@ -38,9 +38,9 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
 
 
 def rest_s(headers: Mapping[str, str], *, now: datetime) -> float:
-    """Seconds until a quota that is used up is available again; 0 if some is left, or no header tells.
+    """Return the seconds until an exhausted quota is available again; 0 if it is not exhausted or unknown.
 
-    Arguments as for `retry_after_s`. `Retry-After` counts too: some services send it with successful answers.
+    Arguments are as for `retry_after_s`. `Retry-After` counts as well: some services send it with successful responses.
     """
     hints = [retry_after_s(headers, now=now) or 0.0, _combined_s(headers.get("ratelimit", ""))]
     for prefix in ("x-ratelimit", "ratelimit", "x-rate-limit"):
@@ -51,9 +51,9 @@ def rest_s(headers: Mapping[str, str], *, now: datetime) -> float:
 
 
 def _combined_s(value: str) -> float:
-    """Of a `RateLimit` header, the longest reset of the policies of which nothing is left."""
+    """Return the longest reset among the exhausted policies of a `RateLimit` header."""
     longest = 0.0
-    # In the early form the commas stand between the parameters of one policy, in the late form between policies.
+    # In the early form, commas separate the parameters of one policy; in the late form, they separate policies.
     for policy in value.split(",") if ";" in value else [value]:
         pairs = {name: float(number) for name, number in _PAIR.findall(policy)}
         if pairs.get("r", pairs.get("remaining")) == 0:
@@ -80,7 +80,7 @@ def _until(at: datetime, headers: Mapping[str, str], now: datetime) -> float:
 
 
 def _instant(value: str) -> datetime | None:
-    """The instant of an HTTP date; None if it is not one."""
+    """Return the timestamp of an HTTP date; None if it is not one."""
     try:
         at = parsedate_to_datetime(value)
     except (TypeError, ValueError, IndexError, OverflowError):

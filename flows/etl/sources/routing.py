@@ -1,4 +1,4 @@
-"""Chooses the endpoint for a window, where an interface has one for recent records and one for its archive."""
+"""Selection of the endpoint for a window, for APIs with one endpoint for recent records and one for their archive."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Routing:
     """Two endpoints for windows of different age.
 
     Args:
-        recent: the endpoint for records younger than `recent_for`.
-        former: the endpoint for older records.
-        recent_for: a length of time before now. A window that begins before and ends after that instant is asked for
-            in two parts, the former one first, each with its own walk over pages.
-        now: the clock, for tests.
+        recent: endpoint for records younger than `recent_for`.
+        former: endpoint for older records.
+        recent_for: length of time before now. A window that begins before and ends after that time is requested in two
+            parts, the former one first, each with a separate walk over pages.
+        now: clock, for tests.
     """
 
     recent: str = attrs.field(validator=option_checks.text)
@@ -34,7 +34,7 @@ class Routing:
             raise option_checks.refuse(attribute.name, value, "a length of time above 0, such as timedelta(days=30)")
 
     def walks(self, window: Window) -> list[tuple[str, Window]]:
-        """Each endpoint that the window needs, with its part of it."""
+        """Return the endpoints that the window needs, each with its part of the window."""
         boundary = self.now() - self.recent_for
         if window.end is not None and window.end <= boundary:
             return [(self.former, window)]

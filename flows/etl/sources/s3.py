@@ -1,9 +1,9 @@
 """Buckets of S3, and of services with its protocol: one request for each object.
 
-Uses boto3, which knows all ways in which machines get credentials, in threads, since it blocks. It comes with the extra
-`s3`; without that, importing this module raises `ConfigError`. Its own retries are off, since the pipeline retries.
-Rejected: asynchronous clients, which need asyncio, and signing requests ourselves, which is short for keys but long for
-roles and for sessions that expire.
+Uses boto3, which supports all ways of getting a machine's credentials, in threads, because it blocks. It is in the
+extra `s3`; without it, importing this module raises `ConfigError`. Its own retries are off, because the pipeline
+retries. Rejected alternatives: asynchronous clients, which need asyncio, and our own signatures, which are simple for
+keys but complex for roles and sessions that expire.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 THREADS: Final = 4
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
-"""Seconds of silence after which a connection is given up; `fetch` bounds the time for a whole object."""
+"""Seconds of silence after which a connection is closed. `fetch` limits the time for a whole object."""
 _PIECE: Final = 256 * 1024
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _PASSING_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "InternalError"})
@@ -68,19 +68,19 @@ _OF_THE_NETWORK: Final = (
 
 @attrs.frozen
 class S3(Source):
-    """The objects of a bucket whose names begin with a prefix, in the order of their names.
+    """Objects of a bucket whose names begin with a prefix, in the order of their names.
 
     Args:
-        bucket: its name.
-        prefix: how the objects' names begin; empty for all.
-        format: what an object is.
-        pattern: which of them, by a pattern with `*` and `?` for the whole name.
-        window_of: to which window an object belongs, by its name; None reads all in each run. See `WindowOf`.
-        record_source: adds to each record `source_file`, the object's name.
-        name: the supplier's, for objects and for the pages of the bucket's list; None for no rate limit.
-        max_body_bytes: an object with more is an error.
-        options: for boto3's client, such as endpoint_url, region_name, aws_access_key_id. Without them, all comes from
-            where boto3 looks for it: environment, files, the machine's role.
+        bucket: name of the bucket.
+        prefix: beginning of the objects' names; empty for all.
+        format: format of the objects.
+        pattern: pattern with `*` and `?` for the whole name of the objects to read.
+        window_of: window of an object, by its name; None reads all objects in each run. See `WindowOf`.
+        record_source: adds `source_file`, the object's name, to each record.
+        name: name of the supplier, for objects and for the pages of the bucket's list; None for no rate limit.
+        max_body_bytes: maximum bytes of an object; more are an error.
+        options: options of boto3's client, such as endpoint_url, region_name, aws_access_key_id. By default boto3 finds
+            them in the environment, files, or the machine's role.
     """
 
     bucket: str = attrs.field(validator=option_checks.text)
@@ -95,12 +95,12 @@ class S3(Source):
 
     @property
     def walks_are_segments(self) -> bool:
-        """True: each object is committed by itself."""
+        """Return True: each object is committed separately."""
         return True
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[S3Connection]:
-        """A client, for the length of a block."""
+        """Open a client, for the duration of a block."""
         connection = await self._connect()
         try:
             yield connection
@@ -108,11 +108,11 @@ class S3(Source):
             connection.client.close()
 
     def requests(self, window: Window) -> AsyncGenerator[Request, None]:
-        """One for each object of the window. Raises `SourceError` if the bucket can't be listed."""
+        """Yield one request for each object of the window. Raises `SourceError` if the bucket cannot be listed."""
         return self.listed(window, ask_at_once)
 
     async def listed(self, window: Window, ask: AskForList) -> AsyncGenerator[Request, None]:
-        """The same; each page of the bucket's list, a thousand names, is a request of its own."""
+        """Yield requests as `requests` does. Each page of the bucket's list (1,000 names) is a request of the run."""
         connection = await self._connect()
         try:
             following: str | None = ""
@@ -132,7 +132,7 @@ class S3(Source):
         return S3Connection(self, client, threads)
 
     def window(self, request: Request) -> Window | None:
-        """The object's own window, by its name."""
+        """Return the object's own window, by its name."""
         return own_window(request.endpoint, self.window_of)
 
     def hide(self, text: str) -> str:
@@ -141,17 +141,17 @@ class S3(Source):
         return KnownSecrets.of(secrets).hide(text)
 
     def for_reading(self) -> S3:
-        """Without the function that knows objects' windows, and the client's options."""
+        """Return the source without the function for objects' windows and without the client's options."""
         return attrs.evolve(self, window_of=None, options={})
 
     def read(self, response: Response) -> Page:
-        """The records of an object. Raises `SourceError`."""
+        """Return the records of an object. Raises `SourceError`."""
         return page_of(self.format, response, response.request.endpoint if self.record_source else None)
 
 
 @attrs.frozen
 class S3Connection:
-    """An open client; it may be used by several threads at once."""
+    """Open client. Several threads may use it concurrently."""
 
     source: S3
     client: Any
@@ -160,8 +160,8 @@ class S3Connection:
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
         """Read an object.
 
-        Raises `SourceError`: there is none, it may not be read, it has too many bytes; passing: it is not read within
-        `timeout_s`, or the service or the network says that it is busy, or fails.
+        Raises `SourceError` if it is missing, may not be read, or has too many bytes. Retryable errors: it is not read
+        within `timeout_s`, or the service or the network is busy or fails.
         """
         began_at = trio.current_time()
         what = f"s3://{self.source.bucket}/{request.endpoint}"
@@ -170,7 +170,7 @@ class S3Connection:
         return Response(request=request, url=what, status=HTTPStatus.OK, headers={}, body=body, took_s=took_s)
 
     async def names(self, following: str, timeout_s: float) -> tuple[list[str], str | None]:
-        """A page of the names that are wanted, and how to ask for the next page; None at the end.
+        """Return a page of the matching names, and the token for the next page, None at the end.
 
         Raises `SourceError` as `fetch` does.
         """
@@ -191,7 +191,7 @@ class S3Connection:
     def _list(self, following: str) -> tuple[list[str], str | None]:
         place = {"ContinuationToken": following} if following else {}
         page = self.client.list_objects_v2(Bucket=self.source.bucket, Prefix=self.source.prefix, **place)
-        # Names that end in a slash are folders that consoles make; they are empty objects.
+        # Names that end in a slash are folders that consoles create. They are empty objects.
         names = [entry["Key"] for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
         return fnmatch.filter(names, self.source.pattern), page.get("NextContinuationToken")
 
@@ -205,7 +205,7 @@ class S3Connection:
                     text = f"s3://{self.source.bucket}/{name}: has more than the {limit:,} bytes allowed"
                     raise SourceError(text, is_retryable=False)
                 if time.monotonic() > until:
-                    # Nothing waits for this thread any more, and it must not read on for ever.
+                    # Nothing waits for this thread any more, so it must not continue forever.
                     raise SourceError(f"s3://{self.source.bucket}/{name}: not read in time", is_retryable=True)
         return whole.getvalue()
 
@@ -224,13 +224,13 @@ class S3Connection:
 
 
 def _is_retryable(error: botocore.exceptions.BotoCoreError) -> bool:
-    """Whether it is an error of the network, or of the service that gives out credentials."""
+    """Return whether this is an error of the network, or of the service that provides credentials."""
     return isinstance(error, _OF_THE_NETWORK)
 
 
 def _client(options: Mapping[str, Any]) -> Any:
-    """A client without retries of its own. Takes a tenth of a second: it reads the protocol's description."""
+    """Return a client without its own retries. Takes a tenth of a second, to read the protocol's description."""
     retries = {"total_max_attempts": 1, "mode": "standard"}
     config = botocore.config.Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
-    # A session of its own: boto3's default one must not be used by several threads.
+    # A separate session: several threads must not use boto3's default one.
     return boto3.session.Session().client("s3", **{"config": config, **options})

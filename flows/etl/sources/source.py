@@ -1,8 +1,7 @@
-"""The contract of a source: the requests for a window, the answer to a request, the records of an answer.
+"""Contract of a source: the requests for a window, the response to a request, the records of a response.
 
-The pipeline knows nothing of HTTP, files or formats; a source knows nothing of pauses, queues, retries or the
-database. `fetch` is awaited in the one task that sends requests; `read` runs in a worker thread (or process) and may
-take its time.
+The pipeline knows nothing of HTTP, files or formats. A source knows nothing of pauses, queues, retries or the database.
+`fetch` is awaited in the only task that sends requests. `read` runs in a worker thread (or process) and may take long.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataloader.jobs.text import storable_text
 
 
 def _shown(value: object) -> str:
-    """A value for a `repr`, with secrets masked: a request's `repr` goes to logs and error texts (Q16)."""
+    """Return a value for a `repr`, with secrets masked: a request's `repr` is written to logs and errors."""
     return repr(mask(value))
 
 
@@ -28,7 +27,7 @@ def _sample(text: str) -> str:
 
 
 SAMPLE: Final = 200
-"""How many characters of a broken part are kept."""
+"""Characters that are kept of a broken part."""
 
 LIST_S: Final = 60.0
 """Seconds for a list outside of runs."""
@@ -36,17 +35,17 @@ LIST_S: Final = 60.0
 T = TypeVar("T")
 
 Param = str | int | float | bool
-"""A parameter's value: JSON and a query can both hold it."""
+"""Value of a parameter: valid in JSON and in a query."""
 
 Record = Mapping[str, Any]
-"""One raw record as the source has it: an object of a JSON list, a row of a CSV file, an element of an XML document."""
+"""One raw record of the source: an object of a JSON list, a row of a CSV file, an element of an XML document."""
 
 
 @attrs.frozen
 class Window:
-    """The half-open span of time [start, end) that a segment loads; both ends are open for a load without windows.
+    """Half-open time span [start, end) that a segment loads. Both ends are open for a load without windows.
 
-    Instants have a time zone. None means without a bound.
+    Timestamps have a time zone. None means without a bound.
     """
 
     start: datetime | None = None
@@ -63,15 +62,14 @@ class Window:
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """One request to a source, with all that is needed to send it again, so that a failed one can be kept as JSON.
+    """One request to a source, with all data to send it again, so that a failed one can be stored as JSON.
 
-    endpoint: a URL, a path, or an object's name. Only the address of a next page has its query, which is sent as it is.
-    params: the query; a list where a name occurs several times. No secrets: the source adds them when it sends.
-    key: the single thing that is requested (the id of a detail, the member of an archive), if it is one.
-    page: its number, from 1, within a walk over pages.
-    mark: what the walk remembers of earlier pages, to notice that they come again.
-    total: how many records the walk has, if an earlier page has said so.
-    segment: for a retried request, the segment in which it failed first.
+    endpoint: a URL, a path, or an object's name. Only the address of a next page has its query, which is sent
+    unchanged. params: the query; a list if a name occurs several times. Without secrets, which the source adds when it
+    sends. key: the single requested thing (the ID of a detail, the member of an archive), if it is one. page: number of
+    the page in a walk, from 1. mark: memory of the walk about earlier pages, to detect repeated ones. total: number of
+    records in the walk, if an earlier page had it. segment: for a retried request, the segment in which it failed
+    first.
     """
 
     endpoint: str = attrs.field(repr=_shown)
@@ -87,9 +85,9 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Response:
-    """A complete answer. `url` is where it came from, after redirects; `took_s` the time from sending to the last byte.
+    """Complete response. `url` is its address after redirects, `took_s` the time from sending to the last byte.
 
-    `headers` have names in lower case. Sources other than HTTP give status 200 and no headers.
+    `headers` have names in lower case. Sources other than HTTP use status 200 and no headers.
     """
 
     request: Request
@@ -102,9 +100,9 @@ class Response:
 
 @attrs.frozen
 class Broken:
-    """A part of an answer that is not a record, although the rest is valid. It is counted and reported.
+    """Part of a response that is not a record, while the rest is valid. It is counted and reported.
 
-    `key` says which part (`row 12`), `error` what is wrong with it, `sample` how it begins, without secrets.
+    `key` names the part (`row 12`), `error` is its error, and `sample` its beginning, without secrets.
     """
 
     key: str = attrs.field(converter=storable_text)
@@ -114,10 +112,10 @@ class Broken:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """What an answer holds: its records in order, what is broken, the request for the next page (None at the end).
+    """Content of a response: its records in order, broken parts, and the request for the next page (None at the end).
 
-    The records are iterated once, in a thread. If they are read only then, the iteration may raise `SourceError`, and
-    the broken parts are known when it has ended.
+    The records are iterated once, in a thread. If they are read only during the iteration, it may raise `SourceError`,
+    and the broken parts are known when it has ended.
     """
 
     records: Iterable[Record] = attrs.field(repr=False)
@@ -126,11 +124,11 @@ class Page:
 
 
 class SourceError(Exception):
-    """A request was not answered as it should.
+    """A request failed.
 
-    `is_retryable`: asking again may help (a timeout, 429, 5xx, a cut body). `retry_after_s`: how many seconds the
-    source wants no request, as its answer says. `status`: the HTTP status, if there was one. `ends_walk`: later pages
-    of the walk would fail as well, and are not requested.
+    `is_retryable`: another try may help (a timeout, 429, 5xx, a truncated body). `retry_after_s`: seconds for which the
+    source asks for no request. `status`: HTTP status, if there was one. `ends_walk`: later pages of the walk would fail
+    as well and are not requested.
     """
 
     def __init__(
@@ -150,77 +148,78 @@ class SourceError(Exception):
 
 
 class SourceConnection(Protocol):
-    """A source that is open: clients and sessions, for the length of a run."""
+    """Open source: clients and sessions, for the duration of a run."""
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
-        """Send the request once, and return the complete answer within `timeout_s` seconds.
+        """Send the request once and return the complete response within `timeout_s` seconds.
 
-        Raises `SourceError`. After a valid answer, `Source.hint_s` tells for how long the source wants no request.
+        Raises `SourceError`. After a valid response, `Source.hint_s` returns the seconds for which the source asks for
+        no request.
         """
 
 
 class AskForList(Protocol):
-    """Sends a request for a list of what there is to fetch; a run takes a request slot for it, and counts it."""
+    """Sends a request that lists the objects to fetch. A run uses a request slot for it and counts it."""
 
     async def __call__(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Return the answer of `ask`, which is called with its timeout in seconds. The log shows `endpoint`.
+        """Return the result of `ask`, which is called with its timeout in seconds. The log shows `endpoint`.
 
-        Raises `SourceError` when `ask` has failed for good.
+        Raises `SourceError` if `ask` failed for good.
         """
 
 
 async def ask_at_once(source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-    """Call `ask` once, without a request slot; for use outside of runs. Raises what `ask` raises."""
+    """Call `ask` once, without a request slot, for use outside of runs. Raises the errors of `ask`."""
     del source, endpoint
     return await ask(LIST_S)
 
 
 class Source(Protocol):
-    """Where records come from. A source of your own inherits defaults for what it does not define."""
+    """Source of records. A user's source inherits defaults for the methods that it does not define."""
 
     @property
     def name(self) -> str | None:
-        """The supplier's name: requests to one name go one at a time, over all processes. None: without a limit."""
+        """Return the supplier's name. Requests to it are sent one at a time, across all processes. None: no limit."""
         return None
 
     @property
     def needs_answer(self) -> bool:
-        """True if only `read` tells which request is the next one, or whether this one must be sent again."""
+        """Return True if `read` must run to know the next request, or whether this one must be sent again."""
         return False
 
     @property
     def walks_are_segments(self) -> bool:
-        """True if each walk is a segment, committed by itself, as a file is; otherwise each window is one."""
+        """Return True if each walk is a segment, committed separately, such as a file; otherwise each window is one."""
         return False
 
     def window(self, request: Request) -> Window | None:
-        """The window of a request's records, if walks are segments; None if the request has none."""
+        """Return the window of a request's records, if walks are segments; None if the request has none."""
         del request
         return None
 
     def hide(self, text: str) -> str:
-        """Return a text without the source's secrets, as it may be kept and shown."""
+        """Return a text without the source's secrets, for storage and display."""
         return mask_text(text)
 
     def open(self) -> AbstractAsyncContextManager[SourceConnection]:
-        """Open it for a run."""
+        """Open the source for a run."""
 
     def requests(self, window: Window) -> AsyncGenerator[Request, None]:
-        """Yield the first request of each walk of the window; a source of files yields one for each file.
+        """Yield the first request of each walk of the window. A source of files yields one for each file.
 
         If walks are segments, it is called once in a run, with the span of all its windows.
 
-        The caller must close it (`contextlib.aclosing`). It may raise `SourceError`, for example when a folder can't be
+        The caller must close it (`contextlib.aclosing`). It may raise `SourceError`, for example if a folder cannot be
         listed.
         """
 
     def listed(self, window: Window, ask: AskForList) -> AsyncGenerator[Request, None]:
-        """As `requests`, in a run. Requests that are needed to list them, as for a bucket, are sent by `ask`."""
+        """Yield requests as `requests` does, in a run. Requests to list them, as for a bucket, are sent by `ask`."""
         del ask
         return self.requests(window)
 
     def redirected(self, response: Response) -> Request | None:
-        """The request to send instead, if the answer is a redirect.
+        """Return the request to send instead if the response is a redirect.
 
         It waits for a request slot like any other. Raises `SourceError` if it may not be sent.
         """
@@ -228,24 +227,24 @@ class Source(Protocol):
         return None
 
     def read(self, response: Response) -> Page:
-        """Read the answer, in a thread. Raises `SourceError` if it can't be read, or says that the request failed."""
+        """Read the response, in a thread. Raises `SourceError` if it is unreadable or reports a failed request."""
 
     def for_reading(self) -> Source:
-        """What another process needs of it to `read`, with `Load(processes=True)`: it must be possible to pickle that.
+        """Return the source for `read` in another process, with `Load(processes=True)`. It must support pickle.
 
-        By default all of it.
+        By default the source itself.
         """
         return self
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next request of the walk after this one has failed; None, which ends the walk, at its end.
+        """Return the next request of the walk after this one has failed; None at the end of the walk.
 
-        Also None if the next one is not known: a page that may not exist is never requested.
+        Also None if the next request is unknown: a page that may not exist is never requested.
         """
         del request
         return None
 
     def hint_s(self, response: Response) -> float:
-        """For how many seconds the source wants no request after this answer; 0 if it does not say."""
+        """Return the seconds for which the source asks for no request after this response; 0 if it does not say."""
         del response
         return 0.0

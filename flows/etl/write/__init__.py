@@ -1,1 +1,1 @@
-"""Rows go into staging tables, and from there into their targets."""
+"""Writes rows to staging tables, and merges them into their targets."""

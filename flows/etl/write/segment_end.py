@@ -1,7 +1,7 @@
-"""Decides at a segment's end what is merged and recorded, by the failures of this segment and of those before it.
+"""Decides at a segment's end what is merged and recorded, by the failures of this segment and the earlier ones.
 
-Segments end in their order. The watermark never moves over a segment that failed; a segment that lacks only rows that
-are recorded as failures has not failed. Nothing is written here; the writer does that.
+Segments end in order. The watermark never moves over a failed segment. A segment that lacks only rows that are recorded
+as failures has not failed. This module writes nothing; the writer does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataloader.flows.etl.plan.segment import Part
 
 @attrs.frozen(kw_only=True)
 class SegmentEnd:
-    """The decision on a part, and on its segment if the part is its last one.
+    """Decision on a part, and on its segment if the part is the last one.
 
     `is_noted`: the segment is recorded as done. `is_complete`: rows that the part lacks are gone from the source.
-    `left_out`: why the part's rows are not merged; None if they are. `watermark`: its new value; None if it stays.
+    `left_out`: reason why the part's rows are not merged, or None. `watermark`: its new value, or None if it stays.
     """
 
     ends_segment: bool
@@ -32,19 +32,19 @@ class SegmentEnd:
 
 @attrs.define
 class SegmentOrder:
-    """The segments of a run in the order in which they end; `is_whole_so_far` until one of them is not whole."""
+    """Segments of a run in the order in which they end. `is_whole_so_far` until one of them is not whole."""
 
     is_whole_so_far: bool = True
 
     def end(self, part: Part, *, is_done: bool) -> SegmentEnd:
-        """Judge a part and its segment; `is_done` unless the run was stopped before all of it had come."""
+        """Decide on a part and its segment. `is_done` is false if the run stopped before all of the part arrived."""
         segment = part.segment
         segment.is_whole &= part.is_whole
         ends_segment = is_done and part.ends_segment
         if ends_segment:
             self.is_whole_so_far &= segment.is_whole
-        # What is not whole is asked for again when the run goes on: else the watermark would go over it then. Of
-        # failures that are tried again, what fails once more is a failure of its own.
+        # A resumed run loads an incomplete segment again; otherwise the watermark would move over it. In a retry of
+        # failures, each repeated failure is a new one.
         is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
         left_out = None
         if not part.table.target.key and not is_noted:
@@ -60,7 +60,7 @@ class SegmentOrder:
         )
 
     def refused(self, part: Part) -> None:
-        """The database has refused the segment as a whole."""
+        """Note that the database has refused the whole segment."""
         part.segment.is_refused, part.segment.is_whole, self.is_whole_so_far = True, False, False
 
 

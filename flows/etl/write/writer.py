@@ -1,8 +1,8 @@
-"""Writes rows, as the only part that does (E3): batches into staging tables, segments into their targets.
+"""Only writer of rows: batches to staging tables, segments to their targets.
 
-A batch is one statement. If the database refuses it, it is taken apart: the rows that caused this become failures, the
-others are staged. A segment's end is one transaction, in which its staged rows are merged, its record is written and
-the load's watermark moves, as `SegmentOrder` has decided. Segments end in their order.
+A batch is one statement. If the database refuses it, the batch is split: the refused rows become failures, and the
+others are staged. A segment's end is one transaction, which merges the staged rows, writes the segment's record and
+moves the load's watermark, as `SegmentOrder` has decided. Segments end in order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from dataloader.store.queue.transaction import Transactions
 
 @attrs.define(eq=False)
 class Batch:
-    """Rows of one part that are written at once: lines, each with its answer's number, and their requests.
+    """Rows of one part that are written together: lines, each with its response's number, and their requests.
 
-    `answers` are those whose last row is in it. `settled` rows were staged or refused when it was taken apart.
+    `answers` are the responses whose last row is in the batch. `settled` is the number of rows that were staged or
+    refused when the batch was split.
     """
 
     number: int = 0
@@ -39,9 +40,9 @@ class Batch:
     answers: list[Rows] = attrs.field(factory=list)
 
     def left(self) -> list[tuple[list[Request], int]]:
-        """Its requests, by the segments in which they failed before, with the number of rows that are not settled.
+        """Return its requests, grouped by the segments in which they failed before, with the number of unsettled rows.
 
-        The requests of all: of a search that was rolled back it is not known whose rows are settled.
+        All requests are returned: after a rollback of the search it is unknown whose rows are settled.
         """
         settled, found = self.settled, dict[str, tuple[list[Request], int]]()
         for request, (_, lines) in zip(self.requests, self.lines, strict=True):
@@ -55,7 +56,7 @@ class Batch:
 
 @attrs.define(eq=False)
 class Writer:
-    """The writer of a run."""
+    """Writer of a run."""
 
     shared: PipelineState
     transactions: Transactions
@@ -65,7 +66,7 @@ class Writer:
     _order: SegmentOrder = attrs.field(init=False, factory=SegmentOrder)
 
     async def run(self) -> None:
-        """Write until no more rows come, then the rest; after a stop that may be a part of a segment."""
+        """Write until no more rows arrive, then write the rest, which after a stop may be a part of a segment."""
         while True:
             message: ToWriter | None = None
             with trio.CancelScope(deadline=self._oldest) as scope:
@@ -118,17 +119,17 @@ class Writer:
         self._oldest = math.inf
 
     async def _flush(self, part: Part) -> None:
-        """Write a part's batch into its staging table, without the rows that the database refuses."""
+        """Write a part's batch to its staging table, without the rows that the database refuses."""
         batch = self._batches.pop(part)
         if not self._batches and not self._unkept:
             self._oldest = math.inf
         await self._stage(part, batch)
-        # One answer may be very many batches.
+        # One response may be many batches.
         await self._save_if_many()
         await self._keep_in_time(part)
 
     async def _keep_in_time(self, part: Part) -> None:
-        """Keep the part's complete details, if there are any, `batch_timeout` after the last time that it was done."""
+        """Merge the part's complete details, if any, `batch_timeout` after the last time."""
         if part.keeps_details and part.completed.done:
             self._unkept.add(part)
             if (wait_s := part.kept_at + self.shared.config.batch_timeout - trio.current_time()) > 0:
@@ -177,7 +178,7 @@ class Writer:
             self.shared.progress.phases["writing"].add(trio.current_time() - began)
 
     async def _take_apart(self, part: Part, batch: Batch) -> None:
-        """Put the rows that the database takes into the staging table."""
+        """Stage the rows of a batch that the database accepts."""
         search = RefusedSearch(part.staged_as(self.shared.token), batch.lines, self.shared.limits.most_refused)
         try:
             while not search.is_over:
@@ -186,15 +187,15 @@ class Writer:
             batch.settled = search.settled
             part.staged += search.staged
             self._refused(part, batch, search)
-        # A search that has failed itself is a failure of its own.
+        # If the search itself failed, that is a separate failure.
         if search.staged:
             self.shared.progress.worked()
         else:
             self.shared.progress.spoiled()
 
     def _refused(self, part: Part, batch: Batch, search: RefusedSearch) -> None:
-        """Rows that the database refused are failures of their own; the others of their batch are staged."""
-        # One of them may be what a row that the table has already has become.
+        """Record the rows that the database refused as failures. The others of their batch are staged."""
+        # A refused row may be the new version of a row of the table.
         part.lacks_records |= bool(search.refused or search.unsearched)
         for row in search.refused:
             cells = _cells(row.line)
@@ -224,7 +225,7 @@ class Writer:
             self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
 
     async def _keep(self, part: Part) -> None:
-        """Merge the details that are complete, and record them: a resumed run does not request them again."""
+        """Merge and record the complete details, so that a resumed run does not request them again."""
         self._unkept.discard(part)
         segment, began = part.segment, trio.current_time()
         part.kept_at = began
@@ -245,7 +246,7 @@ class Writer:
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError:
-            # They stay staged; the error is reported when the segment ends.
+            # The details stay staged. The error is reported when the segment ends.
             part.keeps_details = False
         else:
             self._note(part, counts)
@@ -261,7 +262,7 @@ class Writer:
         part.staged = 0
 
     async def _commit_ready(self) -> None:
-        """Commit the parts that are done, in their order, which snapshots and the watermark need."""
+        """Commit the finished parts in order, which snapshots and the watermark require."""
         while self.shared.parts and self.shared.parts[0].is_ready:
             part = self.shared.parts.popleft()
             if part in self._batches:
@@ -270,7 +271,7 @@ class Writer:
             await self._commit(part, is_done=True)
 
     async def _commit_rest(self) -> None:
-        """Merge the rows that a cancelled run has by now; the segment is not done, and no row is marked as deleted."""
+        """Merge the staged rows of a canceled run. The segment is not done, and no row is marked as deleted."""
         await self._commit_ready()
         while self.shared.parts:
             part = self.shared.parts.popleft()
@@ -323,7 +324,7 @@ class Writer:
             self.shared.progress.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 
     async def _committed(self, commit: SegmentCommit) -> Mapping[str, int]:
-        """Commit; return the counts. Failures that the commit did not save are put back, to be saved later."""
+        """Commit and return the counts. Failures that the commit did not save are put back, to be saved later."""
         try:
             return await self.transactions.run(aio_commit_segment, commit)
         except BaseException:
@@ -331,13 +332,13 @@ class Writer:
             raise
 
     def _tell_of_refusal(self, part: Part, error: StoreError) -> None:
-        """Report a segment that the database refused, and that was rolled back."""
+        """Report a segment that the database refused and that was rolled back."""
         segment = part.segment
         self.shared.log.warning(
             "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
         )
         refused = self.shared.failure(part, "segment", segment.name, str(error))
-        # The failures that it retried are still unresolved, and keep what is needed to retry them again.
+        # The retried failures are still unresolved, and keep their requests for another retry.
         self.shared.progress.failed(refused, is_on_record=segment.is_retry)
 
     async def _save_if_many(self) -> None:
@@ -351,13 +352,13 @@ class Writer:
             with trio.move_on_after(self.shared.limits.save_s, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
                 return
-            # The statement may be repeated: failures that are recorded twice are better than lost ones.
+            # The statement may have succeeded, but failures that are recorded twice are better than lost ones.
             self.shared.progress.put_back(failures)
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))
 
 
 def _cells(line: Lines) -> dict[str, str]:
-    """The cells of a single row, by the names of its columns."""
+    """Return the cells of a single row by the names of its columns."""
     return dict(zip(line.columns, line.text.decode(errors="replace").split("\t")[1:], strict=False))
 
 
