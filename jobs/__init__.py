@@ -1,4 +1,4 @@
-"""The domain: jobs, their states, outcomes, retry policies, the task registry, errors. Pure.
+"""Domain: jobs, their states, outcomes, retry policies, the task registry, errors. Pure.
 
-Nothing here knows of the database, the web or the supervisor; everything else imports this.
+This package does not depend on the database, the web or the supervisor; all other packages import it.
 """

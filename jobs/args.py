@@ -1,7 +1,7 @@
-"""What a task's `args=` says: JSON becomes an instance of the user's class before the body runs, and JSON again.
+"""Typed arguments of tasks (`args=`): JSON becomes an instance of the user's class before the handler runs, and back.
 
-What can't come back from JSON as it went is refused when the task is declared (args_mirrors.py), or when an instance is
-enqueued: it is decoded again, and must be equal. Where JSON does not fit, `BadRequest` names the path and the value.
+A class that JSON cannot carry is refused when the task is declared (args_mirrors.py). An instance is checked when it is
+enqueued: it is decoded again, and must be equal. If JSON does not fit, `BadRequest` names the path and the value.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 _OF_A_KIND: Final = re.compile(r"(must be .*), not .*", re.DOTALL)
 _SHOWN: Final = 60
-"""Characters of a wrong value that are shown."""
+"""Maximum number of characters shown of a wrong value."""
 
 
 class ArgsType(Generic[A]):
-    """A class of arguments: an attrs class, a dataclass, a msgspec struct or a TypedDict."""
+    """Class of arguments: an attrs class, a dataclass, a msgspec struct or a TypedDict."""
 
     def __init__(self, kind: type[A]) -> None:
-        """Raises `ValueError`, which names the field, for a class whose instances JSON can't carry."""
+        """Raise `ValueError`, which names the field, for a class whose instances JSON cannot carry."""
         self.name: Final[str] = getattr(kind, "__name__", repr(kind))
         if not is_shape(kind):
             allowed = "an attrs class, a dataclass, a msgspec.Struct or a TypedDict"
@@ -44,10 +44,10 @@ class ArgsType(Generic[A]):
         self._has_equality = self._instances.__eq__ is not object.__eq__
         self._decoder = msgspec.json.Decoder(self._shape.mirror)
         self.fields: Final = tuple(field.key for field in self._shape.fields)
-        """The names of its fields, as JSON has them."""
+        """Names of its fields in JSON."""
 
     def schema(self, ref_template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[str, Any]]:
-        """JSON Schema of the arguments, and the parts that it refers to by `ref_template`, by their names."""
+        """Return the JSON Schema of the arguments, and by name the parts that it refers to by `ref_template`."""
         (whole,), parts = msgspec.json.schema_components([self._shape.mirror], ref_template=ref_template)
         for name in list(parts):
             if whole.get("$ref") == ref_template.format(name=name):
@@ -55,7 +55,7 @@ class ArgsType(Generic[A]):
         return {**whole, "title": self.name}, parts
 
     def decode(self, text: str | bytes) -> A:
-        """The instance that JSON stands for. Raises `BadRequest` with the path of what does not fit."""
+        """Return the instance of JSON text. Raises `BadRequest` with the path of a value that does not fit."""
         try:
             instance: A = self._shape.built(self._decoder.decode(text))
         except msgspec.ValidationError as error:
@@ -67,9 +67,9 @@ class ArgsType(Generic[A]):
         return instance
 
     def encode(self, value: object) -> dict[str, Any]:
-        """The JSON object of an instance, or of a mapping that is one already.
+        """Return the JSON object of an instance, or of a mapping that is one already.
 
-        Raises `BadRequest` for a mapping that does not fit, and for an instance that JSON would give back unequal.
+        Raises `BadRequest` for a mapping that does not fit, and for an instance that is not equal to itself after JSON.
         """
         if type(value) is not self._instances:
             if not isinstance(value, Mapping):
@@ -91,7 +91,7 @@ class ArgsType(Generic[A]):
         return encoded
 
     def _refusal(self, error: str, text: str | bytes) -> BadRequest:
-        """What msgspec says, in our words: the path, what must stand there, and what does."""
+        """Return msgspec's error in our words: the path, the allowed value, and the actual one."""
         match = _AT.fullmatch(error)
         message, path = (match[1], match[2] or "") if match else (error, "")
         if named := _NAMED.fullmatch(message):
@@ -128,7 +128,7 @@ def _json(value: object) -> bytes:
 
 
 def _shown(path: str, text: str | bytes) -> str | None:
-    """The value at a path, if it is short, no secret, and can be found."""
+    """Return the value at a path, if it is short, not a secret, and can be found."""
     try:
         value = read_json(text if isinstance(text, str) else text.decode())
     except RecursionError:
@@ -140,7 +140,7 @@ def _shown(path: str, text: str | bytes) -> str | None:
         for step in steps:
             value = value[step[1]] if step[1] is not None else value[int(step[2])]
     except (LookupError, TypeError, ValueError):
-        return None  # among others, msgspec's [...] for any key
+        return None  # for example msgspec's [...], which stands for any key
     if isinstance(value, dict | list):
         return None
     encoded = msgspec.json.encode(value).decode()
@@ -148,7 +148,7 @@ def _shown(path: str, text: str | bytes) -> str | None:
 
 
 def _hint_at(path: str, hint: Any) -> Any:
-    """The type of what stands at a path below a mirror, None if that can't be told."""
+    """Return the type at a path below a mirror, or None if it cannot be determined."""
     for step in _STEP.finditer(path):
         parts = list(parts_of(hint))
         if step[1] is None:

@@ -1,11 +1,11 @@
-"""Reads a user's class of arguments into a struct of ours, its mirror, and gives what the mirror holds to the class.
+"""Mirrors: structs of ours into which JSON is read for a user's class of arguments.
 
-msgspec does the typed work. Alone it would ignore names that it does not know, build attrs classes without their
-converters and validators, and ask for `_p` where attrs' own alias is `p`. A mirror has the names as JSON has them and
-refuses others; the class is then called as anybody calls it, so its converters, validators and `__post_init__` run.
+msgspec does the typed work. Alone it would ignore unknown names, build attrs classes without their converters and
+validators, and ask for `_p` where the alias in attrs is `p`. A mirror has the names as in JSON and refuses others. Then
+the class is called in the usual way, so its converters, validators and `__post_init__` run.
 
-A hint is read once, at the declaration, into a `Way`: the hint for msgspec, and what to do with a value on its way up
-(mirror to instance) and down. Where nothing is to be done the value stays as msgspec gave it.
+A hint is read once, at the declaration, into a `Way`: the hint for msgspec, and the conversions of a value from mirror
+to instance (up) and back (down). Without conversions the value stays as msgspec returned it.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _MANY: Final = frozenset(
 )
 _MAPPINGS: Final = frozenset({dict, collections.abc.Mapping})
 COLLECTIONS: Final = _MANY | _MAPPINGS | {tuple}
-"""Hints that hold others, the last or only one as their items."""
+"""Hints of collections; the last or only parameter is the type of their items."""
 
 
-class Misfit(Exception):  # noqa: N818 - caught by ArgsType, which makes a BadRequest of it
-    """The class refuses what the mirror holds; `path` is that of the object or the field, as `.year` or `[3].year`."""
+class Misfit(Exception):  # noqa: N818 - caught by ArgsType, which raises BadRequest instead
+    """The class refuses the mirror's value. `path` leads to the object or the field, such as `.year` or `[3].year`."""
 
     def __init__(self, message: str, path: str = "") -> None:
-        """`message` says what must be."""
+        """Create the error; `message` says what is allowed."""
         super().__init__(message)
         self.message = message
         self.path = path
 
     def below(self, step: str) -> Misfit:
-        """The same, seen from one level above."""
+        """Return the same error with its path from one level above."""
         self.path = step + self.path
         return self
 
 
 @attrs.frozen(eq=False)
 class Way:
-    """How values of a hint are read: `hint` is msgspec's; `up` and `down` are None where the value stays as it is."""
+    """Conversion of values of a hint: `hint` is for msgspec; `up` and `down` are None if the value does not change."""
 
     hint: Any
     up: Step | None = None
@@ -71,7 +71,7 @@ class Way:
 
 @attrs.frozen(eq=False)
 class Field:
-    """A field: `slot` in the mirror, `key` in JSON, `name` as the class is called with it, `attribute` of instances."""
+    """Field: `slot` in the mirror, `key` in JSON, `name` of the class's parameter, `attribute` of instances."""
 
     slot: str
     key: str
@@ -83,14 +83,14 @@ class Field:
 
 @attrs.define(eq=False)
 class Shape:
-    """A class and its mirror."""
+    """Class with its mirror."""
 
     kind: Any
     fields: list[Field]
     mirror: Any
 
     def built(self, mirrored: Any) -> Any:
-        """The instance of what msgspec has read. Raises `Misfit` where the class refuses it."""
+        """Return the instance of a decoded mirror. Raises `Misfit` if the class refuses a value."""
         given = {}
         for field in self.fields:
             value = getattr(mirrored, field.slot)
@@ -108,7 +108,7 @@ class Shape:
             raise self._misfit(error) from error
 
     def mirrored(self, value: Any) -> Any:
-        """What msgspec is to write for an instance."""
+        """Return the mirror of an instance, for msgspec to encode."""
         if is_typeddict(self.kind):
             others = [name for name in value if name not in {field.key for field in self.fields}]
             if others:
@@ -120,7 +120,7 @@ class Shape:
         return self.mirror(**slots)
 
     def _misfit(self, error: Exception) -> Misfit:
-        """What a class says against its arguments; attrs' validators say it beside the field."""
+        """Return a class's refusal of its arguments; attrs' validators add the field to their errors."""
         said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
         text = said if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {said}"
         names = [one.name for one in error.args if isinstance(one, attrs.Attribute)]
@@ -131,22 +131,22 @@ class Shape:
 
 
 def is_shape(kind: object) -> bool:
-    """Whether it is a class of the four kinds that `args=` may be."""
+    """Return True for a class of the four kinds that `args=` accepts."""
     if not isinstance(kind, type):
         return False
     return attrs.has(kind) or dataclasses.is_dataclass(kind) or issubclass(kind, Struct) or is_typeddict(kind)
 
 
 class Reading:
-    """One class and those that it holds, as they are read. Raises `ValueError` with the path of what can't be."""
+    """Reader of one class and the classes that it holds. Raises `ValueError` with the path of an unsupported hint."""
 
     def __init__(self) -> None:
-        """Nothing is read yet."""
+        """Start without classes."""
         self._shapes: dict[type, Shape] = {}
         self._begun: set[type] = set()
 
     def shape(self, kind: Any, where: str) -> Shape:
-        """The class with its mirror; `where` it stands is for messages."""
+        """Return the class with its mirror; `where` is its path for messages."""
         if kind in self._shapes:
             return self._shapes[kind]
         if kind in self._begun:
@@ -155,7 +155,7 @@ class Reading:
         if getattr(kind, "__parameters__", ()):
             raise _refused(where, f"is generic; args must be of a class without type parameters, not {kind.__name__}")
         fields = list(self._fields(kind, where))
-        # A default stays the class's own: what is left out is not given to it.
+        # The class applies its own defaults: fields that are left out are not passed to it.
         columns = [(f.slot, f.way.hint) if f.is_required else (f.slot, f.way.hint, UNSET) for f in fields]
         options: dict[str, Any] = {"forbid_unknown_fields": True, "kw_only": True, "frozen": True}
         if issubclass(kind, Struct):
@@ -176,7 +176,7 @@ class Reading:
             way = self._way(hint, f"{where}.{key}")
             yield Field(f"f{number}", key, name, attribute, way, is_required)
 
-    def _way(self, hint: Any, where: str) -> Way:  # noqa: C901, PLR0911 - one for each kind of hint
+    def _way(self, hint: Any, where: str) -> Way:  # noqa: C901, PLR0911 - one case for each kind of hint
         if isinstance(hint, NewType):
             return self._way(hint.__supertype__, where)
         origin, inner = get_origin(hint), get_args(hint)
@@ -209,7 +209,7 @@ class Reading:
         others = [way for way in ways if way.hint is not type(None)]
         if len(others) == 1:
             [way] = others
-            assert way.up is not None and way.down is not None  # noqa: S101, PT018 - they come together
+            assert way.up is not None and way.down is not None  # noqa: S101, PT018 - both are set or neither
             return Way(hint, _unless_none(way.up), _unless_none(way.down))
         shapes = [self._shapes[one] for one in hints if is_shape(one)]
         if len(shapes) < sum(way.up is not None for way in ways):
@@ -271,7 +271,7 @@ def _by_type(steps: dict[Any, Step]) -> Step:
 
 
 _Named = tuple[str, str, str, Any, bool]
-"""A field's key in JSON, name in a call, attribute, hint, and whether it must be given."""
+"""Key in JSON, name in a call, attribute, hint, and whether the field is required."""
 
 
 def _fields_of(kind: Any, where: str) -> Iterator[_Named]:
@@ -306,7 +306,7 @@ def _fields_of_typed_dict(kind: Any, hints: dict[str, Any]) -> Iterator[_Named]:
 def _fields_of_attrs(kind: Any, hints: dict[str, Any], where: str) -> Iterator[_Named]:
     for field in attrs.fields(kind):
         if field.init:
-            # A class that attrs.make_class has made has no hints.
+            # A class from attrs.make_class has no hints.
             own = hints.get(field.name, Any if field.type is None else field.type)
             hint = _hint_of(field, own, f"{where}.{field.alias}")
             yield field.alias, field.alias, field.name, hint, field.default is attrs.NOTHING
@@ -320,7 +320,7 @@ def _fields_of_dataclass(kind: Any, hints: dict[str, Any]) -> Iterator[_Named]:
 
 
 def _unmarked(hint: Any) -> tuple[set[Any], Any]:
-    """`Required[int]` is an int that is required."""
+    """Return the marks of a hint, and the hint without them: `Required[int]` is an int that is required."""
     marks = set()
     while get_origin(hint) in {Required, NotRequired}:
         marks.add(get_origin(hint))
@@ -329,7 +329,7 @@ def _unmarked(hint: Any) -> tuple[set[Any], Any]:
 
 
 def _hint_of(field: Any, hint: Any, where: str) -> Any:
-    """What JSON holds for an attrs field: what its converter takes, which must take its own value back."""
+    """Return the hint of an attrs field in JSON: its converter's parameter, which must accept the field's own type."""
     converter = getattr(field.converter, "converter", field.converter)
     try:
         hints = list(get_type_hints(converter, include_extras=True).items()) if converter is not None else []

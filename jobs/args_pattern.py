@@ -1,8 +1,8 @@
-"""What is looked for in the args of jobs (U8): a JSON object that they contain, or `name=value`.
+"""Pattern for a search in the args of jobs: a JSON object that they contain, or `name=value`.
 
-Who may look at jobs does not get to see secrets in them, so a search must not tell of them either: keys that name a
-secret are refused, and so is a value that masking would hide. What only its place makes a secret (the value beside a
-name, the word behind an option) is found in masked args alone: `shows_in`.
+Readers of jobs do not see their secrets, so a search must not reveal them either. Keys that name a secret are refused,
+and so is a value that masking would hide. A value that only its place makes a secret (the value beside a name, the word
+after an option) is searched for in masked args only: see `shows_in`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dataloader.jobs.model import check_text
 from dataloader.jobs.secrets.masking import mask, names_a_secret
 
 MAX_PATTERN: Final = 2_000
-"""Characters of a search."""
+"""Maximum number of characters of a search."""
 _MAX_DEPTH: Final = 10
 
 
 @attrs.frozen
 class ArgsPattern:
-    """JSON objects, of which args must contain one, as `@>` of PostgreSQL has it."""
+    """JSON objects, of which args must contain one, in the sense of PostgreSQL's `@>`."""
 
     values: tuple[Any, ...]
 
     @classmethod
     def parsed(cls, text: str) -> ArgsPattern:
-        """The pattern that a reader has typed. Raises `BadRequest` for field `args`."""
+        """Return the pattern for a text that a reader has typed. Raises `BadRequest` for field `args`."""
         check_text("args", text, MAX_PATTERN)
         stripped = text.strip()
         values = (_object(stripped),) if stripped.startswith("{") else _named(stripped)
@@ -41,11 +41,11 @@ class ArgsPattern:
 
     @property
     def texts(self) -> list[str]:
-        """The objects as JSON, their numbers exact."""
+        """Objects as JSON, with exact numbers."""
         return [_json(value) for value in self.values]
 
     def shows_in(self, args: Any) -> bool:
-        """Whether args as a reader sees them, without their secrets, contain it."""
+        """Return True if args contain the pattern after their secrets are masked."""
         masked = mask(args)
         return any(_contains(masked, value) for value in self.values)
 
@@ -77,7 +77,7 @@ def _object(text: str) -> Any:
 
 
 def _named(text: str) -> tuple[Any, ...]:
-    """`name=value`: the value as a text, and as the number or word that it may be in JSON."""
+    """Parse `name=value`: the value as a text, and as the number or word that it may be in JSON."""
     name, equals, given = text.partition("=")
     name, given = name.strip(), given.strip()
     if not equals or not name:
@@ -115,7 +115,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _floats(value: Any) -> Any:
-    """As args are read: numbers with a fraction are floats."""
+    """Return a value as args are read: numbers with a fraction are floats."""
     if isinstance(value, dict):
         return {name: _floats(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,7 @@
-"""Acts on many jobs that outlive whoever asked for them: `BulkActs`, which pages, commands and HTTP views use (U16).
+"""Bulk operations, which outlive their requester: `BulkActs`, which pages, commands and HTTP views use.
 
-Which jobs are meant is frozen when an act begins: what matches its filter later is none of it, and a job that fails
+The jobs are frozen when an operation begins. Jobs that match its filter later are not included, and a job that fails
+again after a retry is not retried again. An actor of any process does the work, batch by batch.
 again after it was retried is not retried again. An actor of any process does the work, batch by batch.
 """
 
@@ -20,23 +21,23 @@ from dataloader.jobs.model import MAX_INT, Instant, about, check_between
 from dataloader.jobs.page_cursor import After, Next
 
 COUNTED: Final = 10_000
-"""Jobs that are counted before an act begins; more of them are called "at least" so many."""
+"""Maximum number of jobs counted before an operation begins; beyond it the count is "at least" this number."""
 MAX_CHOSEN: Final = 1_000
-"""The most jobs that are named by their ids."""
+"""Maximum number of jobs named by their IDs."""
 NOT_TYPED: Final = 1_000
-"""An act on more jobs than this is confirmed by typing their number."""
+"""An operation on more jobs than this is confirmed by typing their number."""
 
 Action = Literal["cancel", "retry", "run_now", "set_priority"]
 BulkState = Literal["open", "done", "stopped", "failed"]
 
 
 class BulkNotFound(NotFound):
-    """No bulk act has this id."""
+    """No bulk operation has this ID."""
 
 
 @attrs.frozen
 class BulkCount:
-    """How many jobs an act would change now."""
+    """Number of jobs that a bulk operation would change now."""
 
     jobs: Annotated[int, about("Jobs that would be changed; counting ends at 10,000.")]
     exact: Annotated[bool, about("Whether there are no more: else there are at least so many.")]
@@ -46,7 +47,7 @@ class BulkCount:
 
     @property
     def leaves_out(self) -> str | None:
-        """What is left out, in a sentence."""
+        """Sentence about the jobs that are left out, or None."""
         if not self.left_out:
             return None
         if self.left_out == 1:
@@ -57,7 +58,7 @@ class BulkCount:
 
 @attrs.frozen(kw_only=True)
 class BulkRecord:
-    """An act on many jobs: what it is, and how far it has come."""
+    """Bulk operation and its progress."""
 
     bulk_id: Annotated[UUID, about("The act's id.")]
     action: Annotated[Action, about("What is done to the jobs.")]
@@ -76,18 +77,18 @@ class BulkRecord:
 
 @attrs.frozen
 class BulkPage:
-    """A page of bulk acts, latest first."""
+    """Page of bulk operations, latest first."""
 
     bulk: Annotated[list[BulkRecord], about("The acts.")]
     next: Next
 
 
 Chosen = JobFilter | Sequence[UUID]
-"""The jobs that are meant: those that match a filter, or those that are named."""
+"""Jobs of a bulk operation: those that match a filter, or those with these IDs."""
 
 
 def check_act(change: Change, chosen: Chosen) -> None:
-    """Raise `BadRequest` for an act that is none, or that is for no job or for every job."""
+    """Raise `BadRequest` for an invalid operation, and for one on no job or on every job."""
     if change.force:
         raise BadRequest("force", "is for one job, not for many")
     if change.action == "set_priority":
@@ -100,36 +101,39 @@ def check_act(change: Change, chosen: Chosen) -> None:
 
 
 class BulkActs(abc.ABC):
-    """The acts on many jobs. All raise `BulkNotFound` for an id that no act has, and `StoreUnavailable`."""
+    """Bulk operations. All methods raise `BulkNotFound` for an unknown ID, and `StoreUnavailable`."""
 
     @abc.abstractmethod
     async def count(self, change: Change, chosen: Chosen) -> BulkCount:
-        """Count the jobs that an act would change, up to `COUNTED`. Raises `BadRequest`."""
+        """Count the jobs that an operation would change, up to `COUNTED`. Raises `BadRequest`."""
 
     @abc.abstractmethod
     async def start(
         self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
     ) -> BulkRecord:
-        """Freeze the jobs that an act is for, and have it begun.
+        """Freeze the jobs of an operation, and begin it.
 
         Args:
-            change: what is done to each job.
-            chosen: the jobs; those that the change would not change are left out.
-            bulk_id: the act's id, made by the caller: a request that is sent again finds the act that it began.
-            most: begin nothing if there are more jobs than that.
+            change: the change of each job.
+            chosen: the jobs. Jobs that would not change are left out.
+            bulk_id: the operation's ID, created by the caller: a repeated request finds the operation that it began.
+            most: begin nothing if there are more jobs than this.
 
         Raises:
-            BadRequest: a value is not allowed, there are more jobs than `most`, or the id belongs to another act.
+            BadRequest: a value is not allowed, there are more jobs than `most`, or the ID belongs to another operation.
         """
 
     @abc.abstractmethod
     async def get(self, bulk_id: UUID) -> BulkRecord:
-        """Return an act."""
+        """Return an operation."""
 
     @abc.abstractmethod
     async def find(self, *, limit: int = 50, after: After = None) -> BulkPage:
-        """A page of at most `limit` (1 to 1,000) acts, latest first, from behind `after`. Raises `BadRequest`."""
+        """Return a page of at most `limit` (1 to 1,000) operations, latest first, after `after`.
+
+        Raises `BadRequest`.
+        """
 
     @abc.abstractmethod
     async def stop(self, bulk_id: UUID) -> BulkRecord:
-        """End an act before its time: jobs that were changed stay so. One that has ended stays as it is."""
+        """Stop an operation. Changed jobs stay changed. An operation that has ended does not change."""

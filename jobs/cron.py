@@ -1,9 +1,9 @@
-"""Cron expressions with a time zone (R7): which instants they mean.
+"""Cron expressions with a time zone, and their planned times.
 
-Expressions are those of Debian's cron: five fields with names, ranges, lists and steps; `L` (last) and `#` (the nth
-weekday of a month) besides. As there, what has a `*` in its minutes or hours follows the wall clock: it does not run in
-an hour that is left out, and runs twice in one that is repeated. All others run at fixed times: those that are left out
-run right afterwards, and those that are repeated run once.
+Expressions are those of Debian's cron: five fields with names, ranges, lists and steps, extended by `L` (last) and `#`
+(the nth weekday of a month). As in Debian's cron, an expression with a `*` in its minutes or hours follows the wall
+clock: it does not run in an hour that the clock skips, and runs twice in an hour that is repeated. All others run at
+fixed times: skipped times run right afterwards, and repeated times run once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ALIASES: Final = {
 }
 FIELDS: Final = 5
 MAX_TEXT: Final = 1_000
-"""Characters of an expression. All minutes, hours, days and months by name have fewer than 600."""
+"""Maximum number of characters of an expression. One that names all minutes, hours, days and months has under 600."""
 HORIZON: Final = 50 * 366 * DAY
-"""An expression without a time in so long never has one: 29 February on a given weekday comes within 40 years."""
+"""An expression without a time within this period never has one: 29 February on a weekday recurs within 40 years."""
 PARSED: Final = 500
-"""Expressions that are kept as parsed: many schedules have the same one."""
+"""Number of parsed expressions kept in the cache: many schedules have the same one."""
 _MINUTE: Final = timedelta(minutes=1)
 
 
 @attrs.frozen
 class Cron:
-    """The instants of an expression, whole seconds in UTC.
+    """Timestamps of an expression, in whole seconds in UTC.
 
-    Use `Cron.parsed`. `minutes` are those of a day that match, ascending; `is_fixed` says that neither minutes nor
+    Use `Cron.parsed`. `minutes` are the matching minutes of a day, ascending. `is_fixed` is True if neither minutes nor
     hours have a `*`.
     """
 
@@ -57,14 +57,14 @@ class Cron:
 
     @classmethod
     def parsed(cls, text: str, zone: ZoneInfo) -> Cron:
-        """The expression `text` by the clock of `zone`.
+        """Parse the expression `text`, by the clock of `zone`.
 
-        Raises `BadRequest` for what is no expression, and for one that never has a time.
+        Raises `BadRequest` for an invalid expression, and for one that never has a time.
         """
         return _parsed(text, zone)
 
     def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
-        """The times later than `instant`, ascending; up to and including `until` if that is given."""
+        """Yield the times later than `instant`, ascending; up to and including `until` if it is given."""
         begin = _whole_seconds(instant) + timedelta(seconds=1)
         for span in spans(self.zone, begin, min(until or begin + HORIZON, begin + HORIZON) + timedelta(seconds=1)):
             for found in self._within(span):
@@ -73,7 +73,7 @@ class Cron:
                 yield found
 
     def until(self, instant: datetime, after: datetime) -> Iterator[datetime]:
-        """The times not later than `instant` and later than `after`, descending."""
+        """Yield the times not later than `instant` and later than `after`, descending."""
         end, begin = _whole_seconds(instant) + timedelta(seconds=1), _whole_seconds(after) + timedelta(seconds=1)
         while begin < end:
             start = max(end - DAY, begin)
@@ -82,9 +82,9 @@ class Cron:
             end = start
 
     def _within(self, span: Span) -> Iterator[datetime]:
-        """The times of a span, ascending."""
+        """Yield the times of a span, ascending."""
         was, shown = wall_time(span.begin, span.before), wall_time(span.begin, span.offset)
-        # The clock was put forward: what it has left out is due now.
+        # The clock was put forward: skipped times are due now.
         caught_up = self.is_fixed and was < shown and any(self._matching(was, shown))
         if caught_up:
             yield span.begin
@@ -94,15 +94,15 @@ class Cron:
                 yield found
 
     def _is_repeated(self, wall: datetime, found: datetime) -> bool:
-        """Whether the clock had shown the same time before: it was put back since."""
+        """Return True if the clock has shown the same time before, since it was put back."""
         return wall.replace(tzinfo=self.zone, fold=0).astimezone(UTC) < found
 
     def _matching(self, begin: datetime, end: datetime) -> Iterator[datetime]:
-        """The wall times from `begin` to `end` (exclusive) that match, ascending."""
+        """Yield the matching wall times from `begin` to `end` (exclusive), ascending."""
         midnight = datetime.combine(begin.date(), time())
         while midnight < end:
             if self.is_on(midnight.date()):
-                # A begin with seconds: the next whole minute.
+                # If `begin` has seconds, start at the next whole minute.
                 first = -((midnight - max(begin, midnight)) // _MINUTE)
                 for minute in self.minutes[bisect_left(self.minutes, first) :]:
                     wall = midnight + minute * _MINUTE
@@ -112,14 +112,14 @@ class Cron:
             midnight += DAY
 
     def is_on(self, day: date) -> bool:
-        """Whether it has times on a day."""
+        """Return True if the expression has times on a day."""
         return day.month in self._days.months and self._days.match_day(day)
 
 
 @lru_cache(PARSED)
 def _parsed(text: str, zone: ZoneInfo) -> Cron:
     if len(text) > MAX_TEXT:
-        # A longer one takes the loop's time for seconds, and a number of thousands of digits can't be read.
+        # A longer one would block the loop for seconds, and a number of thousands of digits cannot be read.
         raise _refusal(text, f"has more than {MAX_TEXT:,} characters")
     expression = ALIASES.get(text.strip().lower(), text)
     parts = expression.split()
@@ -138,7 +138,7 @@ def _parsed(text: str, zone: ZoneInfo) -> Cron:
 
 
 def shortest_pause(cron: Cron, since: datetime, number: int = 1_000) -> timedelta:
-    """The shortest time between two of the next `number` times after `since`."""
+    """Return the shortest time between two of the next `number` times after `since`."""
     times = [found for _, found in zip(range(number), cron.after(since), strict=False)]
     return min((later - earlier for earlier, later in pairwise(times)), default=HORIZON)
 

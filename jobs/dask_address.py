@@ -1,4 +1,4 @@
-"""Which addresses of Dask schedulers a task may name: with TLS any, without it only this machine's."""
+"""Addresses of Dask schedulers that a task may name: any with TLS, only this machine's without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALLOWED: Final = "the address of a Dask scheduler, for example tls://scheduler:8
 
 
 def refusal_of(address: str) -> str | None:
-    """What the address must be, if it is not that; None if it is allowed."""
+    """Return the description of allowed addresses if this one is refused, and None if it is allowed."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port

@@ -1,4 +1,4 @@
-"""Duplicates: waiting jobs of one task with the same args, as services add them that know of no unique tasks (S6)."""
+"""Duplicates: waiting jobs of one task with the same args, added by services that do not use unique tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.jobs.model import Instant, about
 
 @attrs.frozen
 class DuplicateGroup:
-    """Waiting jobs of a queue with the same task, args and `partition_key`; one of them would do."""
+    """Waiting jobs of a queue with the same task, args and `partition_key`; one of them would be enough."""
 
     queue: Annotated[str, about("Their queue.")]
     task: Annotated[str, about("Their task.")]

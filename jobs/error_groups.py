@@ -1,6 +1,6 @@
-"""The single errors within exception groups: Trio's nurseries wrap what is raised in them, in groups of groups.
+"""Errors within exception groups: Trio's nurseries wrap errors in groups, and groups in groups.
 
-Also tells whether they are an outage of the database, which is not an error of the handler or the step.
+Also determines whether an error is only an outage of the database, which is not an error of the handler or the step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataloader.jobs.errors import AccessDenied, StoreUnavailable
 
 
 def single_errors(error: BaseException) -> Iterator[BaseException]:
-    """The errors of a group and of the groups within it, in their order; an error that is no group is the only one."""
+    """Yield the errors of a group and its nested groups, in order. Any other error is yielded itself."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
             yield from single_errors(member)
@@ -21,27 +21,28 @@ def single_errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_error(error: Exception) -> Exception:
-    """The first error that is no group."""
-    return cast("Exception", next(single_errors(error)))  # a group that is an Exception has no others
+    """Return the first error that is not a group."""
+    return cast("Exception", next(single_errors(error)))  # an ExceptionGroup has only such errors
 
 
 def only_error(error: BaseException) -> BaseException:
-    """The one error of a group; the group itself if it has several."""
+    """Return the one error of a group, or the group itself if it has several."""
     first, *others = single_errors(error)
     return error if others else first
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether an error says no more than that the database cannot be used now.
+    """Return True if an error means only that the database cannot be used now.
 
-    So does `StoreUnavailable`, an error that was raised `from` one, and a group of nothing else. An error that only
-    occurred while one was handled, without `from`, is another error.
+    This is true for `StoreUnavailable`, an error raised `from` it, and a group of such errors only. It is not true for
+    an
+    error that occurred while one was handled, without `from`.
     """
     return _is_from(StoreUnavailable, error)
 
 
 def is_denied(error: BaseException) -> bool:
-    """Return whether an error says no more than that a database or service refuses the address or the password."""
+    """Return True if an error means only that a database or service refuses the address or the password."""
     return _is_from(AccessDenied, error)
 
 

@@ -1,7 +1,8 @@
-"""What failed: groups of jobs by their error, and the log of errors, a row for each run that failed (R2, S6).
+"""Failures: groups of jobs by their error, and the error log, with a row for each failed run.
 
-The jobs of a group have one task, and errors with the same first line but for what differs from job to job: quoted
-texts are `…`, words with a digit are `#`. The rule stands in store/migrations/functions/failures.sql.
+The jobs of a group have one task, and errors with the same first line after replacement of the parts that differ
+between jobs: quoted texts become `…`, words with a digit become `#`. The rule is in
+store/migrations/functions/failures.sql.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ STATUSES: Final = {
     "failed": frozenset({Status.FAILED, Status.LOST}),
     None: frozenset({Status.QUEUED, Status.FAILED, Status.LOST}),
 }
-"""The statuses of the jobs of each state, and of all."""
+"""Statuses of the jobs of each state, and of all."""
 MAX_SPREAD_S: Final = 30 * 86_400.0
-"""The longest time over which a group's next attempts are spread."""
+"""Longest time over which a group's next attempts are spread."""
 _ID: Final = re.compile(r"[0-9a-f]{16}(?:\.[0-9a-f]{16})?")
 
 GroupId = Annotated[str, about("The group's id, which its jobs have as their `error_group`.")]
 
 
 class ErrorGroupNotFound(NotFound):
-    """No job has failed with such an error, as far as the log of errors goes back."""
+    """No job has failed with such an error, as far as the error log goes back."""
 
 
 def group_id(group: int, exact: int | None) -> str:
-    """The id of a group, from its number and, of an exact one, that of its line."""
+    """Return the ID of a group from its number and, for an exact group, the number of its line."""
     return ".".join(f"{number & (2**64 - 1):016x}" for number in (group, exact) if number is not None)
 
 
 def group_key(name: str, text: str) -> tuple[int, int | None]:
-    """The numbers that an id stands for. Raises `BadRequest` for field `name`."""
+    """Return the numbers of an ID. Raises `BadRequest` for field `name`."""
     if not _ID.fullmatch(text):
         raise BadRequest(name, f"must be the id of a group of errors, as their list has it, not {text!r:.60}")
     group, *exact = (int.from_bytes(bytes.fromhex(part), signed=True) for part in text.split("."))
@@ -53,7 +54,7 @@ def group_key(name: str, text: str) -> tuple[int, int | None]:
 
 
 def check_state(state: str | None) -> None:
-    """Raise `BadRequest` for a state that is none."""
+    """Raise `BadRequest` for an unknown state."""
     if state is not None and state not in STATUSES:
         raise BadRequest("state", f"must be {' or '.join(get_args(FailureState))}, not {state!r:.60}")
 
@@ -76,7 +77,7 @@ class ErrorGroup:
 
 @attrs.frozen
 class ErrorGroupPage:
-    """A page of the groups, those with the most jobs first."""
+    """Page of the groups, those with the most jobs first."""
 
     groups: Annotated[list[ErrorGroup], about("The groups.")]
     next: Next
@@ -84,13 +85,13 @@ class ErrorGroupPage:
 
 @attrs.frozen(kw_only=True)
 class GroupRetry:
-    """How the jobs of a group are retried. Raises `BadRequest` for a value that is not allowed.
+    """Retry of the jobs of a group. Raises `BadRequest` for a value that is not allowed.
 
     Args:
-        group: the group's id.
-        state: only those that wait for their next attempt, or only those that failed for good.
-        at: when; None, and what has passed, mean now.
-        spread_s: seconds from then on over which the jobs are spread by chance, 0 to 2,592,000 (30 days).
+        group: the group's ID.
+        state: only jobs that wait for their next attempt, or only jobs that failed for good.
+        at: start time; None or a past time means now.
+        spread_s: seconds after `at` over which the jobs are spread randomly, 0 to 2,592,000 (30 days).
     """
 
     group: str
@@ -99,7 +100,7 @@ class GroupRetry:
     spread_s: float = 0.0
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what is not allowed."""
+        """Refuse values that are not allowed."""
         group_key("group", self.group)
         check_state(self.state)
         if self.at is not None:
@@ -110,7 +111,7 @@ class GroupRetry:
 
 @attrs.frozen
 class GroupRetried:
-    """How many jobs were retried, and where the next request goes on."""
+    """Number of retried jobs, and the cursor for the next request."""
 
     changed: Annotated[int, about("How many jobs were retried.")]
     next: Annotated[
@@ -120,7 +121,7 @@ class GroupRetried:
 
 @attrs.frozen(kw_only=True)
 class ErrorRecord:
-    """A run that failed. It stays when its job is deleted."""
+    """Failed run. The record stays when its job is deleted."""
 
     error_id: Annotated[int, about("The error's number; later errors have larger ones.")]
     at: Annotated[Instant, about("When the run failed.")]
@@ -136,7 +137,7 @@ class ErrorRecord:
 
 @attrs.frozen
 class ErrorPage:
-    """A page of the log of errors, latest first."""
+    """Page of the error log, latest first."""
 
     errors: Annotated[list[ErrorRecord], about("The errors.")]
     next: Next

@@ -1,4 +1,4 @@
-"""What is wrong with a field, in words of JSON and with what is allowed: the decoder's own speak of Python's types."""
+"""Error texts for fields in terms of JSON, with the allowed values: the decoder's own refer to Python's types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WRONG_LENGTH: Final = re.compile(r"Expected `(str|array)` of length [<>]= \d+")
 
 
 def in_our_words(message: str, kind: Any) -> str:
-    """The sentence of msgspec's error about a value of `kind`, as a client understands it."""
+    """Return the sentence of msgspec's error about a value of `kind`, in a client's terms."""
     if match := _WRONG_TYPE.fullmatch(message):
         expected = " or ".join(_noun(name.strip()) for name in match[1].split("|"))
         return f"must be {expected}, not {_noun(match[2])}"
@@ -69,7 +69,7 @@ def _choices(kind: Any) -> Iterator[str]:
 
 
 def parts_of(kind: Any) -> Iterator[Any]:
-    """The kind itself and all that it is made of."""
+    """Yield the kind itself and all its parts."""
     yield kind
     if get_origin(kind) is not Literal:
         for part in get_args(kind):

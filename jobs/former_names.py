@@ -1,4 +1,4 @@
-"""Names that have changed: a former one raises an error that gives the new one."""
+"""Former names: using one raises an error that gives the new name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of functions that are declared as handlers, and of what they return: mistakes that no retry can repair."""
+"""Checks of functions declared as handlers, and of their results: mistakes that no retry can repair."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _UNRUN: Final[dict[type, str]] = {
 
 
 def check_handler(handler: Callable[..., Any]) -> None:
-    """Raise `ValueError` unless a worker can call `handler` with the job alone and run all of it."""
-    # Not what it wraps: a decorator may run an async function or a generator to its end.
+    """Raise `ValueError` unless a worker can call `handler` with only the job and run all of it."""
+    # The wrapped function is not checked: a decorator may run an async function or a generator to its end.
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise ValueError("a handler must not yield: return a value, and report progress by job.progress")
     try:
-        # Of a decorated function that of the wrapper, which is called.
+        # For a decorated function, this is the signature of the wrapper, which is called.
         signature = inspect.signature(handler, follow_wrapped=False)
     except ValueError:  # some functions written in C have none
         return
@@ -33,6 +33,6 @@ def check_handler(handler: Callable[..., Any]) -> None:
 
 
 def result_of(value: object) -> object:
-    """Return the value of a handler, or `GiveUp` if it is a coroutine or generator, which nothing would run."""
+    """Return a handler's result, or `GiveUp` for a coroutine or generator, which would never run."""
     unrun = _UNRUN.get(type(value))
     return value if unrun is None else GiveUp(f"the handler returned {unrun}")

@@ -1,4 +1,4 @@
-"""What a registry of tasks may declare besides tasks: resources, opened once a process, and what wraps each run."""
+"""Declarations of a task registry besides tasks: resources, opened once per process, and wrappers of each run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dataloader.jobs.job import AnyJob
 T = TypeVar("T")
 
 Around: TypeAlias = Callable[[AnyJob], AbstractContextManager[object]]
-"""Makes the context manager in which a handler runs, in the handler's own task or thread."""
+"""Returns the context manager in which a handler runs, in the handler's own task or thread."""
 
 
 @attrs.frozen(eq=False)
 class Resource(Generic[T]):
-    """Something that a process opens once for its jobs, such as a pool of connections. Made by `Tasks.resource`.
+    """Resource that a process opens once for its jobs, such as a connection pool. Created by `Tasks.resource`.
 
-    Called, it gives what the decorated function does: a new context manager, for a program of its own.
+    A call returns a new context manager, as the decorated function does, for use in other programs.
     """
 
     function: Callable[[], AbstractAsyncContextManager[T]]
@@ -29,16 +29,16 @@ class Resource(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The decorated function's, for messages."""
+        """Name of the decorated function, for messages."""
         return str(getattr(self.function, "__qualname__", self.function))
 
     def __call__(self) -> AbstractAsyncContextManager[T]:
-        """A new context manager, which opens and closes one."""
+        """Return a new context manager, which opens and closes the resource."""
         return self.function()
 
 
 def resource_of(function: Callable[[], AbstractAsyncContextManager[T]], *, asyncio: bool) -> Resource[T]:
-    """The declaration that `function` is. Raises `ValueError` for what makes no async context manager."""
+    """Return the declaration of `function`. Raises `ValueError` if it does not return an async context manager."""
     if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
         message = f"resource {function.__qualname__!r}: put @contextlib.asynccontextmanager below @tasks.resource"
         raise ValueError(message)
@@ -46,7 +46,7 @@ def resource_of(function: Callable[[], AbstractAsyncContextManager[T]], *, async
 
 
 def around_of(function: Around) -> Around:
-    """`function` as it is. Raises `ValueError` for what makes no context manager."""
+    """Return `function` unchanged. Raises `ValueError` if it does not return a context manager."""
     is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     is_async = is_async or inspect.isasyncgenfunction(getattr(function, "__wrapped__", None))
     if is_async or inspect.isgeneratorfunction(function):

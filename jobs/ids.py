@@ -1,7 +1,7 @@
-"""Job ids: UUID version 7 (RFC 9562), so that ids sort by the time they were made and new rows share index pages.
+"""Job IDs: UUID version 7 (RFC 9562), so that IDs sort by creation time and new rows share index pages.
 
-Made here and not by the database, so that a client that lost the reply can ask for the job it named. `uuid.uuid7`
-exists only from Python 3.14 on.
+They are created here and not by the database, so that a client that lost the reply can ask for its job by ID.
+`uuid.uuid7` exists only from Python 3.14 on.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _VERSION_AND_VARIANT = (7 << 76) | (0b10 << 62)
 
 
 class _Clock:
-    """Remembers the last instant, in nanoseconds ÷ 1.024, so that ids made in one process never go backwards."""
+    """Last timestamp, in nanoseconds ÷ 1.024, so that the IDs of one process never go backwards."""
 
     last = 0
 
 
 def uuid7() -> UUID:
-    """A new id: 48 bits of Unix milliseconds, 12 bits of the fraction below, 62 random bits.
+    """Return a new ID: 48 bits of Unix milliseconds, 12 bits of the fraction below, 62 random bits.
 
-    Ids of one process are strictly ordered, also when its clock steps back (method 3 of RFC 9562, section 6.2).
+    IDs of one process are strictly ordered, also when its clock steps back (method 3 of RFC 9562, section 6.2).
     """
     nanoseconds = time.time_ns()
     milliseconds, rest = divmod(nanoseconds, 1_000_000)

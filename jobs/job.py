@@ -1,9 +1,10 @@
-"""The handles of a job: what a handler can read and do.
+"""Handles of a job: what a handler can read and do.
 
-`Job` is for Trio's async functions, `AioJob` for asyncio's, `ThreadJob` for plain functions, which run in a thread;
-`ProcessJob` and `AioProcessJob` are for functions that run in a process of their own.
-They have the same names; methods that wait are awaited by async functions. Each calls a port of its flavour,
-which the runner makes; so the domain needs no event loop, and `dataloader.testing` can hand a handler a real job.
+`Job` is for async functions on Trio, `AioJob` for those on asyncio, `ThreadJob` for plain functions, which run in a
+thread. `ProcessJob` and `AioProcessJob` are for functions that run in a separate process.
+
+They have the same names; async functions await the methods that wait. Each handle calls a port of its flavor, which the
+runner creates. So the domain needs no event loop, and `dataloader.testing` can give a handler a real job.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Transaction(Protocol):
-    """A transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style.
+    """Transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style.
 
-    What stands in `result` when the block ends becomes the job's result. In a stage it moves the job on as a returned
-    value would, `Next` and `Finish` included.
+    When the block ends, the value of `result` becomes the job's result. In a stage it moves the job on as a returned
+    value
+    would, including `Next` and `Finish`.
     """
 
     result: object
 
     async def execute(self, sql: str, *args: object) -> str:
-        """Run one statement; return the command's tag, such as `INSERT 0 3`."""
+        """Run one statement and return the command's tag, such as `INSERT 0 3`."""
 
     async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run one statement for each row of arguments."""
 
     async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
-        """Run one query; return its rows as dictionaries."""
+        """Run one query and return its rows as dictionaries."""
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form; return their number."""
+        """COPY rows into `table` in binary form and return their number."""
 
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
@@ -58,25 +60,25 @@ class Transaction(Protocol):
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:
-        """The ids of the jobs that have been enqueued in it, in order; for `after=`."""
+        """IDs of the jobs that were enqueued in this transaction, in order; for `after=`."""
 
 
 class ThreadTransaction(Protocol):
-    """A `Transaction` as a plain function uses it: its methods block the thread and return what `Transaction`'s do."""
+    """`Transaction` for plain functions: its methods block the thread and return the same values as `Transaction`'s."""
 
     result: object
 
     def execute(self, sql: str, *args: object) -> str:
-        """Run one statement; return the command's tag, such as `INSERT 0 3`."""
+        """Run one statement and return the command's tag, such as `INSERT 0 3`."""
 
     def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run one statement for each row of arguments."""
 
     def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
-        """Run one query; return its rows as dictionaries."""
+        """Run one query and return its rows as dictionaries."""
 
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form; return their number."""
+        """COPY rows into `table` in binary form and return their number."""
 
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
@@ -88,13 +90,14 @@ class ThreadTransaction(Protocol):
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:
-        """The ids of the jobs that have been enqueued in it, in order; for `after=`."""
+        """IDs of the jobs that were enqueued in this transaction, in order; for `after=`."""
 
 
 class Ending(Protocol):
-    """The end of a run that a library writes. `written` says whether that was the end: else the run continues.
+    """End of a run that a library writes. `written` says whether it was written; if not, the run continues.
 
-    If the lease ends first, `later` writes it after the body's end, once the database answers; void by then or not.
+    If the lease ends first, `later` writes it after the handler's end, once the database answers, unless it is void by
+    then.
     """
 
     written: bool
@@ -102,30 +105,30 @@ class Ending(Protocol):
 
 
 class Declared(Protocol[T_co]):
-    """What `@tasks.resource` makes of the decorated function."""
+    """Result of `@tasks.resource`."""
 
     @property
     def function(self) -> Callable[[], AbstractAsyncContextManager[T_co]]:
-        """The decorated function."""
+        """Decorated function."""
 
 
 class Port(Protocol):
-    """What every handle needs of the runner; nothing here waits for anything outside of the process."""
+    """Runner's interface for all handles. No method waits for anything outside the process."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Keep `progress` for the next write."""
 
     def log(self, level: str, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Keep a log line, of one of the job's loads or of the job itself, for the next write."""
+        """Keep a log line of the job, or of one of its loads, for the next write."""
 
     def end_log(self, load: str) -> None:
-        """Keep how many lines of a load that has ended were not kept."""
+        """Log how many lines of an ended load were not kept."""
 
     def deadline(self) -> float:
-        """When the run is stopped unless its lease is renewed, by `trio.current_time()`."""
+        """Return the time at which the run is stopped unless its lease is renewed, by `trio.current_time()`."""
 
     def stopped_by(self) -> StopReason | None:
-        """Why the run was stopped, None while it goes on."""
+        """Return the reason why the run was stopped, or None while it continues."""
 
     def keep(self, result: object) -> None:
         """Store `result` as the job's, unless the handler returns another."""
@@ -135,13 +138,13 @@ class Port(Protocol):
 
 
 class AsyncPort(Port, Protocol):
-    """The port of an async handle: Trio-flavoured behind `Job`, asyncio-flavoured behind the others."""
+    """Port of an async handle: for Trio behind `Job`, for asyncio behind the others."""
 
     async def checkpoint(self) -> None:
-        """Let others run; raises the flavour's cancellation if the run was stopped."""
+        """Let other tasks run. Raises the flavor's cancellation if the run was stopped."""
 
     async def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after."""
+        """Return the outcomes of the jobs in this job's `after`."""
 
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
         """Wait for units of a supplier's rate limits, and take them."""
@@ -151,23 +154,23 @@ class AsyncPort(Port, Protocol):
 
 
 class AsyncWorkerPort(AsyncPort, Protocol):
-    """The port of an async handle in the worker's own process."""
+    """Port of an async handle in the worker's own process."""
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction that ends with the job's success."""
+        """Open a transaction that ends with the job's success."""
 
     def ending(self) -> AbstractAsyncContextManager[Ending]:
-        """For a library that writes the run's end itself, in the block: shielded until the body must have ended."""
+        """Let a library write the run's end in the block, which is shielded until the handler must have ended."""
 
 
 class BlockingPort(Port, Protocol):
-    """The port of a plain function's handle."""
+    """Port of a plain function's handle."""
 
     def checkpoint(self) -> None:
-        """Raise what ends the function if the run was stopped."""
+        """Raise an exception that ends the function if the run was stopped."""
 
     def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after."""
+        """Return the outcomes of the jobs in this job's `after`."""
 
     def take(self, supplier: str, units: int, max_wait_s: float) -> None:
         """Wait for units of a supplier's rate limits, and take them."""
@@ -177,17 +180,17 @@ class BlockingPort(Port, Protocol):
 
 
 class ThreadPort(BlockingPort, Protocol):
-    """The port of a thread's handle."""
+    """Port of a thread's handle."""
 
     def transaction(self) -> AbstractContextManager[ThreadTransaction]:
-        """A transaction that ends with the job's success."""
+        """Open a transaction that ends with the job's success."""
 
 
 @attrs.frozen(eq=False)
 class JobLog:
     """Writes log lines, which are kept with the job as events of kind `log`.
 
-    Of one run `DL_LOG_LINES_PER_JOB` lines are kept, and as many of each load that has a log of its own (`Job.log_of`).
+    `DL_LOG_LINES_PER_JOB` lines are kept for a run, and as many for each load with a separate log (`Job.log_of`).
     """
 
     _write: Callable[[str, str, Mapping[str, Any]], None]
@@ -201,43 +204,43 @@ class JobLog:
         self._write("warning", message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """Log an error while the job goes on."""
+        """Log an error; the job continues."""
         self._write("error", message, fields)
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Handle(Generic[A]):
-    """What all handles have in common: the job as it was claimed, and what needs no waiting."""
+    """Common part of all handles: the job as it was claimed, and the methods that do not wait."""
 
     job_id: UUID
-    """The job's id, the same in each attempt."""
+    """ID of the job, the same in each attempt."""
     queue: str
-    """The queue from which it was claimed."""
+    """Queue from which the job was claimed."""
     task: str
-    """The task's name."""
+    """Name of the task."""
     args: A
-    """Its arguments: a dictionary, or what the task's `args=` names."""
+    """Arguments of the job: a dictionary, or an instance of the task's `args=` class."""
     lock_key: str | None
-    """Of all jobs with this key one runs at a time; None for a job without a key."""
+    """Key of which one job runs at a time; None for a job without a key."""
     partition_key: str
-    """A text that the requester gave; it excludes nothing."""
+    """Text from the requester. It does not limit concurrency by itself."""
     attempt: int
-    """This run's number, 1 for the first."""
+    """Number of this run, 1 for the first."""
     max_attempts: int
-    """The number of the last run, unless one succeeds before."""
+    """Number of the last possible run."""
     schedule: str | None = None
-    """The schedule that it is of."""
+    """Schedule that added the job, if any."""
     planned_at: datetime | None = None
-    """The time that its schedule had planned; a run that is late, or made up for, has it too."""
+    """Time that the schedule had planned, also for a late or caught-up run."""
     previous: Any = None
-    """What the stage before has returned; None at a job's first stage, and for a task that is no stage."""
+    """Return value of the previous stage. None at a job's first stage, and for a task that is not a stage."""
     version: float | None = None
-    """The version of the request that it is made or was updated by, an instant in seconds since 1970; None without."""
+    """Version of the request that added or updated the job, in seconds since 1970, or None."""
     _port: Any
 
     @property
     def deadline(self) -> float:
-        """When this run is stopped unless its lease is renewed, in seconds by `trio.current_time()`.
+        """Time at which this run is stopped unless its lease is renewed, in seconds by `trio.current_time()`.
 
         Each heartbeat moves it, up to the task's timeout.
         """
@@ -245,28 +248,28 @@ class _Handle(Generic[A]):
 
     @property
     def stopped_by(self) -> StopReason | None:
-        """Why this run was stopped, None while it goes on: for clean-up that depends on it."""
+        """Reason why this run was stopped, or None while it continues; for cleanup that depends on it."""
         return self._facts.stopped_by()
 
     @property
     def log(self) -> JobLog:
-        """The job's own log."""
+        """Log of the job."""
         return JobLog(self._facts.log)
 
     def log_of(self, load: str) -> JobLog:
-        """The log of one of the job's loads: its lines have the field `load`, and are counted by themselves."""
+        """Return the log of one of the job's loads. Its lines have the field `load`, and are counted separately."""
         return JobLog(partial(self._facts.log, load=load))
 
     def end_log_of(self, load: str) -> None:
-        """A load has ended: if it has logged more lines than are kept, its last one says how many are not."""
+        """End a load's log. If more lines were logged than are kept, its last line says how many are not."""
         self._facts.end_log(load)
 
     def progress_nowait(self, progress: Mapping[str, Any]) -> None:
-        """Like `progress`, but without a checkpoint: for the cleanup of a run that was stopped."""
+        """Show progress as `progress` does, but without a checkpoint; for the cleanup of a run that was stopped."""
         self._facts.progress(progress)
 
     def keep(self, result: object) -> None:
-        """Store `result` as the job's, even if this run fails or is stopped; a returned value replaces it."""
+        """Store `result` as the job's, even if this run fails or is stopped. A returned value replaces it."""
         self._facts.keep(result)
 
     @overload
@@ -279,7 +282,7 @@ class _Handle(Generic[A]):
         """Return the process's resource of this kind.
 
         Args:
-            kind: the class of what a `@tasks.resource` yields, or the decorated function itself.
+            kind: the class that a `@tasks.resource` yields, or the decorated function itself.
 
         Raises `LookupError` if the process has none.
         """
@@ -293,91 +296,94 @@ class _Handle(Generic[A]):
 
 @attrs.frozen(eq=False, kw_only=True)
 class _AsyncHandle(_Handle[A]):
-    """What waits, for both async flavours."""
+    """Waiting methods of both async flavors."""
 
     _port: AsyncPort
 
     async def progress(self, progress: Mapping[str, Any]) -> None:
-        """Show `progress`, a JSON object, with the job; written at most once a second, the last one always.
+        """Show `progress`, a JSON object, with the job. It is written at most once a second, the last one always.
 
-        A checkpoint: it raises the flavour's cancellation if the job was stopped.
+        This is a checkpoint: it raises the flavor's cancellation if the job was stopped.
         """
         self._port.progress(progress)
         await self._port.checkpoint()
 
     async def checkpoint(self) -> None:
-        """Let others run, and stop here if the job was canceled, timed out, lost its lease or is drained."""
+        """Let other tasks run, and stop here if the job was canceled, timed out, lost its lease or is drained."""
         await self._port.checkpoint()
 
     async def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after (`after=`), by id; each call reads the database.
+        """Return the outcomes of the jobs that this one runs after (`after=`), by ID. Each call reads the database.
 
-        Raises `StoreUnavailable` when the database can't be read now, `LookupError` if there is no database.
+        Raises `StoreUnavailable` if the database cannot be read now, `LookupError` if there is no database.
         """
         return await self._port.after()
 
     async def take(self, supplier: str | Supplier, n: int = 1, *, max_wait_s: float = 60.0) -> None:
-        """Wait until a supplier takes `n` more requests, and count them: to be called right before they are sent.
+        """Wait until a supplier takes `n` more requests, and count them. Call it right before they are sent.
 
         For handlers that send several: the start of a run takes the task's `cost`, which may be 0.
 
         Args:
             supplier: the supplier, or its name.
-            n: how many requests.
-            max_wait_s: for how many seconds to wait. If it takes longer, the job goes on later: see `LimitReached`.
+            n: the number of requests.
+            max_wait_s: maximum wait in seconds. If it takes longer, the job continues later: see `LimitReached`.
 
         Raises:
-            LimitReached: it will take longer; not to be caught, then the job is snoozed for so long.
+            LimitReached: it will take longer. Do not catch it, and the job is snoozed for that time.
             BadRequest: no supplier has this name, or `n` is more than its smallest rate limit.
-            StoreUnavailable: the database can't be reached now.
+            StoreUnavailable: the database cannot be reached now.
         """
         await self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
 
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job at once, even if this run fails later; to add it with the job's success use `job.transaction()`.
+        """Add a job immediately, even if this run fails later.
 
-        Arguments and errors are those of `Jobs.enqueue`. A run that is repeated adds the job again, unless an
-        `idempotency_key` shows that it is the same.
+        To add it with the job's success use `job.transaction()`. Takes the arguments and raises the errors of
+        `Jobs.enqueue`. A
+        repeated run adds the job again, unless an `idempotency_key` identifies it.
         """
         return await self._port.enqueue(task, args, options)
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _AsyncWorkerHandle(_AsyncHandle[A]):
-    """What only a handler in the worker's own process has."""
+    """Methods of handlers in the worker's own process."""
 
     _port: AsyncWorkerPort
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
 
-        When the block ends without an error the job is `succeeded` with the transaction's `result`, and nothing the
-        handler does later can change that. When it raises, nothing is written, and another may be opened.
+        When the block ends without an error, the job is `succeeded` with the transaction's `result`, and nothing that
+        the
+        handler does later can change that. If it raises, nothing is written, and another transaction may be opened.
 
-        Raises `LeaseLost` at the end of the block if this worker has lost the job, and `RuntimeError` at its
-        beginning while another one is open, or after one that has committed.
+        Raises `LeaseLost` at the end of the block if this worker has lost the job, and `RuntimeError` at its beginning
+        while
+        another transaction is open, or after one that has committed.
         """
         return self._port.transaction()
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class Job(_AsyncWorkerHandle[A]):
-    """The handle of a Trio-flavoured handler. Its async methods raise `trio.Cancelled` when the job was stopped."""
+    """Handle of a handler on Trio. Its async methods raise `trio.Cancelled` if the job was stopped."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class AioJob(_AsyncWorkerHandle[A]):
-    """The handle of an asyncio-flavoured handler (`asyncio=True`).
+    """Handle of a handler on asyncio (`asyncio=True`).
 
-    Its async methods raise `asyncio.CancelledError` when the job was stopped; they belong to the handler's own tasks.
+    Its async methods raise `asyncio.CancelledError` if the job was stopped. Call them from the handler's own tasks.
     """
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _BlockingHandle(_Handle[A]):
-    """What blocks a plain function, in a thread or in a process of its own."""
+    """Blocking methods of plain functions, in a thread or in a separate process."""
 
     _port: BlockingPort
 
@@ -394,7 +400,7 @@ class _BlockingHandle(_Handle[A]):
         self._port.checkpoint()
 
     def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after, by id: see `Job`."""
+        """Return the outcomes of the jobs that this one runs after, by ID: see `Job`."""
         return self._port.after()
 
     def take(self, supplier: str | Supplier, n: int = 1, *, max_wait_s: float = 60.0) -> None:
@@ -404,15 +410,15 @@ class _BlockingHandle(_Handle[A]):
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job at once, even if this run fails later: see `Job`."""
+        """Add a job immediately, even if this run fails later: see `Job`."""
         return self._port.enqueue(task, args, options)
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class ThreadJob(_BlockingHandle[A]):
-    """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks.
+    """Handle of a plain function in a thread, which cannot be cancelled: call `checkpoint` between chunks.
 
-    Its methods block the thread and raise `trio.Cancelled` when the job was stopped; they belong to the handler's own
+    Its methods block the thread and raise `trio.Cancelled` if the job was stopped. Call them from the handler's own
     thread.
     """
 
@@ -425,27 +431,28 @@ class ThreadJob(_BlockingHandle[A]):
 
 @attrs.frozen(eq=False, kw_only=True)
 class ProcessJob(_BlockingHandle[A]):
-    """The handle of a plain function in a process of its own (`process=True`).
+    """Handle of a plain function in a separate process (`process=True`).
 
-    When the job is stopped, `JobStopped` is raised wherever the function is, and after a grace the process is killed.
-    `deadline` is by `time.monotonic()`. There is no transaction, and `resource` has nothing: open in the function's
-    module what it needs. Methods that need an answer of the service's raise what they raise of a `Job`.
+    If the job is stopped, `JobStopped` is raised anywhere in the function, and after a grace period the process is
+    killed.
+    `deadline` is by `time.monotonic()`. There is no transaction, and `resource` has nothing: open resources in the
+    function's module. Methods that need an answer of the service raise the same errors as those of a `Job`.
     """
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class AioProcessJob(_AsyncHandle[A]):
-    """The handle of an asyncio function in a process of its own (`process=True, asyncio=True`): see `ProcessJob`.
+    """Handle of an asyncio function in a separate process (`process=True, asyncio=True`): see `ProcessJob`.
 
-    When the job is stopped, the function's task is cancelled.
+    If the job is stopped, the function's task is cancelled.
     """
 
 
 AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any] | ProcessJob[Any] | AioProcessJob[Any]
-"""A job's handle, of whatever flavour: what `@tasks.around` is called with."""
+"""Handle of a job, of any flavor: the argument of `@tasks.around`."""
 
 
 def port_of(job: Job[Any]) -> AsyncWorkerPort:
-    """The port of a Trio handler's job, for libraries on top of the queue that write a run's end themselves."""
+    """Return the port of a Trio handler's job, for libraries on top of the queue that write a run's end themselves."""
     port: AsyncWorkerPort = job._port  # noqa: SLF001
     return port

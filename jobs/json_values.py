@@ -1,4 +1,4 @@
-"""The number of values in JSON, which bounds the time and memory that decoding takes."""
+"""Number of values in JSON, which bounds the time and memory of decoding."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataloader.jobs.model import MAX_ARGS_BYTES
 from dataloader.jobs.text import JSON_TEXT, exact_json
 
 MAX_VALUES: Final = 100_000
-"""Values that a request or a job's args may have, a list or an object counted twice."""
+"""Maximum number of values in a request or a job's args; a list or an object counts twice."""
 _MARKS: Final = (b",", b"[", b"{")
 _STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
 
 
 def has_too_many_values(data: bytes | bytearray) -> bool:
-    """Return whether JSON has more than `MAX_VALUES` values, a list or an object counted twice."""
-    # Strings have these characters, too: the exact count is made only if the largest possible one is too high.
+    """Return True if JSON has more than `MAX_VALUES` values; a list or an object counts twice."""
+    # Strings contain these characters, too: the exact count is needed only if the upper bound is too high.
     return (
         _marks(data) > MAX_VALUES
         and _marks(data) - sum(_marks(text[0]) for text in _STRING.finditer(data)) > MAX_VALUES

@@ -1,6 +1,6 @@
-"""How a task says which key its jobs have: a template, `"rates:{year}"`, or names of fields, `("source", "year")`.
+"""Declared keys of a task's jobs: a template, `"rates:{year}"`, or names of fields, `("source", "year")`.
 
-The key itself is made by the database (`dl_key`), so that every way to enqueue a job gives the same one.
+The database builds the key itself (`dl_key`), so that every way to enqueue a job gives the same one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def check_key_spec(name: str, spec: KeySpec, known: Collection[str] | None) -> None:
-    """Raise `BadRequest` unless `spec` is a key of setting `name`; `known` are the args' fields, None if any may be."""
+    """Raise `BadRequest` unless `spec` is valid for setting `name`. `known` has the args' fields; None allows any."""
     if isinstance(spec, str):
         check_name(name, spec, MAX_KEY)
         fields = _FIELD.findall(spec)

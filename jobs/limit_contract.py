@@ -1,4 +1,4 @@
-"""The operations on limits: `Limits`, which `supervisor.limits`, commands and HTTP views use (S1, S4, S5)."""
+"""Operations on limits: `Limits`, which `supervisor.limits`, commands and HTTP views use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dataloader.jobs.page_cursor import After, Next
 from dataloader.jobs.task_listings import TaskPage, TaskState
 
 SupplierClosed = Literal["paused", "period", "error"]
-"""Why a supplier may not be asked now: it is paused; no work period of it is open; its limits cannot be evaluated."""
+"""Reason why a supplier is closed: paused; no work period is open; its limits cannot be evaluated."""
 OpenJobs = Literal["keep", "cancel"]
-"""What becomes of a removed task's jobs that have not ended: they wait until a process declares it, or are canceled."""
+"""Open jobs of a removed task: they wait until a process declares the task again, or are canceled."""
 
 
 class SupplierNotFound(NotFound):
@@ -26,7 +26,7 @@ class SupplierNotFound(NotFound):
 
 @attrs.frozen(kw_only=True)
 class RateLimitState:
-    """A rate limit of a supplier, and what of it is used now."""
+    """Rate limit of a supplier, and its current use."""
 
     requests: Annotated[int, about("At most so many units")]
     per_s: Annotated[float | None, about("in any span of so many seconds; null: in each day.")]
@@ -39,7 +39,7 @@ class RateLimitState:
 
 @attrs.frozen
 class RequestSlot:
-    """The request of a load that is under way."""
+    """Request of a load in progress."""
 
     job_id: Annotated[UUID | None, about("The load's job; null: it does not run any more.")]
     until: Annotated[Instant, about("When the slot ends by itself.")]
@@ -47,7 +47,7 @@ class RequestSlot:
 
 @attrs.frozen(kw_only=True)
 class SupplierRecord:
-    """A supplier: who is asked, by the tasks and loads that name it."""
+    """Supplier: an external system with rate limits and work periods, which tasks and loads name."""
 
     supplier: Annotated[str, about("The supplier's name.")]
     declared: Annotated[Mapping[str, Any], about("The limits that programs declare.")]
@@ -65,24 +65,24 @@ class SupplierRecord:
 
 @attrs.frozen
 class SupplierPage:
-    """A page of suppliers, by name."""
+    """Page of suppliers, by name."""
 
     suppliers: Annotated[list[SupplierRecord], about("The suppliers.")]
     next: Next
 
 
 class Limits(abc.ABC):
-    """The limits of tasks and suppliers. A supervisor has them as `supervisor.limits`.
+    """Limits of tasks and suppliers. A supervisor has them as `supervisor.limits`.
 
-    Changes hold from the next claim on, in all processes; what runs goes on, but at the close of
-    a period for a task that stops it. All raise `TaskNotFound` or
-    `SupplierNotFound` for a name that is unknown, `BadRequest` for values that are not allowed, and `StoreUnavailable`
-    when no answer came.
+    Changes apply from the next claim on, in all processes. Running jobs continue, except at the end of a period for a
+    task
+    that stops them then. All methods raise `TaskNotFound` or `SupplierNotFound` for an unknown name, `BadRequest` for
+    values that are not allowed, and `StoreUnavailable` if no answer came.
     """
 
     @abc.abstractmethod
     async def tasks(self, *, limit: int = 200, after: After = None) -> TaskPage:
-        """A page of at most `limit` (1 to 1,000) tasks by name, from `after`, the `next` of the page before."""
+        """Return a page of at most `limit` (1 to 1,000) tasks by name, after `after`, the previous page's `next`."""
 
     @abc.abstractmethod
     async def task(self, name: str) -> TaskState:
@@ -90,37 +90,38 @@ class Limits(abc.ABC):
 
     @abc.abstractmethod
     async def set_tasks(self, changes: Mapping[str, Mapping[str, Any]]) -> list[TaskState]:
-        """Override limits of tasks, all or none: by name what `TaskLimits` has, None to have the program's again."""
+        """Override limits of tasks, all or none: fields of `TaskLimits` by name; None restores the program's value."""
 
     @abc.abstractmethod
     async def pause_task(self, name: str) -> TaskState:
-        """Pause a task: none of its jobs starts, in whatever queue. What runs goes on."""
+        """Pause a task: none of its jobs starts, in any queue. Running jobs continue."""
 
     @abc.abstractmethod
     async def resume_task(self, name: str) -> TaskState:
-        """End its pause."""
+        """End the pause of a task."""
 
     @abc.abstractmethod
     async def remove_task(self, name: str, *, jobs: OpenJobs | None = None) -> TaskState:
-        """Forget a task and its limits until a process declares it again; return it as it was.
+        """Forget a task and its limits until a process declares it again, and return it as it was.
 
-        Running processes start no jobs of it any more. `jobs` says what becomes of those that have not ended: without
-        it `InUse` is raised if there are any.
+        Running processes start no more jobs of it. `jobs` says what to do with its open jobs. Without it, `InUse` is
+        raised if
+        there are any.
         """
 
     @abc.abstractmethod
     async def suppliers(self, *, limit: int = 200, after: After = None) -> SupplierPage:
-        """A page of suppliers, as `tasks`."""
+        """Return a page of suppliers, as `tasks` does."""
 
     @abc.abstractmethod
     async def supplier(self, name: str) -> SupplierRecord:
-        """Return the supplier, with what of its rate limits is used now."""
+        """Return the supplier, with the current use of its rate limits."""
 
     @abc.abstractmethod
     async def set_supplier(self, name: str, changes: Mapping[str, Any]) -> SupplierRecord:
-        """Override limits of a supplier: what `Supplier.spec` has, None to have the program's again.
+        """Override limits of a supplier: fields of `Supplier.spec`; None restores the program's value.
 
-        One that is unknown is made, so that tasks may name it.
+        An unknown supplier is created, so that tasks may name it.
         """
 
     @abc.abstractmethod
@@ -129,11 +130,11 @@ class Limits(abc.ABC):
 
     @abc.abstractmethod
     async def resume_supplier(self, name: str) -> SupplierRecord:
-        """End its pause."""
+        """End the pause of a supplier."""
 
     @abc.abstractmethod
     async def remove_supplier(self, name: str) -> SupplierRecord:
-        """Forget a supplier until a process declares it again; return it as it was.
+        """Forget a supplier until a process declares it again, and return it as it was.
 
-        Raises `InUse` while a task names it, or a load's request is under way.
+        Raises `InUse` while a task names it, or while a load's request is in progress.
         """

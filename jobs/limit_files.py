@@ -1,4 +1,4 @@
-"""Files with the limits of many tasks: a JSON list, with our names or those of other schedulers' settings (S1)."""
+"""Files with the limits of many tasks: a JSON list, with our names or those of other schedulers' settings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _OURS: Final = ("task", *(field.name for field in attrs.fields(TaskLimits)))
 
 
 def read_limits(text: str) -> dict[str, dict[str, Any]]:
-    """The overrides of each task in a file; null: the program's again.
+    """Return the overrides of each task in a file; null restores the program's value.
 
-    Raises `BadRequest` with the place of what is not allowed, such as `[3].cost`.
+    Raises `BadRequest` with the path of an invalid value, such as `[3].cost`.
     """
     try:
         entries = msgspec.json.decode(text, type=list[dict[str, Any]])

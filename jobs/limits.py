@@ -1,7 +1,7 @@
-"""Limits (S1, S4): when jobs of a task may start and how many, and what a supplier takes from all that ask it.
+"""Limits: when jobs of a task may start and how many, and how many requests a supplier takes.
 
-A supplier is an external system, such as an API: tasks name it, and loads whose source has its name send requests to
-it. Its rate limits and periods apply to all of them together, over all processes.
+A supplier is an external system, such as an API. Tasks name it, and loads whose source has its name send requests to
+it. Its rate limits and work periods apply to all of them together, across all processes.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ MAX_DELAY_S: Final = 86_400
 MAX_RATE_LIMITS: Final = 10
 MAX_COST: Final = 1_000_000
 MARGIN_S: Final = 1.0
-"""How long after its claim a body may begin, unless the shortest span is below ten seconds: then a tenth of that."""
+"""Seconds after its claim within which a handler may begin; a tenth of the shortest span if that is under 10 s."""
 FORMER_LIMITS: Final = MappingProxyType({"budgets": "rate_limits"})
-"""The new name of each limit of a supplier that had another one."""
+"""New name of each renamed limit of a supplier."""
 AtPeriodEnd = Literal["finish", "stop"]
-"""At the close of a work period what runs goes on, or is stopped and goes back to its lane."""
+"""At the end of a work period, running jobs continue, or are stopped and return to their limit queue."""
 LEAST_MARGIN_S: Final = 0.1
-"""Of shorter margins a loaded process would give back most of its jobs."""
+"""With a shorter margin, a loaded process would release most of its jobs."""
 
 
 @attrs.frozen
 class RateLimit:
-    """At most `requests` requests, or starts, in any span of `per_s` seconds, or in each day, over all processes.
+    """At most `requests` requests, or starts, in any span of `per_s` seconds, or in each day, across all processes.
 
     Args:
-        requests: how many, from 1 to 1,000,000.
-        per_s: seconds of the span, from 0.001 to a week.
-        per: "day" in its place: from midnight to midnight, for suppliers that count by the calendar.
-        zone: whose midnight that is; UTC if it is not given.
+        requests: the number of requests, from 1 to 1,000,000.
+        per_s: length of the span in seconds, from 0.001 to a week.
+        per: "day" instead of `per_s`: from midnight to midnight, for suppliers that count by the calendar.
+        zone: the time zone of midnight; UTC by default.
 
-    Raises `ValueError` for what is out of range, and if there is not exactly one of `per_s` and `per`.
+    Raises `ValueError` for a value out of range, and unless exactly one of `per_s` and `per` is given.
     """
 
     requests: int
@@ -71,18 +71,18 @@ class RateLimit:
 
     @classmethod
     def of_spec(cls, spec: Sequence[Any] | Mapping[str, Any]) -> RateLimit:
-        """Return the rate limit of `spec`: `[requests, per_s]`, or an object. Raise `TypeError` and `ValueError`."""
+        """Return the rate limit of `spec`: `[requests, per_s]`, or an object. Raises `TypeError` and `ValueError`."""
         return cls(**spec) if isinstance(spec, Mapping) else cls(*spec)
 
     def spec(self) -> list[float] | dict[str, Any]:
-        """What makes it again, for JSON."""
+        """Return its JSON form, from which `of_spec` makes it again."""
         if self.per_s is None:
             return {"requests": self.requests, "per": self.per, "zone": self.zone}
         return [self.requests, self.per_s]
 
     @property
     def kept_s(self) -> float:
-        """How long a request counts at most, in seconds."""
+        """Longest time for which a request counts, in seconds."""
         return LONGEST_DAY_S if self.per_s is None else self.per_s
 
 
@@ -91,7 +91,7 @@ def _texts(value: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _rate_limits(value: Iterable[RateLimit]) -> tuple[RateLimit, ...]:
-    return tuple(value)  # not `tuple` itself, of which a type checker can't tell of what
+    return tuple(value)  # not `tuple` itself: a type checker could not infer its items
 
 
 @former_arguments(**FORMER_LIMITS)
@@ -100,13 +100,14 @@ class Supplier:
     """An external system, such as an API, with its rate limits and work periods.
 
     Args:
-        name: as tasks and loads name it.
-        rate_limits: all of them hold, in any span of their seconds.
-        work_periods: when it may be asked, such as `MON-FRI 00:00-06:00`; none: always.
+        name: the name that tasks and loads use.
+        rate_limits: rate limits, all of which apply.
+        work_periods: when requests are allowed, such as `MON-FRI 00:00-06:00`; always if there are none.
         zone: the time zone of `work_periods`.
-        margin_s: how many seconds after its claim a body may begin. Spans are longer by it, and periods end earlier.
+        margin_s: seconds after its claim within which a handler may begin. Spans are longer by it, and periods end
+        earlier.
 
-    Raises `BadRequest` for what is out of range.
+    Raises `BadRequest` for a value out of range.
     """
 
     name: str
@@ -129,7 +130,7 @@ class Supplier:
 
     @classmethod
     def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Supplier:
-        """The supplier that `spec` describes. Raises `BadRequest`."""
+        """Return the supplier that `spec` describes. Raises `BadRequest`."""
         values = {key: value for key, value in spec.items() if value is not None}
         for key in FORMER_LIMITS.keys() & values.keys():
             raise BadRequest(key, renamed(FORMER_LIMITS[key]))
@@ -149,7 +150,7 @@ class Supplier:
             raise BadRequest("supplier", f"must have rate_limits, work_periods, zone and margin_s: {error}") from error
 
     def spec(self) -> dict[str, Any]:
-        """What makes it again, for JSON."""
+        """Return its JSON form, from which `of_spec` makes it again."""
         return {
             "rate_limits": [rate_limit.spec() for rate_limit in self.rate_limits],
             "work_periods": list(self.work_periods),
@@ -159,36 +160,36 @@ class Supplier:
 
     @property
     def margin(self) -> float:
-        """`margin_s`, or what follows from the rate limits."""
+        """`margin_s`, or the value derived from the rate limits."""
         if self.margin_s is not None:
             return self.margin_s
         return max(min([MARGIN_S, *(rate_limit.kept_s / 10 for rate_limit in self.rate_limits)]), LEAST_MARGIN_S)
 
     @property
     def periods(self) -> WorkPeriods | None:
-        """When it may be asked; None: always."""
+        """Work periods; None means always open."""
         return WorkPeriods.parsed(self.work_periods, zone_named(self.zone)) if self.work_periods else None
 
 
 @attrs.frozen(kw_only=True)
 class TaskLimits:
-    """When jobs of a task may start, and how many at once.
+    """Limits of a task: when its jobs may start, and how many run concurrently.
 
     Args:
-        work_periods: when they may start, such as `MON-FRI 00:00-06:00`; none: always.
+        work_periods: when they may start, such as `MON-FRI 00:00-06:00`; always if there are none.
         zone: the time zone of `work_periods`.
-        at_period_end: whether what runs at the close, the task's or its supplier's, may `finish`, or must `stop`.
-        max_running: how many may run at once, over all processes.
-        max_running_per_partition: and how many of one `partition_key`; the keys that wait have their turns.
-        batch_size: they start in batches of so many: the next begins when none of the last is in work any more.
-        batch_delay_s: and so many seconds later.
-        supplier: the name of who is asked; its rate limits and periods hold, too.
-        cost: units of the supplier's rate limits that a start takes. 0: only `job.take` and requests of loads do.
-        retry_priority: the priority that a job gets when a run has failed, or has lost its worker.
-        retry_delay_s: seconds between a run that failed and the next one, in place of the task's retry policy.
+        at_period_end: whether jobs that run at the end of a period, the task's or its supplier's, `finish` or `stop`.
+        max_running: maximum number of running jobs, across all processes.
+        max_running_per_partition: the same for each `partition_key`; waiting keys are served round-robin.
+        batch_size: jobs start in batches of this size. A batch begins when no job of the previous batch is in progress.
+        batch_delay_s: additional seconds before the next batch.
+        supplier: the supplier's name; its rate limits and periods also apply.
+        cost: units of the supplier's rate limits that a start takes. With 0, only `job.take` and requests of loads do.
+        retry_priority: the priority of a job after a failed run or a lost worker.
+        retry_delay_s: seconds between a failed run and the next one, which replace the task's retry policy.
         max_attempts: runs before a job is failed, for jobs that are added from now on.
 
-    Raises `BadRequest` for what is out of range.
+    Raises `BadRequest` for a value out of range.
     """
 
     work_periods: tuple[str, ...] = attrs.field(default=(), converter=_texts)
@@ -236,7 +237,7 @@ class TaskLimits:
 
     @classmethod
     def of_spec(cls, spec: Mapping[str, Any]) -> TaskLimits:
-        """The limits that `spec` describes; what is null is as if it were not there. Raises `BadRequest`."""
+        """Return the limits that `spec` describes; null values are ignored. Raises `BadRequest`."""
         for name, value in spec.items():
             if name not in _KINDS:
                 raise BadRequest(name, f"is no limit of a task; there are {', '.join(sorted(_KINDS))}")
@@ -244,7 +245,7 @@ class TaskLimits:
         return cls(**{name: value for name, value in spec.items() if value is not None})
 
     def spec(self) -> dict[str, Any]:
-        """What makes them again, for JSON: what is not the default."""
+        """Return their JSON form, from which `of_spec` makes them again, without default values."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in attrs.fields(TaskLimits)
@@ -253,7 +254,7 @@ class TaskLimits:
 
     @property
     def needs_lane(self) -> bool:
-        """Whether its jobs wait in a lane: if it says when they may start, or how many."""
+        """True if its jobs wait in a limit queue, since its limits say when they may start, or how many."""
         others = attrs.evolve(
             self, retry_priority=None, retry_delay_s=None, max_attempts=None, cost=1, at_period_end="finish"
         )
@@ -261,7 +262,7 @@ class TaskLimits:
 
     @property
     def periods(self) -> WorkPeriods | None:
-        """When its jobs may start; None: always."""
+        """Work periods of its jobs; None means always open."""
         return WorkPeriods.parsed(self.work_periods, zone_named(self.zone)) if self.work_periods else None
 
 
@@ -291,13 +292,13 @@ def _is_of_its_kind(name: str, value: object) -> bool:
 
 
 def _check_kind(name: str, value: object) -> None:
-    """Raise `BadRequest` for a limit of another kind, as SQL by hand may have stored it."""
+    """Raise `BadRequest` for a value of the wrong type, which manual SQL may have stored."""
     if not _is_of_its_kind(name, value):
         raise BadRequest(name, f"must be {_KINDS[name][1]}, not {value!r:.60}")
 
 
 def readable_limits(declared: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits that are stored for a task or supplier together, except values of another kind than a limit has."""
+    """Return the declared and overridden limits together, except values of the wrong type."""
     return {
         name: value
         for name, value in {**declared, **override}.items()
@@ -306,13 +307,13 @@ def readable_limits(declared: Mapping[str, Any], override: Mapping[str, Any]) ->
 
 
 def stored_limits(text: str) -> dict[str, Any]:
-    """The limits in a row's JSON; none if it is no object, which only SQL by hand can have written."""
+    """Return the limits in a row's JSON, or none if it is not an object, which only manual SQL can store."""
     found = stored_json(text)
     return found if isinstance(found, dict) else {}
 
 
 class LimitOptions(TypedDict, total=False):
-    """The limits of a task, as its decorator takes them; what they mean is said at `TaskLimits`."""
+    """Limits of a task as options of its decorator; `TaskLimits` describes them."""
 
     work_periods: Sequence[str] | str
     zone: str

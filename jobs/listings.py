@@ -1,6 +1,6 @@
-"""Lists of the queue as readers get them: the filter that chooses jobs, and the pages of jobs, events, lines, actions.
+"""Lists for readers: the filter of jobs, and the pages of jobs, events, lines, actions.
 
-Every page has `next`: what to send as `after` for the page behind it, None when there is none.
+Every page has `next`: the value to send as `after` for the next page, or None if there is none.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.states import Status
 
 MAX_PAGE: Final = 1_000
-"""The most rows that one call lists."""
+"""Maximum number of rows that one call lists."""
 
 Level = Literal["info", "warning", "error"]
 LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
-"""The levels of a job's log, from the least serious to the most."""
+"""Levels of a job's log, from the least serious to the most."""
 
 
 @attrs.frozen(kw_only=True)
 class JobFilter:
-    """A filter of jobs; a field that is None matches all. `…_from` is included, `…_to` is not.
+    """Filter of jobs; a field that is None matches all. `…_from` is inclusive, `…_to` exclusive.
 
-    `finished_…` is when a job ended: jobs that have not ended do not match. `root` matches that job and
-    all jobs of its group. `error_group` is the id of a group of errors: jobs that failed with one of them, for good or
-    until their next attempt. `worker` is the process that runs a job: others do not match.
+    `finished_…` is when a job ended: jobs that have not ended do not match. `root` matches that job and all jobs of its
+    group. `error_group` is the ID of a group of errors: it matches jobs that failed with one of them, for good or until
+    their next attempt. `worker` is the process that runs a job: other jobs do not match.
 
-    Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
+    Raises `BadRequest` for a text that PostgreSQL cannot store and for a timestamp without a time zone.
     """
 
     queue: str | None = None
@@ -59,7 +59,7 @@ class JobFilter:
     schedule: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
+        """Refuse impossible values. Names may be longer than ours, since other services' rows can have them."""
         for name in ("queue", "task", "lock_key", "worker", "schedule"):
             text = getattr(self, name)
             if text is not None:
@@ -72,7 +72,7 @@ class JobFilter:
             group_key("error_group", self.error_group)
 
     def criteria(self) -> dict[str, Any]:
-        """What is given, by name."""
+        """Return the given criteria, by name."""
         return {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
 
 
@@ -81,7 +81,7 @@ EVERY_JOB: Final = JobFilter()
 
 @attrs.frozen
 class JobPage:
-    """A page of jobs, newest first."""
+    """Page of jobs, newest first."""
 
     jobs: Annotated[list[JobRecord], about("The jobs.")]
     next: Next
@@ -89,7 +89,7 @@ class JobPage:
 
 @attrs.frozen
 class EventPage:
-    """A page of a job's journal, oldest line first. Without a `next` there is no more yet."""
+    """Page of a job's event history, oldest first. Without a `next` there are no more events yet."""
 
     events: Annotated[list[JobEvent], about("The events.")]
     next: Next
@@ -97,9 +97,9 @@ class EventPage:
 
 @attrs.frozen(kw_only=True)
 class LogLine:
-    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`.
+    """Line of a job's log. `level` is None for a line of another service, whose payload is in `fields`.
 
-    `kind` is `log` for what the job has logged. Other kinds are those of the journal: an attempt began (`picked`) or
+    `kind` is `log` for lines that the job has logged. Other kinds are events of the job: an attempt began (`picked`) or
     ended, with the event's payload as `fields`.
     """
 
@@ -113,7 +113,7 @@ class LogLine:
 
 @attrs.frozen
 class LogPage:
-    """A page of a job's log, oldest line first. Without a `next` there is no more yet."""
+    """Page of a job's log, oldest line first. Without a `next` there are no more lines yet."""
 
     lines: Annotated[list[LogLine], about("The lines.")]
     next: Next
@@ -121,7 +121,7 @@ class LogPage:
 
 @attrs.frozen
 class AuditRecord:
-    """An operator's action: `actor` did `action`, to one job (`job_id`) or to those that `detail` names."""
+    """Operator's action: `actor` did `action`, to one job (`job_id`) or to the jobs that `detail` names."""
 
     audit_id: Annotated[int, about("The action's number; later actions have larger ones.")]
     ts: Annotated[Instant, about("When it was done.")]
@@ -133,7 +133,7 @@ class AuditRecord:
 
 @attrs.frozen
 class AuditPage:
-    """A page of operators' actions, latest first."""
+    """Page of operators' actions, latest first."""
 
     audit: Annotated[list[AuditRecord], about("The actions.")]
     next: Next
@@ -141,7 +141,7 @@ class AuditPage:
 
 @attrs.frozen
 class QueuePage:
-    """A page of the queues that have work, are served or are paused, by name."""
+    """Page of the queues that have work, are served or are paused, by name."""
 
     queues: Annotated[list[QueueRecord], about("The queues.")]
     next: Next
@@ -149,7 +149,7 @@ class QueuePage:
 
 @attrs.frozen
 class WorkerPage:
-    """A page of the processes that sent a heartbeat in the last minute, by name."""
+    """Page of the processes that sent a heartbeat in the last minute, by name."""
 
     workers: Annotated[list[WorkerRecord], about("The processes.")]
     next: Next

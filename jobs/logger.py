@@ -1,11 +1,11 @@
-"""The loggers of all rooms: those of the standard library below `dataloader`, silent until a program asks for them.
+"""Loggers of all layers: stdlib loggers below `dataloader`, silent until a program configures them.
 
     log = get_logger(__name__)
     log.warning("the job failed", error="…", next="retry")
 
-An embedding program sees such a line as every other library's: by the handlers and levels that it gives to `dataloader`
-or to the root logger, with the fields behind the message, and secrets masked. `dataloader serve` has its own handler,
-which takes the fields as they are (`configure_logging`). structlog's own configuration is the host's; it is left alone.
+An embedding program sees such a line like those of other libraries: by its handlers and levels for `dataloader` or the
+root logger, with the fields after the message, and secrets masked. `dataloader serve` has its own handler, which takes
+the fields as they are (`configure_logging`). structlog's global configuration belongs to the host and is not changed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _STACK: Final = 4
 
 @attrs.frozen
 class Line:
-    """The message of a record: its text for whoever prints it, the event and its fields for our own handler."""
+    """Message of a record: readable text for other handlers, the event and its fields for our own handler."""
 
     event: str
     fields: dict[str, Any]
 
     def __str__(self) -> str:
-        """The event and its fields, without secrets; made when a handler asks for it."""
+        """Return the event and its fields, without secrets; computed when a handler asks for it."""
         masked = cast("dict[str, object]", mask(self.fields))
         shown = (f"{name}={value!r}" for name, value in masked.items())
         return " ".join([mask_text(self.event), *shown])
@@ -49,7 +49,7 @@ def _as_record(_logger: object, _method: str, event: MutableMapping[str, Any]) -
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """The logger of a module: `log.info("what happened", field=value)`, with what is bound as context variables."""
+    """Return the logger of a module: `log.info("what happened", field=value)`. It adds bound context variables."""
     logger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _as_record],
@@ -61,10 +61,10 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return the message of a record, also if its arguments do not fit."""
+    """Return the message of a record, even if its arguments do not fit."""
     try:
         return record.getMessage()
-    except Exception as error:  # noqa: BLE001 - arguments that do not fit the message must not lose it
+    except Exception as error:  # noqa: BLE001 - the message must not be lost if its arguments do not fit
         return f"{record.msg!s} {record.args!r} ({type(error).__name__} while formatting)"
 
 
@@ -72,5 +72,5 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback of an exception as text, neither masked nor bounded."""
     try:
         return "".join(traceback.format_exception(error)).rstrip()
-    except Exception as failure:  # noqa: BLE001 - an exception that can't be printed still has a name
+    except Exception as failure:  # noqa: BLE001 - an exception that cannot be printed still has a name
         return f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"

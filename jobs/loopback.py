@@ -1,4 +1,4 @@
-"""Which addresses nobody on another machine can reach."""
+"""Loopback addresses, which no other machine can reach."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host, by its name or its address, is this machine for itself alone."""
+    """Return True if a host name or address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,8 @@
 """Counters, gauges and histograms of a process, in plain numbers; web/api/metrics.py shows them to Prometheus.
 
-An observation costs less than a microsecond, because each job passes through several: numbers go into plain lists and
-become Prometheus' families only when somebody scrapes. That is safe without locks where one thread writes a measure.
+An observation takes less than a microsecond, because each job passes through several: numbers go into plain lists and
+become Prometheus families only at a scrape. That is safe without locks if one thread writes a measure.
+
 Rejected: prometheus_client's own `Counter` and `Histogram`, which take a lock and walk their buckets each time.
 """
 
@@ -14,14 +15,14 @@ from typing import Final, TypeAlias
 import attrs
 
 LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
-"""Upper bounds for what should take milliseconds: a claim, a pickup, a stall."""
+"""Upper bounds for durations of milliseconds: a claim, a pickup, a stall."""
 RUN_S: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 """Upper bounds for the run of a job."""
 
 
 @attrs.define(eq=False)
 class Counter:
-    """Numbers that only grow, one for each combination of values of `labels`; without labels it is one number."""
+    """Numbers that only grow, one for each combination of values of `labels`, or one number without labels."""
 
     name: str
     about: str
@@ -29,7 +30,7 @@ class Counter:
     counts: defaultdict[tuple[str, ...], float] = attrs.field(factory=lambda: defaultdict(float), init=False)
 
     def __attrs_post_init__(self) -> None:
-        """What has no labels is shown from the start, as zero."""
+        """Set a counter without labels to zero, so that it is shown from the start."""
         if not self.labels:
             self.counts[()] = 0
 
@@ -40,7 +41,7 @@ class Counter:
 
 @attrs.define(eq=False)
 class Gauge:
-    """One number that goes up and down."""
+    """Number that goes up and down."""
 
     name: str
     about: str
@@ -48,12 +49,12 @@ class Gauge:
 
 
 class Distribution:
-    """Observations by bucket; the last bucket is what exceeds all bounds."""
+    """Observations by bucket; the last bucket is for values beyond all bounds."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """Nothing is observed yet."""
+        """Start without observations."""
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
@@ -81,7 +82,7 @@ class Histogram:
     distributions: dict[tuple[str, ...], Distribution] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """What has no labels is shown from the start, as empty."""
+        """Create the distribution of a histogram without labels, so that it is shown from the start."""
         if not self.labels:
             self.distributions[()] = Distribution(self.bounds)
 

@@ -1,4 +1,4 @@
-"""What a process needs to know of a source of messages that become jobs; flows/messages has the sources."""
+"""Interface of a source of messages that become jobs; flows/messages has the sources."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import attrs
 from dataloader.jobs.model import Enqueued, NewJob, about
 
 Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
-"""Adds jobs, all or none. Raises as `Jobs.enqueue_many`."""
+"""Adds jobs, all or none. Raises the errors of `Jobs.enqueue_many`."""
 
 
 @attrs.frozen
 class MessageSourceState:
-    """A source of messages as this process reads it."""
+    """State of a source of messages in this process."""
 
     source: Annotated[str, about("The source's name: the stream and the consumer group, or the queue.")]
     connected: Annotated[bool, about("Whether this process reads it now.")]
@@ -26,22 +26,22 @@ class MessageSourceState:
 
 
 class MessageReader(Protocol):
-    """Reads a source for one process."""
+    """Reader of a source for one process."""
 
     @property
     def state(self) -> MessageSourceState:
-        """How it stands now."""
+        """Current state."""
 
     async def run(self) -> None:
         """Read until the process drains, connecting again after each failure."""
 
 
 class MessageSource(Protocol):
-    """A source as it is declared by `tasks.messages`."""
+    """Source as declared by `tasks.messages`."""
 
     @property
     def name(self) -> str:
-        """Its name in logs and in `/status`."""
+        """Name in logs and in `/status`."""
 
     def reader(self, *, enqueue: Enqueue, consumer: str, draining: Callable[[], bool]) -> MessageReader:
-        """A reader for the process called `consumer`."""
+        """Return a reader for the process called `consumer`."""

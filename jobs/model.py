@@ -1,7 +1,7 @@
-"""The values that travel between the rooms: what a client asks for, what a worker claims, what a reader sees.
+"""Values that pass between the layers: a client's request, a worker's claim, a reader's record.
 
-All are frozen attrs classes without behaviour beyond their own validation; the database's row is the truth and these
-are pictures of it. Instants are timezone-aware `datetime`s by the database's clock.
+All are frozen attrs classes with no behavior beyond their own validation. They are copies of the database's row, which
+is authoritative. Timestamps are timezone-aware `datetime`s by the database's clock.
 """
 
 from __future__ import annotations
@@ -20,54 +20,56 @@ from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import CONTROL, UNSTORABLE
 
 MAX_NAME: Final = 200
-"""The longest queue or task name, in characters."""
+"""Maximum length of a queue or task name, in characters."""
 MAX_KEY: Final = 512
-MAX_ARGS_BYTES: Final = 16_777_216
-"""The longest idempotency, lock or partition key, in characters.
+"""Maximum length of an idempotency, lock or partition key, in characters.
 
-The unique index can't hold more than a third of a page.
+The unique index cannot hold more than a third of a page.
 """
+MAX_ARGS_BYTES: Final = 16_777_216
+"""Maximum length of a job's args, in bytes of JSON."""
 FIRST_INSTANT: Final = datetime(1900, 1, 1, tzinfo=UTC)
 LAST_INSTANT: Final = datetime(9000, 1, 1, tzinfo=UTC)
 MAX_INT: Final = 2_147_483_647
 MIN_LEASE_S: Final = 3
-"""A lease shorter than this can't be renewed three times with time to stop the body (protocol: lease arithmetic)."""
+"""A shorter lease cannot be renewed three times and still leave time to stop the handler."""
 MAX_LEASE_S: Final = 86_400
 MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
 MAX_AFTER: Final = 10_000
-"""The most jobs that one job runs after."""
+"""Maximum number of jobs that one job runs after."""
 Did = Literal["added", "again", "kept", "updated", "older"]
-"""What a request has done.
+"""Effect of a request.
 
-added: a job. again: nothing, the same request was sent before (by its idempotency key or the job's id). kept: nothing,
-a job stands for it. updated: a job that waited has become what it says. older: nothing, the key's newest job is as new.
+added: a job was added. again: nothing changed, since the same request was sent before (by its idempotency key or the
+job's ID). kept: nothing changed, since an existing job covers it. updated: a waiting job was changed to the request.
+older: nothing changed, since the key's newest job is as new.
 """
 WhenFailed = Literal["cancel", "run"]
 _WHEN_FAILED: Final = get_args(WhenFailed)
 MAX_VERSION: Final = 2**53
-"""The greatest number up to which each integer is a number of JSON."""
+"""Greatest number up to which JSON numbers represent every integer."""
 VERSION_AHEAD: Final = timedelta(hours=1)
 UNCHOSEN: Final = UUID(int=0)
-"""No job's id: the database has it where a job is still to be chosen."""
+"""ID of no job: the database has it while a job is still to be chosen."""
 DEFAULT_PRIORITY: Final = 100
 NAME_RULE: Final = "on one line, without control characters, and not of spaces alone"
-"""What names and keys must be, besides not too long."""
+"""Rule for names and keys, besides their length."""
 
 
 Instant = Annotated[datetime, Meta(tz=True)]
-"""An instant with a time zone; RFC 3339 outside, which OpenAPI calls `date-time`."""
+"""Timestamp with a time zone; RFC 3339 in JSON, which OpenAPI calls `date-time`."""
 
 
 def about(text: str) -> Meta:
-    """What a field is, in one line: for readers of its class, and for the API's description, which is made of these."""
+    """Describe a field in one line, for readers of its class and for the API's description."""
     return Meta(description=text)
 
 
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
     """Raise `BadRequest` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters.
 
-    For what may be somebody else's: a filter, a name that a foreign service has given.
+    For texts that another service may have chosen: a filter, or a name in a foreign service's row.
     """
     least = 0 if empty else 1
     if not least <= len(value) <= limit:
@@ -77,12 +79,12 @@ def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> Non
 
 
 def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> None:
-    """Raise `BadRequest` unless `value` may be the name of a queue or a task, or a key: the one rule for all of them.
+    """Raise `BadRequest` unless `value` may be the name of a queue or a task, or a key.
 
-    1 (0 if `empty`) to `limit` characters on one line, without control characters, and not of spaces alone.
+    It needs 1 (0 if `empty`) to `limit` characters on one line, without control characters, and not only spaces.
     """
     if value.isprintable() and 0 < len(value) <= limit and not value.isspace():
-        return  # nearly all; the patterns take twenty times as long
+        return  # nearly always; the patterns take twenty times as long
     check_text(name, value, limit, empty=empty)
     if value and (value.isspace() or CONTROL.search(value)):
         raise BadRequest(name, f"must be {NAME_RULE}, not {value!r:.60}")
@@ -95,7 +97,7 @@ def check_between(name: str, value: int, low: int, high: int) -> None:
 
 
 def check_instant(name: str, value: datetime) -> None:
-    """Raise `BadRequest` for field `name` unless `value` has a time zone and is far from the ends of Python's time."""
+    """Raise `BadRequest` for field `name` unless `value` has a time zone and is in the years 1900 to 9000."""
     if value.tzinfo is None:
         raise BadRequest(name, f"must be an instant with a time zone (RFC 3339), not {value.isoformat()}")
     if not FIRST_INSTANT <= value <= LAST_INSTANT:
@@ -114,26 +116,30 @@ def _check_version(value: datetime | float) -> None:
 
 
 def _ids(value: Iterable[UUID] | None) -> frozenset[UUID] | None:
-    """Those of a list; to run after no job is not to wait."""
+    """Return the IDs of a list. An empty `after` means no dependency."""
     return frozenset(value or ()) or None
 
 
 @attrs.frozen(kw_only=True)
 class NewJob:
-    """A job as requested (Q2). `BadRequest` names the field when a value is not allowed.
+    """Job as requested (Q2). `BadRequest` names the field if a value is not allowed.
 
-    `args` is any JSON object. `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` None mean the task's
-    own, which the database knows, or else: no queue (`BadRequest`), 100, no key, so that nothing excludes the job, 5,
-    and the settings' lease. `available_at` None means now.
+    `args` is any JSON object. If `queue`, `priority`, `lock_key`, `max_attempts` or `lease_ttl_sec` is None, the task's
+    value in the database applies. If the task has none either, the request is refused (`queue`), or the value is 100,
+    no
+    key, 5, or the lease of the settings. `available_at` None means now.
 
-    `after` are the ids of jobs that exist, or stand before this one in the same list: the job waits until all of them
-    have ended. If one of them did not succeed it is canceled (`when_failed` "cancel") or runs all the same ("run").
-    `root` is a job of the whole that this one belongs to, so that all of them can be found together; for a job that a
-    handler enqueues it is the handler's own, if it says none.
+    `after` has the IDs of jobs that exist, or precede this one in the same list: the job waits until all of them have
+    ended. If one of them did not succeed, it is canceled (`when_failed` "cancel") or runs anyway ("run"). `root` is a
+    job
+    of the group that this one belongs to, so that all of them can be found together. A job that a handler enqueues has
+    the
+    handler's root by default.
 
-    `version` is for tasks whose jobs are updated: an instant, or a number. A request whose version is not greater than
-    that of the newest job of its key changes nothing; one without a version is as new as the moment it is judged in.
-    The versions of one key are all instants or all numbers.
+    `version` is for tasks whose jobs are updated: a timestamp, or a number. A request whose version is not greater than
+    that of the newest job of its key changes nothing. Without a version, the time at which the request is processed
+    counts.
+    The versions of one key are all timestamps or all numbers.
     """
 
     task: str
@@ -155,7 +161,7 @@ class NewJob:
     version: datetime | float | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what the table can't hold or the workers can't serve."""
+        """Refuse values that the table cannot hold or the workers cannot serve."""
         if self.queue is not None:
             check_name("queue", self.queue, MAX_NAME)
         check_name("task", self.task, MAX_NAME)
@@ -188,7 +194,7 @@ class NewJob:
 
 @attrs.frozen
 class AfterResult:
-    """The outcome of a job that another one runs after: its status, and its result if it has succeeded with one.
+    """Outcome of a job that another one runs after: its status, and its result if it has succeeded with one.
 
     `status` is None for a job that was deleted before it had succeeded.
     """
@@ -198,7 +204,7 @@ class AfterResult:
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a request for a job, besides its task and arguments; see `NewJob` for each."""
+    """Options of a request for a job, besides its task and arguments; `NewJob` describes them."""
 
     queue: str | None
     priority: int | None
@@ -219,11 +225,10 @@ class JobOptions(TypedDict, total=False):
 
 @attrs.frozen
 class Enqueued:
-    """The answer to a request: the job that stands for it, whether this request added it, and what it `did`.
+    """Result of a request: the job, whether this request added it, and the request's effect (`did`).
 
-    `queue` is the job's: the request's or the task's own. `queue_state`, what keeps that queue from taking a queued
-    job, is filled in by a supervisor, the HTTP API and the command line; where `store.enqueue` alone has added the job
-    it is None.
+    `queue` is the job's queue: the request's or the task's. `queue_state`, the reason why that queue does not start a
+    queued job, is set by a supervisor, the HTTP API and the command line. It is None if only `store.enqueue` was used.
     """
 
     job_id: UUID
@@ -235,12 +240,12 @@ class Enqueued:
 
 
 class ClaimedJob(Struct, frozen=True, eq=False):
-    """A job that this process may run now, until its lease ends: what the runner needs and no more.
+    """Job that this process may run now, until its lease ends: only the fields that the runner needs.
 
-    `args` is JSON, None where another service wrote more than any job of ours may have. `token` fences every later
-    write; `lock_hash` is the advisory lock held for its `lock_key`, None for a job that has none; `lease_s` seconds
-    were granted. `more` is what only some jobs have, None for all others: `schedule` and `planned_at`, `previous`, what
-    the stage before has returned, and `version`, of the request.
+    `args` is JSON, or None if another service wrote more than our jobs may have. `token` fences every later write.
+    `lock_hash` is the advisory lock held for its `lock_key`, or None without a key. `lease_s` is the granted lease in
+    seconds. `more` has fields of some jobs only, and is None for others: `schedule` and `planned_at`, `previous` (the
+    return value of the previous stage), and the request's `version`.
     """
 
     job_id: UUID
@@ -259,15 +264,16 @@ class ClaimedJob(Struct, frozen=True, eq=False):
 
 @attrs.frozen(kw_only=True)
 class JobRecord:
-    """A job as it stands, all of it: a row of `dl_jobs`. `error`, `args` and `progress` are as stored, unmasked.
+    """Complete job: a row of `dl_jobs`. `error`, `args` and `progress` are as stored, unmasked.
 
-    `args` and `progress` are objects in our own rows; other services may store any JSON there. `lock_key` is None for a
-    job that was given none. `queue_state` is no
-    column: what keeps the queue of a queued job from taking it, as far as its workers are known when it is read.
-
-    `after` are the jobs that it runs after, a hundred of them at the most, and `when_failed` what becomes of
-    it if one of them does not succeed; both are None for a job that runs after none. While it waits for them
-    `available_at` is the instant that was asked for. `root` is the job that it belongs to.
+    `args` and `progress` are objects in our rows; other services may store any JSON there. `lock_key` is None for a job
+    without a key. `queue_state` is not a column: it is the reason why the queue does not start a queued job, as far as
+    its
+    workers are known at the read. `after` has the jobs that it runs after, at most 100, and `when_failed` says what
+    happens
+    if one of them does not succeed; both are None for a job without dependencies. While it waits for them,
+    `available_at`
+    is the requested time. `root` is the first job of its group.
     """
 
     job_id: Annotated[UUID, about("The job's id, a UUID of version 7 where we made it.")]
@@ -337,7 +343,7 @@ class JobRecord:
 
 @attrs.frozen
 class JobEvent:
-    """One line of a job's journal (Q11)."""
+    """Event of a job's history (Q11)."""
 
     event_id: Annotated[int, about("The event's number; later events have larger ones.")]
     job_id: Annotated[UUID, about("The job's id.")]
@@ -352,10 +358,10 @@ class JobEvent:
 
 @attrs.frozen
 class WorkerRecord:
-    """A process that sent a heartbeat lately: `claimed_by` of its jobs is `worker`.
+    """Process with a recent heartbeat; the jobs that it runs have `worker` as `claimed_by`.
 
-    `queues` are those that it serves, with their slots; `tasks` those that it knows, None if it does not tell;
-    `only_tasks` those of which alone it takes jobs from a queue.
+    `queues` are the queues that it serves, with their slots. `tasks` are the tasks that it knows, None if unknown.
+    `only_tasks` names the tasks of queues from which it claims only some tasks.
     """
 
     worker: Annotated[str, about("The process's name: `claimed_by` of the jobs that it runs.")]
@@ -374,10 +380,10 @@ class WorkerRecord:
 
 @attrs.frozen
 class QueueRecord:
-    """A queue's work that has not ended, by status and reason; finished jobs are never counted.
+    """Jobs of a queue that have not ended, by status and reason; ended jobs are never counted.
 
-    `dependent` jobs wait for other jobs to end, `limited` ones for their task's limits.
-    `workers` are the processes that serve it and have been heard of lately, `slots` how many jobs they run at once.
+    `dependent` jobs wait for other jobs to end, `limited` ones for their task's limits. `workers` is the number of
+    processes with a recent heartbeat that serve it, `slots` the number of jobs that they run concurrently.
     """
 
     queue: Annotated[str, about("The queue's name.")]

@@ -1,4 +1,4 @@
-"""Where a function stands: the module and the name by which another process finds the same one."""
+"""Places of functions: the module and the name by which another process finds the same function."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import attrs
 
 @attrs.frozen
 class Place:
-    """A module, and the name of what stands there, dots included."""
+    """Module, and the dotted name of an object in it."""
 
     module: str
     name: str
 
     def find(self) -> Any:
-        """What stands there: the function, or the `Task` that its decorator has made of it. Imports the module."""
+        """Return the object: the function, or the `Task` that its decorator returned. Imports the module."""
         return operator.attrgetter(self.name)(import_module(self.module))
 
 
 def place_of(function: Callable[..., Any]) -> Place:
-    """The place of a function. Raises `ValueError` for one that another process can't find, such as a local one."""
+    """Return the place of a function. Raises `ValueError` if another process cannot find it, such as a local one."""
     place = Place(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", None) or "")
     if place.module in {"", "__main__"}:
         raise ValueError("must stand in a module that can be imported, not in the program's main file")

@@ -1,4 +1,4 @@
-"""Makes a `NewJob` of a task, its arguments and options: what every way to enqueue one job begins with."""
+"""Creates a `NewJob` from a task, its arguments and options; the first step of every way to enqueue one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_job(task: str | Task[A], args: A | Mapping[str, Any] | None = None, **op
     """
     if isinstance(task, Task) and task.args is not None:
         return NewJob(task=task.name, args=task.args.encode({} if args is None else args), **options)
-    name: Any = task.name if isinstance(task, Task) else task  # `NewJob` refuses a name that is no string
+    name: Any = task.name if isinstance(task, Task) else task  # `NewJob` refuses a name that is not a string
     if args is not None and not isinstance(args, Mapping):
         raise BadRequest("args", f"must be a mapping, as task {name!r} has no type of args here, not {args!r:.200}")
     if isinstance(task, Task) and task.check is not None:

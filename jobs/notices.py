@@ -1,7 +1,7 @@
-"""Notices: what operators are told of failures (S6), and the targets that are told.
+"""Notices, which report failures to operators, and their targets.
 
-A notice is about a group: failures of one task, or of one schedule, with the same error but for what differs from one
-to the next. Each is a job for each target, so that it is tried again and is there after a crash.
+A notice is about a group: failures of one task, or of one schedule, with the same error after replacement of the parts
+that differ. Each notice is a job for each target, so that it is retried and survives a crash.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import attrs
 NoticeKind = Literal["failed", "lost", "schedule_paused", "left_out", "process_failed"]
 KINDS: Final[tuple[NoticeKind, ...]] = get_args(NoticeKind)
 QUEUE: Final = "notifications"
-"""The queue of the jobs that tell, which each process with targets serves."""
+"""Queue of the jobs that send notices, which each process with targets serves."""
 SLOTS: Final = 2
 WEBHOOK: Final = "notify.webhook"
 COMMAND: Final = "notify.command"
 MAX_JOBS: Final = 10
-"""The most ids of jobs that a notice names."""
+"""Maximum number of job IDs in a notice."""
 
 
 @attrs.frozen(kw_only=True)
 class WebhookTarget:
-    """An address that gets notices as JSON; `secret` signs them. `kinds` are those that it is told of."""
+    """URL that gets notices of the given `kinds` as JSON; `secret` signs them."""
 
     name: str
     url: str = attrs.field(repr=False)
@@ -34,13 +34,13 @@ class WebhookTarget:
 
     @property
     def task(self) -> str:
-        """The task of the jobs that tell it."""
+        """Task of the jobs that send its notices."""
         return WEBHOOK
 
 
 @attrs.frozen(kw_only=True)
 class CommandTarget:
-    """A program that gets each notice as JSON on its standard input, and has `timeout_s` seconds for it."""
+    """Program that gets each notice as JSON on its standard input, and has `timeout_s` seconds to handle it."""
 
     name: str
     argv: tuple[str, ...] = attrs.field(repr=False)
@@ -49,7 +49,7 @@ class CommandTarget:
 
     @property
     def task(self) -> str:
-        """The task of the jobs that tell it."""
+        """Task of the jobs that send its notices."""
         return COMMAND
 
 
@@ -58,18 +58,18 @@ Target: TypeAlias = WebhookTarget | CommandTarget
 
 @attrs.frozen
 class Targets:
-    """The targets of a process, by name: a handler finds them by this type."""
+    """Targets of a process, by name; handlers find them by this type."""
 
     by_name: dict[str, Target]
 
 
 @attrs.frozen(kw_only=True)
 class Notice:
-    """What a target is told: how often something failed since it was told last, when, and which jobs.
+    """Notice for a target: how often a failure occurred since the last notice, when, and in which jobs.
 
-    `name` is the task of `failed` and `lost` jobs, of processes their type, else the schedule. `error` is the newest
-    one's first line, `group` what all have in common; secrets in them are masked. `job_ids` are some of the jobs, the
-    first ones.
+    `name` is the task of `failed` and `lost` jobs, the type of processes, or the schedule. `error` is the first line of
+    the
+    newest error, `group` the common part of all; secrets in them are masked. `job_ids` are the first of the jobs.
     """
 
     kind: NoticeKind
@@ -86,7 +86,7 @@ class Notice:
 
 @attrs.frozen(kw_only=True)
 class Telling:
-    """The args of a job that tells: the target's name in the settings, and the notice."""
+    """Args of a job that sends a notice: the target's name in the settings, and the notice."""
 
     target: str
     notice: Notice

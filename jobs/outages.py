@@ -1,7 +1,7 @@
 """Decides whether user code that met an outage runs again: steps of processes, handlers of sinks, and resources.
 
-The error alone does not name the database that is away. While the queue's database serves, the outage may be that of
-another one, so the repetitions are counted, and after a few of them the error is the code's own.
+The error alone does not name the unavailable database. While the queue's database serves, the outage may be that of
+another one. So the repetitions are counted, and after a few of them the error is the code's own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataloader.jobs.error_groups import is_denied
 from dataloader.jobs.growing_pauses import Pauses
 
 OUTAGES: Final = 5
-"""The number of repeats in a row after outages while the queue's own database answers."""
+"""Maximum number of consecutive repeats after outages while the queue's own database answers."""
 
 
 @attrs.define(eq=False)
 class Outages:
-    """The outages of one piece of user code, in a row.
+    """Consecutive outages of one piece of user code.
 
     `serves` returns whether the queue's database accepts writes now. `most` limits the outages while it does.
     """
@@ -31,7 +31,7 @@ class Outages:
     _while_served: int = attrs.field(default=0, init=False)
 
     async def may_repeat(self, error: Exception) -> bool:
-        """Return whether the code should run again after the outage that `error` reports, and after `pauses.next()`.
+        """Return True if the code should run again after `pauses.next()` seconds, following the outage `error`.
 
         A refused address or password is an outage only while the queue's database refuses connections, too.
         """
@@ -43,6 +43,6 @@ class Outages:
         return True
 
     def reset(self) -> None:
-        """Begin again, for other code or after a run without an outage."""
+        """Start over, for other code or after a run without an outage."""
         self._while_served = 0
         self.pauses.reset()

@@ -1,9 +1,10 @@
-"""The outcomes of a run.
+"""Outcomes of a run.
 
-A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result, or, of a job that
-has stages, what its next stage begins with (`Next` and `Finish` say otherwise).
-The runner turns what happened into one `Outcome`, which the recorder writes and the store fences by its token. Values
-and not exceptions, because none of them is a failure of the handler's code (as in Oban).
+A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value. That value is the job's result or, for a job
+with stages, the input of its next stage (unless `Next` or `Finish` say otherwise).
+
+The runner makes one `Outcome` of the result, which the recorder writes and the store fences by its token. They are
+values and not exceptions, because none of them is a failure of the handler's code (as in Oban).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def _not_negative(instance: object, attribute: attrs.Attribute[float], value: fl
 
 
 MAX_DELAY_S = 366 * 86_400
-"""The longest delay a handler may ask for: a year. Longer ones are mistakes of unit."""
+"""Longest delay that a handler may ask for: a year. Longer ones are mistakes of unit."""
 
 
 @attrs.frozen
 class Retry:
-    """Run again `after_s` seconds from now. Uses up an attempt; with none left the job is `failed` with `reason`."""
+    """Run again `after_s` seconds from now. Uses an attempt; with none left, the job is `failed` with `reason`."""
 
     after_s: float = attrs.field(validator=_not_negative)
     reason: str = attrs.field(default="the handler asked for a retry", converter=str)
@@ -38,7 +39,7 @@ class Retry:
 
 @attrs.frozen
 class Snooze:
-    """Run again `for_s` seconds from now, without using up an attempt (Q9)."""
+    """Run again `for_s` seconds from now, without using an attempt (Q9)."""
 
     for_s: float = attrs.field(validator=_not_negative)
     reason: str = attrs.field(default="", converter=str)
@@ -46,23 +47,23 @@ class Snooze:
 
 @attrs.frozen
 class GiveUp:
-    """Fail for good, whatever attempts are left, with `reason` as the job's error."""
+    """Fail for good, even if attempts are left, with `reason` as the job's error."""
 
     reason: str = attrs.field(converter=str)
 
 
 @attrs.frozen
 class Canceled:
-    """Stop here as canceled, by the handler's own decision; `reason` is kept as the job's error."""
+    """End as canceled, by the handler's own decision; `reason` is kept as the job's error."""
 
     reason: str = attrs.field(default="", converter=str)
 
 
 @attrs.frozen
 class Next:
-    """Of a job with stages: go on with the stage `to`, whose `job.previous` is `value`, not with the one that follows.
+    """Continue a job with stages at the stage `to` instead of the following one; its `job.previous` is `value`.
 
-    `to` is the stage's name in `tasks.stages`, without that of the whole; `value` must be JSON of at most a megabyte.
+    `to` is the stage's name in `tasks.stages`, without the job's name. `value` must be JSON of at most 1 MiB.
     """
 
     to: str
@@ -71,16 +72,18 @@ class Next:
 
 @attrs.frozen
 class Finish:
-    """Of a job with stages: succeed here, with `value` as the job's result, whatever stages follow."""
+    """End a job with stages successfully here, with `value` as its result. The remaining stages are skipped."""
 
     value: object = None
 
 
 class StopReason(enum.StrEnum):
-    """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards.
+    """Reason why a run was stopped from outside; noted before its scope is cancelled.
 
-    LEASE_LOST: the database said that the job is somebody else's. LEASE_ENDED: no heartbeat got through in time, so it
-    may be ours still. KEY_LOST: its lock_key went to another, or could have. PERIOD_END: a work period of its task, or
+    LEASE_LOST: the database says that the job belongs to another worker. LEASE_ENDED: no heartbeat succeeded in time,
+    so it
+    may still be ours. KEY_LOST: another session has, or may have, its lock_key. PERIOD_END: a work period of its task,
+    or
     of the task's supplier, has closed.
     """
 
@@ -94,11 +97,13 @@ class StopReason(enum.StrEnum):
 
 
 class Outcome(Struct, frozen=True, eq=False):
-    """What is to be written about one run: the recorder's message, applied only where `token` is still the job's.
+    """Result of one run for the recorder, applied only while `token` is still the job's.
 
-    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CLOSE, CANCEL, MOVE; `delay_s` counts from when it is written
-    and matters for RETRY and SNOOZE; `result` and `progress` are JSON text, the latter what was shown last and not yet
-    written. For MOVE `to` is the task of the next stage and `previous`, JSON text, what that one begins with.
+    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CLOSE, CANCEL, MOVE. `delay_s`, for RETRY and SNOOZE, counts
+    from
+    the write. `result` and `progress` are JSON text; `progress` is the last one shown, if it is not written yet. For
+    MOVE
+    `to` is the task of the next stage and `previous`, JSON text, its input.
     """
 
     job_id: UUID

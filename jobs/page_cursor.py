@@ -1,8 +1,8 @@
-"""The place where a page of a list ends, as text: a page's `next`, which a client sends as `after` for the next page.
+"""Cursor: the end of a page of a list as text. It is a page's `next`, which a client sends as `after`.
 
-Every list is ordered by a key that no two of its rows share. A page begins behind the key of the last row of the page
-before: that is a walk of an index, and what is added meanwhile moves nothing from one page to another. A list has one
-`PageCursor`, which knows of what kind its key is; all use it, over the database and over HTTP.
+Every list is ordered by a unique key. A page begins after the key of the last row of the previous page. That is an
+index scan, and rows added meanwhile do not shift other rows between pages. A list has one `PageCursor`, which knows the
+type of its key; it is used over the database and over HTTP.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 MAX_CURSOR: Final = 2_000
-"""The longest text of a cursor, in characters."""
+"""Maximum length of a cursor, in characters."""
 
 After = str | int | None
-"""Where a page begins: the `next` of the page before, None for the first page. Where rows have numbers (`event_id`,
-`failure_id`, `audit_id`), also the number behind which to go on, so that one can go on behind the last row of a list.
+"""Start of a page: the `next` of the previous page, or None for the first page. Rows with numbers (`event_id`,
+`failure_id`, `audit_id`) also accept a number: the page begins after it, for example after the last row of a list.
 """
 Next = Annotated[str | None, Meta(description="Send it as `after` for the next page; null after the last.")]
-"""What a page says of the next one."""
+"""Field of a page with the cursor of the next one."""
 
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @attrs.frozen
 class PageCursor(Generic[K]):
-    """The cursor of a list whose key is a `kind`: a number, a text, or a tuple such as `tuple[datetime, UUID]`."""
+    """Cursor of a list whose key is a `kind`: a number, a text, or a tuple such as `tuple[datetime, UUID]`."""
 
     kind: type[K]
 
     def text(self, key: K) -> str:
-        """The cursor behind the row with this key. Nothing but letters, digits, `-` and `_`."""
+        """Return the cursor after the row with this key. It has only letters, digits, `-` and `_`."""
         return base64.urlsafe_b64encode(msgspec.json.encode(key)).rstrip(b"=").decode()
 
     def page(self, rows: Sequence[R], limit: int, key: Callable[[R], K]) -> tuple[list[R], str | None]:
-        """The rows of a page and its `next`, out of the `limit` + 1 rows at most that were read for it."""
+        """Return the rows of a page and its `next`, from at most `limit` + 1 rows that were read for it."""
         if len(rows) <= limit:
             return list(rows), None
         return list(rows[:limit]), self.text(key(rows[limit - 1]))
 
     def key(self, after: str | int) -> K:
-        """The key that a cursor stands for. Raises `BadRequest` for field `after`."""
+        """Return the key of a cursor. Raises `BadRequest` for field `after`."""
         text = str(after)
         try:
             if self.kind is int and text.isascii() and text.isdigit():
@@ -70,7 +70,7 @@ class PageCursor(Generic[K]):
 
 
 def _check(part: object) -> None:
-    """Raise `ValueError` or `OverflowError` for what no row can have."""
+    """Raise `ValueError` or `OverflowError` for a value that no row can have."""
     if isinstance(part, str):
         check_text("after", part, MAX_CURSOR, empty=True)
     elif isinstance(part, datetime):
@@ -78,7 +78,7 @@ def _check(part: object) -> None:
 
 
 BY_NUMBER: Final = PageCursor(int)
-"""For rows that are numbered, in the order of their numbers."""
+"""For numbered rows, in the order of their numbers."""
 BY_NAME: Final = PageCursor(str)
 BY_INSTANT: Final = PageCursor(tuple[Instant, UUID])
-"""For what began or was made at an instant, and has an id."""
+"""For rows with a timestamp and an ID."""

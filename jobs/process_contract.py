@@ -1,7 +1,7 @@
-"""The operations on durable processes: `ProcessClient`, which programs, commands and HTTP views use (P1, P2).
+"""Operations on durable processes: `ProcessClient`, which programs, commands and HTTP views use.
 
-`store.processes.database_processes.DatabaseProcesses` does it over the database, `web.http_processes.HttpProcesses`
-through a running service; one suite of tests runs on both. Both raise the same errors.
+`store.processes.database_processes.DatabaseProcesses` implements it over the database, `web.http_processes.
+HttpProcesses` through a running service. One test suite runs on both, and both raise the same errors.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, Proc
 from dataloader.jobs.processes import CallTimeout, ProcessFailed, Refused
 
 ANSWER_S: Final = 60.0
-"""How long an answer is waited for, in seconds, where the caller does not say."""
+"""Default time to wait for an answer, in seconds."""
 BATCH: Final = 1_000
-"""Processes that one transaction changes."""
+"""Number of processes that one transaction changes."""
 
 
 class NoStart:
-    """Stands for a call that starts no process."""
+    """Marker for a call that starts no process."""
 
 
 NO_START: Final = NoStart()
@@ -48,7 +48,7 @@ NO_START: Final = NoStart()
 
 @attrs.frozen(kw_only=True)
 class ProcessChange:
-    """What is done to the processes in error that match a filter; `args` belong to `repair`."""
+    """Change of the processes in error that match a filter; `args` are for `repair`."""
 
     action: Literal["repair", "resume"]
     args: Any = None
@@ -57,8 +57,9 @@ class ProcessChange:
 class ProcessClient(abc.ABC):
     """Durable processes: `client.processes` of `dataloader.open_client`, or `supervisor.processes`.
 
-    All raise `BadRequest` for values that are not allowed, and `StoreUnavailable` when no answer came: a request may
-    have been taken or not, and is safe to repeat if it has a `key`.
+    All methods raise `BadRequest` for values that are not allowed, and `StoreUnavailable` if no answer came: the
+    request
+    may or may not have been accepted, and is safe to repeat if it has a `key`.
     """
 
     async def start(
@@ -71,22 +72,22 @@ class ProcessClient(abc.ABC):
         metadata: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_S,
     ) -> Any:
-        """Start a process; return what its first step answers.
+        """Start a process, and return its first step's answer.
 
         Args:
             process_type: the name of its type.
-            process_id: its id, which no other process of the type has, 1 to 256 characters.
-            args: what the first step is given.
-            key: an idempotency key, unique in the type: the same request again has the first one's answer.
-            metadata: by which it is found, a flat JSON object of at most 16 KiB.
+            process_id: its ID, unique in the type, 1 to 256 characters.
+            args: arguments of the first step.
+            key: an idempotency key, unique in the type: a repeated request gets the first one's answer.
+            metadata: a flat JSON object of at most 16 KiB, by which the process can be found.
             timeout_s: how long to wait for the answer, in seconds.
 
         Raises:
-            ProcessConflict: there is a process of this id.
+            ProcessConflict: a process with this ID exists.
             IdempotencyConflict: the key belongs to another request.
             Refused: the step has refused it, and there is no process.
             ProcessFailed: the step has failed; the process is in error.
-            CallTimeout: no answer came in time; the process is started all the same.
+            CallTimeout: no answer came in time; the process is started nevertheless.
             Draining: this process, or the service, is shutting down.
         """
         request = ProcessRequest(
@@ -109,27 +110,28 @@ class ProcessClient(abc.ABC):
         start: Any = NO_START,
         metadata: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a method of a process; return its answer.
+        """Call a method of a process, and return its answer.
 
-        Calls of one process run one at a time, the oldest first, before its timer. A caller that leaves leaves its
-        call: it runs all the same.
+        Calls of one process run one at a time, the oldest first, before its timer. Abandoning the wait does not cancel
+        the
+        call.
 
         Args:
             process_type: the name of its type.
-            process_id: its id.
+            process_id: its ID.
             method: the method's name.
-            args: what it is given.
-            key: an idempotency key, unique in the type: the same request again has the first one's answer.
-            context: what it is given beside, as `p.context`.
+            args: arguments of the method.
+            key: an idempotency key, unique in the type: a repeated request gets the first one's answer.
+            context: an additional value, passed as `p.context`.
             timeout_s: how long to wait for the answer, in seconds.
-            expires_at: a call that has not begun by then never runs: `ProcessFailed`.
-            withdraw: when the wait ends without an answer, or is cancelled, the call is taken back if it has not begun.
-            start: starts the process if it is missing, with this as the args of its first step.
-            metadata: of the process that it starts.
+            expires_at: a call that has not begun by then never runs, and raises `ProcessFailed`.
+            withdraw: if the wait ends without an answer, or is cancelled, withdraw the call if it has not begun.
+            start: start the process if it is missing, with this as the args of its first step.
+            metadata: metadata of the process that it starts.
 
         Raises:
             ProcessNotFound: there is no such process.
-            ProcessConflict: the process is in error, or its first step is not done.
+            ProcessConflict: the process is in error, or its first step has not finished.
             IdempotencyConflict: the key belongs to another request.
             Refused: the step has refused it; nothing has changed.
             ProcessFailed: the step has failed, or the call was cancelled, or has expired.
@@ -164,58 +166,63 @@ class ProcessClient(abc.ABC):
         key: str | None = None,
         timeout_s: float = ANSWER_S,
     ) -> Any:
-        """Mend a process that is in error by the repair of its type; return what that answers.
+        """Repair a process that is in error with the repair step of its type, and return the step's answer.
 
-        If it succeeds, the process runs again, and the timeout that had failed is tried again unless it says otherwise.
-        If it fails, the process stays as it was. Raises as `call`; `ProcessConflict` for one that is not in error.
+        If it succeeds, the process runs again, and the failed timeout is tried again unless the step says otherwise. If
+        it
+        fails, the process does not change. Raises the errors of `call`; `ProcessConflict` for a process that is not in
+        error.
         """
         request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
         return response_of(await self.ask(request, wait_s=timeout_s))
 
     async def wait(self, task_id: int, *, timeout_s: float = ANSWER_S, ident: UUID | None = None) -> Any:
-        """Wait for the answer of a task, such as that of a `CallTimeout`. Raises as `call`.
+        """Wait for the answer of a task, such as that of a `CallTimeout`. Raises the errors of `call`.
 
-        `ident`: the task's, as the `CallTimeout` has it. Raises `HistoryChanged` if the task has another one.
+        `ident` is the task's, from the `CallTimeout`. Raises `HistoryChanged` if the task has another one.
         """
         return response_of((await self.task(task_id, wait_s=timeout_s, ident=ident)).answer)
 
     @abc.abstractmethod
     async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
-        """Ask, and return the answer as soon as there is one, or how the task stands after `wait_s` seconds.
+        """Send a request, and return its answer, or the task's status after `wait_s` seconds without one.
 
-        With `withdraw` a call that has no answer by then, or whose caller is cancelled, is taken back if it has not
-        begun. Raises `ProcessNotFound`, `ProcessConflict`, `IdempotencyConflict`, `Draining`.
+        With `withdraw`, a call without an answer by then, or whose caller is cancelled, is withdrawn if it has not
+        begun.
+
+        Raises `ProcessNotFound`, `ProcessConflict`, `IdempotencyConflict`, `Draining`.
         """
 
     @abc.abstractmethod
     async def task(self, task_id: int, *, wait_s: float = 0.0, ident: UUID | None = None) -> ProcessTask:
-        """Return a task: when it has its answer, or as it stands after `wait_s` seconds.
+        """Return a task when it has its answer, or after `wait_s` seconds.
 
-        Raises `ProcessNotFound`; `HistoryChanged` if the task's ident is another than `ident`.
+        Raises `ProcessNotFound`, and `HistoryChanged` if the task's ident is not `ident`.
         """
 
     @abc.abstractmethod
     async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
-        """Take a call back if it has not begun; return how it stands then. Raises as `task`."""
+        """Withdraw a call if it has not begun, and return its status. Raises the errors of `task`."""
 
     @abc.abstractmethod
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
-        """Start at most 1,000 processes in one transaction, without waiting; the answers come in their order.
+        """Start at most 1,000 processes in one transaction, without waiting. Answers are in the order of requests.
 
-        Each request's kind is `init`. Where there is a process already nothing is done. Raises `IdempotencyConflict`
-        if a key belongs to another request, and starts none then.
+        Each request's kind is `init`. If a process exists already, nothing is done for it. Raises `IdempotencyConflict`
+        if a
+        key belongs to another request, and then starts none.
         """
 
     @abc.abstractmethod
     async def put(self, process: ProcessImport) -> ProcessRecord:
-        """Store a process that another system has begun, ready to run. No step runs.
+        """Import a process of another system, ready to run. No step runs.
 
-        Raises `ProcessConflict` if there is a process of its id.
+        Raises `ProcessConflict` if a process with its ID exists.
         """
 
     @abc.abstractmethod
     async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
-        """Return a process as it stands; one whose first step is not done after `wait_s` seconds at most.
+        """Return a process. If its first step has not finished, wait for it for at most `wait_s` seconds.
 
         Raises `ProcessNotFound`.
         """
@@ -230,26 +237,26 @@ class ProcessClient(abc.ABC):
         after: After = None,
         newest_first: bool = False,
     ) -> ProcessEventPage:
-        """Return a page of its events: at most `limit` (1 to 1,000), from `after`, a page's `next` or an `event_id`.
+        """Return a page of at most `limit` (1 to 1,000) events, after `after`, a page's `next` or an `event_id`.
 
-        A page of long ones has fewer. Raises `ProcessNotFound`.
+        A page of long events has fewer. Raises `ProcessNotFound`.
         """
 
     @abc.abstractmethod
     async def tasks(
         self, process_type: str, process_id: str, *, limit: int = 200, after: After = None, newest_first: bool = False
     ) -> ProcessTaskPage:
-        """Return a page of its tasks, as `events` does, its timer included."""
+        """Return a page of a process's tasks, its timer included, as `events` does."""
 
     @abc.abstractmethod
     async def find(self, wanted: ProcessFilter = EVERY_PROCESS, *, limit: int = 50, after: After = None) -> ProcessPage:
-        """Return a page of at most `limit` (1 to 1,000) processes, newest first; a page of long states has fewer."""
+        """Return a page of at most `limit` (1 to 1,000) processes, newest first. A page of long states has fewer."""
 
     @abc.abstractmethod
     async def errors(
         self, *, process_type: str | None = None, limit: int = 50, after: After = None
     ) -> ProcessErrorPage:
-        """Count the processes in error by type and error, the most processes first; each page is counted anew."""
+        """Count the processes in error by type and error, the most processes first. Each page counts again."""
 
     @abc.abstractmethod
     async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
@@ -260,52 +267,53 @@ class ProcessClient(abc.ABC):
 
     @abc.abstractmethod
     async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
-        """Let a process in error go on as it is: the timeout that had failed is tried again.
+        """Let a process in error continue without changes: the failed timeout is tried again.
 
-        Raises `ProcessNotFound`; `ProcessConflict` for one that is not in error, or is being mended.
+        Raises `ProcessNotFound`; `ProcessConflict` for a process that is not in error, or whose repair is in progress.
         """
 
     @abc.abstractmethod
     async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
-        """Stop the step that runs now, which is an error of its process then.
+        """Stop the running step, which then is an error of its process.
 
-        Raises `ProcessNotFound`; `ProcessConflict` when none runs.
+        Raises `ProcessNotFound`; `ProcessConflict` if no step runs.
         """
 
     @abc.abstractmethod
     async def remove(self, process_type: str, process_id: str) -> ProcessRecord:
-        """Remove a process, and return it as it was; a step that runs is stopped, and calls that wait are cancelled.
+        """Remove a process, and return it as it was. A running step is stopped, and waiting calls are cancelled.
 
         Raises `ProcessNotFound`.
         """
 
     @abc.abstractmethod
     async def sinks(self) -> list[SinkRecord]:
-        """Return how the deliveries to each sink stand, and those of messages to other processes, by name."""
+        """Return the state of the deliveries to each sink, and of messages to other processes, by name."""
 
     @abc.abstractmethod
     async def deliveries(
         self, wanted: HeldFilter = EVERY_DELIVERY, *, limit: int = 50, after: After = None
     ) -> HeldDeliveryPage:
-        """Return a page of at most `limit` (1 to 1,000) processes whose deliveries are held up, by sink."""
+        """Return a page of at most `limit` (1 to 1,000) processes with held-up deliveries, by sink."""
 
     @abc.abstractmethod
     async def release(self, wanted: HeldFilter) -> int:
-        """Try the held-up deliveries that match again now, as if they had not failed; return how many processes.
+        """Retry the matching held-up deliveries now, as if they had not failed. Return the number of processes.
 
-        At most 10,000 at a time. Raises `BadRequest` for a filter without a criterion.
+        At most 10,000 are retried in one call. Raises `BadRequest` for a filter without a criterion.
         """
 
     async def repair_many(self, wanted: ProcessFilter, args: Any = None, *, limit: int | None = None) -> int:
-        """Repair the processes in error that match a filter, without waiting; return how many there were.
+        """Repair the processes in error that match a filter, without waiting. Return their number.
 
-        Those that are being mended already are left. `limit` (1 to 10,000) looks at so many at most; None: all.
-        Raises `BadRequest` for a filter without a criterion.
+        Processes whose repair is in progress are skipped. `limit` (1 to 10,000) bounds the number of processes checked;
+        None
+        means all. Raises `BadRequest` for a filter without a criterion.
         """
         return await self._change(ProcessChange(action="repair", args=args), wanted, limit)
 
     async def resume_many(self, wanted: ProcessFilter, *, limit: int | None = None) -> int:
-        """Resume the processes in error that match a filter, as `repair_many`."""
+        """Resume the processes in error that match a filter, as `repair_many` does."""
         return await self._change(ProcessChange(action="resume"), wanted, limit)
 
     async def _change(self, change: ProcessChange, wanted: ProcessFilter, limit: int | None) -> int:
@@ -323,15 +331,15 @@ class ProcessClient(abc.ABC):
     async def change_some(
         self, change: ProcessChange, wanted: ProcessFilter, *, limit: int = BATCH, after: After = None
     ) -> ProcessesChanged:
-        """Do it to at most `limit` (1 to 1,000) processes in one transaction, oldest first, from behind `after`."""
+        """Change at most `limit` (1 to 1,000) processes in one transaction, oldest first, after `after`."""
 
 
 WITHDRAWN: Final = "withdrawn"
-"""The error of a call that was taken back."""
+"""Error of a call that was withdrawn."""
 
 
 def response_of(answer: ProcessAnswer) -> Any:
-    """What a step has answered. Raises `Refused`, `ProcessFailed`, and `CallTimeout` where there is no answer."""
+    """Return a step's response. Raises `Refused`, `ProcessFailed`, and `CallTimeout` if there is no answer."""
     if not answer.is_answered:
         raise CallTimeout(answer.task_id, ident=answer.ident)
     if answer.status == "finished":
@@ -342,7 +350,7 @@ def response_of(answer: ProcessAnswer) -> Any:
 
 
 def check_wanted(wanted: ProcessFilter) -> None:
-    """Raise `BadRequest` for a filter that would mean every process."""
+    """Raise `BadRequest` for a filter that would match every process."""
     if wanted == EVERY_PROCESS:
         raise BadRequest(
             "which", "must have a criterion, such as type or error_group: an empty filter means every process"

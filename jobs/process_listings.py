@@ -1,4 +1,4 @@
-"""What readers see of durable processes: one, pages of them, their events and tasks, groups of errors (P1, P2)."""
+"""Readers' views of durable processes: one process, pages of them, their events and tasks, groups of errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PROCESS_STATUSES: Final[tuple[ProcessStatus, ...]] = ("init", "running", "error"
 TaskKind = Literal["init", "call", "repair", "timeout", "remove"]
 TaskStatus = Literal["waiting", "blocked", "running", "finished", "error", "cancelled"]
 ENDED: Final = frozenset({"finished", "error", "cancelled"})
-"""The statuses of a task that has its answer."""
+"""Statuses of a task that has its answer."""
 
 
 @attrs.frozen(kw_only=True)
 class ProcessTimer:
-    """The one timer that a process has."""
+    """Only timer of a process."""
 
     task_id: Annotated[int, about("The task that will run.")]
     kind: Annotated[Literal["timeout", "remove"], about("What it will do.")]
@@ -35,7 +35,7 @@ class ProcessTimer:
 
 @attrs.frozen(kw_only=True)
 class RunningStep:
-    """The step that runs now."""
+    """Running step."""
 
     task_id: Annotated[int, about("Its task.")]
     kind: Annotated[TaskKind, about("What it is.")]
@@ -44,7 +44,7 @@ class RunningStep:
 
 @attrs.frozen(kw_only=True)
 class ProcessVersion:
-    """A version of a type, with its processes by status, each counted up to 10,000."""
+    """Version of a type, with its processes by status, each counted up to 10,000."""
 
     type: Annotated[str, about("The name of the type.")]
     version: Annotated[int, about("The version.")]
@@ -56,7 +56,7 @@ class ProcessVersion:
 
 @attrs.frozen(kw_only=True)
 class ProcessRecord:
-    """A process as it stands."""
+    """Process and its current state."""
 
     type: Annotated[str, about("The name of its type.")]
     process_id: Annotated[str, about("Its id, unique in its type.")]
@@ -77,7 +77,7 @@ class ProcessRecord:
 
 @attrs.frozen
 class ProcessPage:
-    """A page of processes, newest first."""
+    """Page of processes, newest first."""
 
     processes: Annotated[list[ProcessRecord], about("The processes.")]
     next: Next
@@ -85,7 +85,7 @@ class ProcessPage:
 
 @attrs.frozen(kw_only=True)
 class ProcessEvent:
-    """Something that has happened in a process."""
+    """Event of a process."""
 
     event_id: Annotated[int, about("Its number in the process, from 1.")]
     task_id: Annotated[int, about("The task whose step it came of.")]
@@ -95,7 +95,7 @@ class ProcessEvent:
 
 @attrs.frozen
 class ProcessEventPage:
-    """A page of a process's events."""
+    """Page of a process's events."""
 
     events: Annotated[list[ProcessEvent], about("The events.")]
     next: Next
@@ -106,7 +106,7 @@ _IDENT: Final = "Tells it from another task that has its number after a restore 
 
 @attrs.frozen(kw_only=True)
 class ProcessTask:
-    """What was asked of a process, or a timer of its own."""
+    """Request to a process, or one of its own timers."""
 
     task_id: Annotated[int, about("Its number; older tasks have smaller ones.")]
     type: Annotated[str, about("The type of its process.")]
@@ -139,7 +139,7 @@ class ProcessTask:
 
     @property
     def answer(self) -> ProcessAnswer:
-        """Its answer, if it has one."""
+        """Answer of the task, with its status."""
         return ProcessAnswer(
             task_id=self.task_id, status=self.status, response=self.response, error=self.error, ident=self.ident
         )
@@ -147,7 +147,7 @@ class ProcessTask:
 
 @attrs.frozen(kw_only=True)
 class ProcessAnswer:
-    """The answer of a task, or that it has none yet."""
+    """Answer of a task, or only its status if it has none yet."""
 
     task_id: Annotated[int, about("The task.")]
     status: Annotated[
@@ -163,13 +163,13 @@ class ProcessAnswer:
 
     @property
     def is_answered(self) -> bool:
-        """Whether there is an answer."""
+        """True if there is an answer."""
         return self.status in ENDED
 
 
 @attrs.frozen
 class ProcessTaskPage:
-    """A page of a process's tasks, oldest first."""
+    """Page of a process's tasks, oldest first."""
 
     tasks: Annotated[list[ProcessTask], about("The tasks.")]
     next: Next
@@ -191,7 +191,7 @@ class ProcessErrorGroup:
 
 @attrs.frozen
 class ProcessErrorPage:
-    """A page of the groups of errors, those with the most processes first."""
+    """Page of the groups of errors, those with the most processes first."""
 
     groups: Annotated[list[ProcessErrorGroup], about("The groups.")]
     next: Next
@@ -199,7 +199,7 @@ class ProcessErrorPage:
 
 @attrs.frozen
 class ProcessesChanged:
-    """How many processes of a filter were repaired or resumed, and where the next request goes on."""
+    """Number of processes that were repaired or resumed, and the cursor for the next request."""
 
     changed: Annotated[int, about("How many processes there were.")]
     next: Annotated[str | None, about("Send it as `after` to go on with the others; null after the last.")]
@@ -207,10 +207,11 @@ class ProcessesChanged:
 
 @attrs.frozen(kw_only=True)
 class ProcessFilter:
-    """A filter of processes; a field that is None matches all.
+    """Filter of processes; a field that is None matches all.
 
-    `metadata` matches processes whose metadata have at least these entries. `error_group` is the id of a group of
-    errors. Raises `BadRequest` for a value that no process can have.
+    `metadata` matches processes whose metadata have at least these entries. `error_group` is the ID of a group of
+    errors.
+    Raises `BadRequest` for a value that no process can have.
     """
 
     type: str | None = None
@@ -220,7 +221,7 @@ class ProcessFilter:
     error_group: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what no process can have."""
+        """Refuse values that no process can have."""
         if self.type is not None:
             check_type("type", self.type)
         if self.process_id is not None:
@@ -233,7 +234,7 @@ class ProcessFilter:
             group_key("error_group", self.error_group)
 
     def criteria(self) -> dict[str, Any]:
-        """What is given, by name."""
+        """Return the given criteria, by name."""
         return {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
 
 

@@ -1,7 +1,7 @@
-"""What durable processes tell to others: sinks of their events, and messages to other processes (P9, P10).
+"""Outgoing deliveries of durable processes: events for sinks, and messages to other processes.
 
-A sink is named in the settings. Each gets events, and changes of a process's status, at least once and in the order of
-their process; a message is delivered once.
+A sink is named in the settings. Each sink receives events, and changes of a process's status, at least once and in the
+order of their process. A message is delivered once.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from dataloader.jobs.page_cursor import Next
 SinkKind = Literal["event", "created", "failed", "repaired", "removed"]
 SINK_KINDS: Final[tuple[SinkKind, ...]] = get_args(SinkKind)
 MESSAGES: Final = "messages"
-"""Stands for a sink where messages to other processes are meant; no sink has this name."""
+"""Name for messages to other processes in place of a sink; no sink has this name."""
 QUEUE: Final = "deliveries"
-"""The queue of the jobs that deliver."""
+"""Queue of the jobs that deliver."""
 SLOTS: Final = 8
 MAX_SINK: Final = 100
-"""The longest name of a sink."""
+"""Maximum length of a sink's name."""
 MAX_MESSAGES: Final = 1_000
-"""The most messages of one step."""
+"""Maximum number of messages of one step."""
 MAX_SENT: Final = 4 << 20
-"""Bytes of all messages of one step, as JSON."""
+"""Maximum size of all messages of one step, in bytes of JSON."""
 MAX_TRIES: Final = 20
-"""Failures in a row after which a process's deliveries are held, where the settings do not say."""
+"""Default number of consecutive failures after which a process's deliveries are held."""
 DELIVERY_S: Final = 15.0
-"""What one delivery may take, in seconds, where the settings do not say."""
+"""Default timeout of one delivery, in seconds."""
 
 
 def sink_task(name: str) -> str:
-    """The task of the jobs that deliver to a sink."""
+    """Return the task of the jobs that deliver to a sink."""
     return f"process.sink/{name}"
 
 
 @attrs.frozen(kw_only=True)
 class Sink:
-    """Who is told of processes.
+    """Receiver of process events.
 
     Args:
         name: its name, 1 to 100 characters.
-        url: the address that gets each delivery as JSON; None: a handler of the program, which has the sink's name.
-        secret: signs what is sent to `url`.
-        types: the types of processes that it is told of; None: all.
-        kinds: what it is told of.
-        timeout_s: what one delivery may take, in seconds.
-        max_tries: after so many failures in a row what a process tells it is held.
+        url: the address that gets each delivery as JSON; None: a handler of the program with the sink's name.
+        secret: signs deliveries to `url`.
+        types: the types of processes whose events it receives; None: all.
+        kinds: the kinds of events that it receives.
+        timeout_s: timeout of one delivery, in seconds.
+        max_tries: number of consecutive failures after which a process's deliveries are held.
     """
 
     name: str
@@ -64,49 +64,49 @@ class Sink:
 
 @attrs.frozen
 class Sinks:
-    """The sinks of a process of the operating system, by name: a delivery finds them by this type."""
+    """Sinks of an operating-system process, by name; deliveries find them by this type."""
 
     by_name: Mapping[str, Sink]
 
 
 @attrs.frozen
 class ProcessOutbox:
-    """Is told by who has stored something that is to be delivered; `has_sinks`: events and changes of status are."""
+    """Callback for stored deliveries. `has_sinks` says whether events and changes of status are delivered."""
 
     sent: Callable[[], None] = lambda: None
     has_sinks: bool = False
     lease_s: int = 60
-    """The lease of the jobs that deliver, in seconds."""
+    """Lease of the jobs that deliver, in seconds."""
 
 
 NOBODY: Final = ProcessOutbox()
-"""Where nobody delivers by itself."""
+"""Outbox without automatic delivery."""
 
 
 @attrs.frozen(kw_only=True)
 class Delivery:
-    """What a sink is told."""
+    """Delivery to a sink."""
 
     sink: str
-    """The sink's name."""
+    """Name of the sink."""
     key: str
-    """The same in each try: what was had with it was had."""
+    """Key of the delivery, the same in each try: a receiver that has seen it has the delivery already."""
     kind: SinkKind
-    """`event`, or what became of the process."""
+    """`event`, or the change of the process's status."""
     type: str
-    """The type of the process."""
+    """Type of the process."""
     process_id: str
-    """Its id."""
+    """ID of the process."""
     task_id: int | None
-    """The task whose step it came of; None: an operator's act."""
+    """Task whose step caused it; None for an operator's action."""
     event_id: int | None
-    """Of an event: its number."""
+    """Number of the event, for kind `event`."""
     at: Instant
-    """When it was stored."""
+    """Time at which it was stored."""
     payload: Any
-    """Of an event: what its author wrote."""
+    """Payload of the event, for kind `event`."""
     reason: str | None
-    """Of `failed`: why."""
+    """Reason, for kind `failed`."""
 
 
 SinkHandler: TypeAlias = Callable[[Delivery], Awaitable[object]]
@@ -114,7 +114,7 @@ SinkHandler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 
 @attrs.frozen(kw_only=True)
 class SinkRecord:
-    """How the deliveries to a sink stand."""
+    """State of the deliveries to a sink."""
 
     sink: Annotated[str, about("Its name; `messages`: those to other processes.")]
     types: Annotated[tuple[str, ...] | None, about("The types that it is told of; null: all.")]
@@ -127,7 +127,7 @@ class SinkRecord:
 
 @attrs.frozen(kw_only=True)
 class HeldDelivery:
-    """A process whose deliveries to a sink are held up, since the first one has failed."""
+    """Process whose deliveries to a sink are held up, since the first one has failed."""
 
     sink: Annotated[str, about("The sink; `messages`: those to other processes.")]
     type: Annotated[str, about("The type of the process.")]
@@ -142,7 +142,7 @@ class HeldDelivery:
 
 @attrs.frozen
 class HeldDeliveryPage:
-    """A page of processes whose deliveries are held up."""
+    """Page of processes whose deliveries are held up."""
 
     deliveries: Annotated[list[HeldDelivery], about("One for each process and sink.")]
     next: Next
@@ -150,14 +150,14 @@ class HeldDeliveryPage:
 
 @attrs.frozen
 class Released:
-    """How many processes' deliveries are tried again now."""
+    """Number of processes whose deliveries are retried now."""
 
     released: Annotated[int, about("Processes, each counted once for each sink.")]
 
 
 @attrs.frozen(kw_only=True)
 class HeldFilter:
-    """Which held-up deliveries are meant: all that fit what is given. `held`: only those that wait for an operator."""
+    """Filter of held-up deliveries by the given fields. `held`: only those that wait for an operator."""
 
     sink: str | None = None
     type: str | None = None
@@ -166,10 +166,10 @@ class HeldFilter:
 
 
 EVERY_DELIVERY: Final = HeldFilter()
-"""All that are held up."""
+"""Filter that matches all held-up deliveries."""
 
 
 def check_held(wanted: HeldFilter) -> None:
-    """Raise `BadRequest` for a filter that would mean every delivery."""
+    """Raise `BadRequest` for a filter that would match every delivery."""
     if wanted == EVERY_DELIVERY:
         raise BadRequest("which", "must have a criterion, such as sink: an empty filter means every delivery")

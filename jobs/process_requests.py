@@ -1,4 +1,4 @@
-"""What clients ask of durable processes: to start one, a call, a repair, an import (P2)."""
+"""Requests of clients to durable processes: a start, a call, a repair, an import."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ from dataloader.jobs.processes import (
 from dataloader.jobs.text import exact_json
 
 MAX_STARTS: Final = 1_000
-"""The most processes that one request starts."""
+"""Maximum number of processes that one request starts."""
 MAX_IMPORTED_EVENTS: Final = 10_000
-"""The most events of a process that is imported."""
+"""Maximum number of events of an imported process."""
 MESSAGE_KEYS: Final = "message:"
-"""What the keys of messages between processes begin with, and no client's."""
+"""Prefix of the keys of messages between processes; clients' keys never have it."""
 _sorted: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 @attrs.frozen(kw_only=True)
 class ProcessRequest:
-    """Something that is asked of a process. Raises `BadRequest` for what can't be.
+    """Request to a process. Raises `BadRequest` for invalid values.
 
     Args:
         type: the name of its type.
-        process_id: its id.
-        kind: `init` starts a process, `call` calls a method, `repair` mends one that is in error.
-        method: of a call.
-        args: what the step is given: a JSON value, or an instance of a class that becomes one.
-        context: what it is given beside.
-        key: the idempotency key: the same request again has the first one's answer.
+        process_id: its ID.
+        kind: `init` starts a process, `call` calls a method, `repair` repairs a process that is in error.
+        method: the method of a call.
+        args: arguments of the step: a JSON value, or an instance of a class that is encoded as one.
+        context: an additional value for the step.
+        key: the idempotency key: a repeated request gets the first one's answer.
         expires_at: a call that has not begun by then never runs.
-        watched: somebody waits for the answer.
-        metadata: of a process that is started.
-        version: of its type; None: the newest that workers have declared.
-        may_start: a call starts a process that is missing, with `start` as the args of its init.
+        watched: a caller waits for the answer.
+        metadata: metadata of a process that is started.
+        version: version of its type; None: the newest that workers have declared.
+        start: args of the first step, if a call may start the process.
+        may_start: a call starts a missing process, with `start` as the args of its first step.
     """
 
     type: str
@@ -67,7 +68,7 @@ class ProcessRequest:
     may_start: bool = False
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what can't be asked."""
+        """Refuse invalid values."""
         check_type("type", self.type)
         check_process_id("process_id", self.process_id)
         if (self.method is None) is (self.kind == "call"):
@@ -83,19 +84,19 @@ class ProcessRequest:
 
     @property
     def hash(self) -> bytes:
-        """Tells requests apart that have the same idempotency key."""
+        """Hash that distinguishes requests with the same idempotency key."""
         said = (self.process_id, self.kind, self.method, self.args, self.metadata, self.may_start, self.start)
         return hashlib.blake2b(_sorted(said), digest_size=16).digest()
 
     def json(self, name: Literal["args", "context", "start"]) -> str | None:
-        """One of its values as JSON, None if it is not given. Raises `BadRequest`."""
+        """Return one of its values as JSON, None if it is not given. Raises `BadRequest`."""
         value = getattr(self, name)
         if name == "start" and self.may_start:
             return exact_json(name, value, MAX_VALUE)
         return None if value is None else exact_json(name, value, MAX_VALUE)
 
     def message(self) -> dict[str, Any]:
-        """The same as JSON values, for the outbox. Raises `BadRequest`."""
+        """Return the request as JSON values, for the outbox. Raises `BadRequest`."""
         metadata = None if self.metadata is None else dict(self.metadata)
         self.metadata_json()
         for name in ("args", "context", "start"):
@@ -107,16 +108,16 @@ class ProcessRequest:
 
     @classmethod
     def of_message(cls, said: Mapping[str, Any], key: str) -> ProcessRequest:
-        """The request that a message of the outbox is; `key` tells it from all others."""
+        """Return the request of a message of the outbox; `key` identifies it."""
         return cls(**said, key=f"{MESSAGE_KEYS}{key}")
 
     def check_key(self, field: str = "key") -> None:
-        """Refuse a key that only messages between processes have. Raises `BadRequest`."""
+        """Raise `BadRequest` for a key that is reserved for messages between processes."""
         if self.key is not None and self.key.startswith(MESSAGE_KEYS):
             raise BadRequest(field, f"must not begin with {MESSAGE_KEYS}, which is for messages between processes")
 
     def metadata_json(self) -> str | None:
-        """Its metadata as JSON. Raises `BadRequest`."""
+        """Return its metadata as JSON. Raises `BadRequest`."""
         return None if self.metadata is None else check_metadata("metadata", self.metadata)
 
 
@@ -126,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class ProcessStarted:
-    """What became of one process of many that were to be started."""
+    """Result for one of many processes to be started."""
 
     process_id: Annotated[str, about("Its id.")]
     task_id: Annotated[int | None, about("Its first task; null where there was a process already.")]
@@ -138,16 +139,16 @@ class ProcessStarted:
 
 @attrs.frozen(kw_only=True)
 class ProcessImport:
-    """A process that another system has begun, as it stands. Raises `BadRequest` for what can't be.
+    """Process to import from another system. Raises `BadRequest` for invalid values.
 
     Args:
         type: the name of its type.
-        process_id: its id.
-        state: its state, as the type has it.
-        metadata: by which it is found.
-        events: what has happened in it, oldest first; they are numbered from 1.
+        process_id: its ID.
+        state: its state, in the form of the type.
+        metadata: metadata by which it can be found.
+        events: its past events, oldest first; they are numbered from 1.
         next: its timer: a `Timer`, or a `Remove` with a time; None: it waits for calls.
-        version: of its type; None: the newest that workers have declared.
+        version: version of its type; None: the newest that workers have declared.
     """
 
     type: str
@@ -159,7 +160,7 @@ class ProcessImport:
     version: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what can't be."""
+        """Refuse invalid values."""
         check_type("type", self.type)
         check_process_id("process_id", self.process_id)
         if len(self.events) > MAX_IMPORTED_EVENTS:
@@ -168,10 +169,10 @@ class ProcessImport:
             raise BadRequest("next", "must have after_s or at, and not both")
 
     def state_json(self) -> str | None:
-        """Its state as JSON. Raises `BadRequest`."""
+        """Return its state as JSON. Raises `BadRequest`."""
         return None if self.state is None else exact_json("state", self.state, MAX_VALUE)
 
     def events_json(self) -> str:
-        """Its events as a JSON list. Raises `BadRequest`."""
+        """Return its events as a JSON list. Raises `BadRequest`."""
         parts = (exact_json(f"events[{number}]", event, MAX_EVENT) for number, event in enumerate(self.events))
         return f"[{','.join(parts)}]"

@@ -1,6 +1,6 @@
-"""What a process of the operating system counts and times about durable processes (P8).
+"""Counts and durations of durable processes in an operating-system process.
 
-The histograms have the names, labels and units that dashboards of such engines know: milliseconds, by the type in
+The histograms have the names, labels and units that dashboards of such engines expect: milliseconds, with the type in
 `prg_namespace`. The counters are ours.
 """
 
@@ -25,10 +25,10 @@ def _histogram(name: str, about: str, *labels: str) -> Histogram:
 
 
 class ProcessTelemetry:
-    """The counters and histograms; the Trio thread alone writes them."""
+    """Counters and histograms, written only by the Trio thread."""
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
+        """Start with empty measures."""
         self._calls = _histogram("calls_scanning", "Statements that gave a run a call, an init or a repair.")
         self._timers = _histogram("timers_scanning", "Statements that gave a run a timer that was due.")
         self._zombies_ms = _histogram("zombie_collection", "Statements that found a step whose worker had died.")
@@ -65,11 +65,11 @@ class ProcessTelemetry:
         )
 
     def asked(self, process_type: str, kind: str, took_s: float) -> None:
-        """A request was stored, or refused by what is stored."""
+        """Record a request that was stored, or refused because of stored data."""
         self._prepared.observe(took_s * 1e3, process_type, kind)
 
     def begun(self, process_type: str, verdict: str, kind: str | None, took_s: float) -> None:
-        """A run was given its first task, of this kind, or a step was found that had lost its worker."""
+        """Record a run that got its first task, of this kind, or a step found without its worker."""
         if verdict == "zombie":
             self._zombies_ms.observe(took_s * 1e3, process_type)
             self._zombies.add(process_type)
@@ -78,18 +78,18 @@ class ProcessTelemetry:
             scanned.observe(took_s * 1e3, process_type)
 
     def processed(self, process_type: str, kind: str, outcome: str, took_s: float) -> None:
-        """A step's function has come to an outcome."""
+        """Record the outcome of a step's function."""
         self._processed.observe(took_s * 1e3, process_type, kind)
         self._steps.add(process_type, kind, outcome)
 
     def delivered(self, sink: str, process_type: str, kind: str, outcome: str, took_s: float) -> None:
-        """A sink was told of something, or a message was delivered, or it failed."""
+        """Record a delivery to a sink or of a message, or its failure."""
         told = "message" if sink == MESSAGES else "event_sink" if kind == "event" else "lifecycle_sink"
         self._delivered_ms.observe(took_s * 1e3, process_type, told)
         self._deliveries.add(sink, outcome)
 
     def committed(self, process_type: str, verdict: str, outcome: str, following: str, took_s: float) -> None:
-        """An outcome was stored, or was void."""
+        """Record an outcome that was stored, or was void."""
         if verdict == "void":
             self._void.add(process_type)
         elif verdict == "gone":

@@ -1,7 +1,7 @@
-"""What authors of durable processes write: what a step came to, and what comes next (P1 to P6).
+"""Values for authors of durable processes: the outcome of a step, and the next timer.
 
-A process has an id, a state, metadata and numbered events. It is driven by tasks (init, call, repair, timeout, remove):
-each runs one step, an async function of the author's, whose outcome is stored whole or not at all.
+A process has an ID, a state, metadata and numbered events. Tasks (init, call, repair, timeout, remove) drive it: each
+runs one step, an async function of the author, whose outcome is stored completely or not at all.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dataloader.jobs.model import check_instant, check_name
 from dataloader.jobs.text import exact_json
 
 MAX_TYPE: Final = 192
-"""The longest name of a type: its queue's is longer by `process.`."""
+"""Maximum length of a type's name: its queue's name is longer by `process.`."""
 MAX_PROCESS_ID: Final = 256
 MAX_METHOD: Final = 200
 MAX_VALUE: Final = 1 << 20
-"""Bytes of args, a state or an answer, as JSON."""
+"""Maximum size of args, a state or an answer, in bytes of JSON."""
 MAX_EVENT: Final = 256 << 10
 MAX_EVENTS: Final = 1_000
-"""The most events of one step."""
+"""Maximum number of events of one step."""
 MAX_METADATA: Final = 16 << 10
 MAX_TIMER_S: Final = 315_576_000
-"""The longest timer, in seconds: ten years."""
+"""Longest timer, in seconds: ten years."""
 RESERVED: Final = frozenset({"batch", "deliveries", "errors", "repair", "resume", "sinks", "tasks", "versions"})
-"""Names that no type has: they have addresses of their own."""
+"""Names that no type may have, since they have their own addresses."""
 
 
 def check_type(name: str, value: str) -> None:
@@ -43,7 +43,7 @@ def check_type(name: str, value: str) -> None:
 
 
 def check_process_id(name: str, value: str) -> None:
-    """Raise `BadRequest` unless `value` may be a process's id, which is the end of its address.
+    """Raise `BadRequest` unless `value` may be a process's ID, which is the end of its address.
 
     It has 1 to 256 characters on one line, does not begin with a `/`, and is not `.` or `..`.
     """
@@ -55,7 +55,7 @@ def check_process_id(name: str, value: str) -> None:
 
 
 def check_metadata(name: str, value: Mapping[str, Any]) -> str:
-    """Metadata as JSON. Raises `BadRequest` for what is not flat, or longer than 16 KiB."""
+    """Return metadata as JSON. Raises `BadRequest` unless they are flat and at most 16 KiB long."""
     for key, one in value.items():
         if isinstance(one, Mapping | list | tuple | set | frozenset):
             raise BadRequest(f"{name}.{key}", "must be a string, a number, a boolean or null")
@@ -63,7 +63,7 @@ def check_metadata(name: str, value: Mapping[str, Any]) -> str:
 
 
 class Unchanged(enum.Enum):
-    """Stands for a state or metadata that a step leaves as they were."""
+    """Marker for a state or metadata that a step does not change."""
 
     UNCHANGED = enum.auto()
 
@@ -72,10 +72,10 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class Rest(enum.Enum):
-    """What comes after a step besides a timer."""
+    """Alternatives to a timer after a step."""
 
     KEEP = enum.auto()
-    """The timer stays, if there is one; one that has run is over."""
+    """Keep the timer, if there is one; a timer that has run does not run again."""
     SUSPEND = enum.auto()
     """No timer: the process waits until it is called."""
 
@@ -95,9 +95,9 @@ def _check_when(after_s: float | None, at: datetime | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class Timer:
-    """Run the type's timeout in `after_s` seconds, or at an instant, in place of the timer before.
+    """Run the type's timeout in `after_s` seconds, or at a time, in place of the previous timer.
 
-    With 0 seconds it runs at once, unless a call waits, which goes first. `context` is given to it.
+    With 0 seconds it runs immediately, unless a call waits, which runs first. `context` is passed to it.
     """
 
     after_s: float | None = None
@@ -105,19 +105,19 @@ class Timer:
     context: Any = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what is no time."""
+        """Refuse an invalid time."""
         _check_when(self.after_s, self.at)
 
 
 @attrs.frozen(kw_only=True)
 class Remove:
-    """Remove the process in `after_s` seconds, or at an instant; `Remove()` removes it with this step."""
+    """Remove the process in `after_s` seconds, or at a time; `Remove()` removes it with this step."""
 
     after_s: float | None = None
     at: datetime | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what is no time."""
+        """Refuse an invalid time."""
         if self.after_s is not None or self.at is not None:
             _check_when(self.after_s, self.at)
 
@@ -127,14 +127,14 @@ Following: TypeAlias = Timer | Remove | Rest
 
 @attrs.frozen
 class Done:
-    """The step went well.
+    """Success of a step.
 
     Args:
-        response: what its caller gets, as JSON.
-        state: the new state, whole; without it the state stays.
-        metadata: the new metadata, whole, by which processes are found; without it they stay.
-        events: what has happened, each a JSON value; the engine numbers them.
-        next: what comes then: `Timer`, `Remove`, `SUSPEND`, or `KEEP`.
+        response: the caller's answer, as JSON.
+        state: the complete new state; by default the state does not change.
+        metadata: the complete new metadata, by which processes can be found; by default they do not change.
+        events: new events, each a JSON value; the engine numbers them.
+        next: the next timer: `Timer`, `Remove`, `SUSPEND`, or `KEEP`.
     """
 
     response: Any = None
@@ -146,14 +146,17 @@ class Done:
 
 @attrs.frozen
 class Refuse:
-    """The step changes nothing, and its caller gets `reason` as an error; the timer goes on. Not for a timeout."""
+    """Refusal: the step changes nothing, and its caller gets `reason` as an error.
+
+    The timer stays. Not for timeouts.
+    """
 
     reason: str
 
 
 @attrs.frozen
 class Fail:
-    """The step has failed: a timeout is tried again by the type's policy unless `final`, all else fails for good."""
+    """Failure: a timeout is retried by the type's policy unless `final`, all other steps fail for good."""
 
     reason: str
     final: bool = False
@@ -162,40 +165,44 @@ class Fail:
 StepResult: TypeAlias = Done | Refuse | Fail
 
 
-class Transient(Exception):  # noqa: N818 - an author raises it to say what will pass
-    """Raised by a timeout that is worth another try."""
+class Transient(Exception):  # noqa: N818 - authors raise it for temporary errors
+    """Raised by a timeout to be tried again."""
 
 
 class ProcessNotFound(NotFound):
-    """No process has this id, or no task of a process this number."""
+    """No process has this ID, or no task of a process has this number."""
 
 
 class HistoryChanged(ProcessNotFound):
     """The task has another ident than the caller's: the database was restored, or an older standby was promoted.
 
-    The request is gone with its effects on the database, and the number is another task's. Ask again.
+    The request and its effects on the database are lost, and the number belongs to another task. Send the request
+    again.
     """
 
 
 class ProcessConflict(Conflict):
-    """The process's status does not allow the request. The text says which does; read it and decide again."""
+    """The process's status does not allow the request.
+
+    The text says which does. Fetch the process, then decide again.
+    """
 
     def __init__(self, process_type: str, process_id: str, status: str, message: str) -> None:
-        """`status` is the process's status now, `message` what is allowed."""
+        """Create the error. `status` is the process's current status, `message` what is allowed."""
         DataloaderError.__init__(self, f"the process {process_type}/{process_id} is {status}; {message}")
         self.job_id = None
         self.process_type, self.process_id, self.status, self.message = process_type, process_id, status, message
 
 
-class Refused(DataloaderError):  # noqa: N818 - a public name that says it
-    """The step has refused the request; its text is the step's, `task_id` the request's task."""
+class Refused(DataloaderError):  # noqa: N818 - a public name
+    """The step has refused the request. The text is the step's, `task_id` the request's task."""
 
     def __init__(self, message: str, task_id: int | None = None) -> None:
         super().__init__(message)
         self.task_id = task_id
 
 
-class ProcessFailed(DataloaderError):  # noqa: N818 - a public name that says it
+class ProcessFailed(DataloaderError):  # noqa: N818 - a public name
     """The request has no answer: its step has failed, or it was cancelled, or has expired. The text says why."""
 
     def __init__(self, message: str, task_id: int | None = None) -> None:
@@ -203,10 +210,10 @@ class ProcessFailed(DataloaderError):  # noqa: N818 - a public name that says it
         self.task_id = task_id
 
 
-class CallTimeout(DataloaderError):  # noqa: N818 - a public name that says it
-    """The answer has not come in time; the task continues: wait for it by its `task_id` and `ident`.
+class CallTimeout(DataloaderError):  # noqa: N818 - a public name
+    """The answer has not come in time. The task continues: wait for it by its `task_id` and `ident`.
 
-    `withdrawn`: it had not begun, and was taken back, so that it never runs.
+    `withdrawn`: it had not begun, and was withdrawn, so that it never runs.
     """
 
     def __init__(self, task_id: int, *, withdrawn: bool = False, ident: UUID | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The version of the installed program."""
+"""Version of the installed program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def program_version() -> str:
-    """The version of the installed distribution."""
+    """Return the version of the installed distribution."""
     try:
         return version("dataloader-supervisor")
     except PackageNotFoundError:  # a source tree on the path, not installed

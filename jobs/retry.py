@@ -1,7 +1,6 @@
-"""When a failed job runs again. Pure: the random generator is the caller's.
+"""Retry policy: when a failed job runs again. Pure: the caller passes the random generator.
 
-The default is the queue document's rule, 30 s × attempt (Q9), with up to a tenth added so that jobs which failed
-together do not come back together.
+The default is 30 s × attempt, with up to a tenth added so that jobs that failed together are not retried together.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from typing import Final
 import attrs
 
 MAX_RETRY_DELAY_S: Final = 31_622_400
-"""The longest pause before a retry, in seconds: a year."""
-_GENERATOR = random.Random()  # noqa: S311 - spreads load, guards nothing
+"""Longest pause before a retry, in seconds: a year."""
+_GENERATOR = random.Random()  # noqa: S311 - spreads load, not for security
 
 
 def _final(value: Iterable[type[BaseException]]) -> tuple[type[BaseException], ...]:
-    return tuple(value)  # not `tuple` itself, of which a type checker can't tell of what
+    return tuple(value)  # not `tuple` itself: a type checker could not infer its items
 
 
 @attrs.frozen
 class RetryPolicy:
-    """Delay before run n+1, in seconds.
+    """Delay before the next run, in seconds.
 
-    `base_s × attempt` while `factor` is None, else `base_s × factor ** (attempt - 1)`; never more than `cap_s`; then a
-    uniformly random share of up to `jitter` is added. `final` are exception types that are not worth another run.
+    `base_s × attempt` if `factor` is None, else `base_s × factor ** (attempt - 1)`; never more than `cap_s`. Then a
+    uniformly random share of up to `jitter` is added. Exceptions of the types in `final` are not retried.
     """
 
     base_s: float = 30.0
@@ -52,18 +51,18 @@ class RetryPolicy:
                 raise ValueError(message)  # noqa: TRY004 - one error for all that is not allowed
 
     def delay_s(self, attempt: int, generator: random.Random = _GENERATOR) -> float:
-        """Seconds to wait after run number `attempt` (1 for the first) failed."""
-        # The exponent is bounded so that a job far beyond any sane count can't overflow a float.
+        """Return the seconds to wait after run number `attempt` (1 for the first) failed."""
+        # The exponent is bounded so that an extreme attempt number cannot overflow a float.
         growth = attempt if self.factor is None else self.factor ** min(attempt - 1, 64)
         delay = min(self.base_s * growth, self.cap_s)
         return delay + delay * self.jitter * generator.random()
 
     def always(self, delay_s: float) -> RetryPolicy:
-        """This policy with one delay for all attempts, to which nothing is added."""
+        """Return this policy with one delay for all attempts, without jitter."""
         return attrs.evolve(self, base_s=delay_s, factor=1.0, cap_s=delay_s, jitter=0.0)
 
     def is_final(self, error: BaseException) -> bool:
-        """True when `error`, or every member of an exception group, is of a type that is not worth another run."""
+        """Return True if `error`, or every member of an exception group, is of a type in `final`."""
         if isinstance(error, BaseExceptionGroup):
             return all(self.is_final(member) for member in error.exceptions)
         return isinstance(error, self.final)

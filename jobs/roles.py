@@ -1,4 +1,4 @@
-"""Roles of callers: what an API token allows."""
+"""Roles of callers: the rights of an API token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Role(enum.IntEnum):
-    """What a token allows; each role includes those before it."""
+    """Rights of a token; each role includes the previous ones."""
 
     READ = 1
     OPERATE = 2

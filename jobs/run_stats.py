@@ -1,4 +1,4 @@
-"""Statistics of runs (R3): how many ended in an hour or a day, by queue, task and outcome, and how long they took."""
+"""Statistics of runs: how many ended in an hour or a day, by queue, task and outcome, and their durations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from dataloader.jobs.page_cursor import Next, PageCursor
 from dataloader.jobs.states import Status, Step
 
 Span = Literal["hour", "day", "total"]
-"""What one row of statistics sums up: an hour, a day in UTC, or all of the time that was asked for."""
+"""Period of one row of statistics: an hour, a day in UTC, or the whole requested time."""
 
 
 class RunOutcome(enum.StrEnum):
-    """How a run ended. `EXPIRED`: its lease ended, and its job went back to the queue; `LOST`: and the job ended.
+    """Outcome of a run.
 
-    The run of a stage whose job has moved on has `SUCCEEDED`.
+    `EXPIRED`: its lease ended, and its job returned to the queue. `LOST`: its lease and its job ended. A run of a stage
+    whose job has moved on has `SUCCEEDED`.
     """
 
     SUCCEEDED = "succeeded"
@@ -46,13 +47,13 @@ _OF_STEPS: Final = {
 
 
 def outcome_of_run(step: Step, status: Status | None) -> RunOutcome:
-    """The outcome of a run that ended with `step`, after which its job had `status`; None: nobody knows any more."""
+    """Return the outcome of a run that ended with `step`. `status` is the job's afterwards; None if unknown."""
     return _OF_STEPS[step] if status is None or status is Status.QUEUED else RunOutcome(status)
 
 
 @attrs.define(eq=False)
 class RunSum:
-    """How many runs there were, and their durations in seconds: together, and the longest."""
+    """Number of runs, and their durations in seconds: the total, and the longest."""
 
     runs: int = 0
     total_s: float = 0.0
@@ -67,7 +68,7 @@ class RunSum:
 
 @attrs.frozen(kw_only=True)
 class RunStats:
-    """The runs of a queue and a task that ended with an outcome within an hour, a day, or the whole time."""
+    """Runs of a queue and a task that ended with an outcome within an hour, a day, or the whole time."""
 
     at: Annotated[Instant, about("When the hour or the day (in UTC) begins; of a total, when it begins.")]
     queue: Annotated[str, about("The queue.")]
@@ -84,19 +85,19 @@ class RunStats:
 
 @attrs.frozen
 class RunStatsPage:
-    """A page of statistics, by time, queue, task and outcome."""
+    """Page of statistics, by time, queue, task and outcome."""
 
     stats: Annotated[list[RunStats], about("The statistics.")]
     next: Next
 
 
 BY_RUN: Final = PageCursor(tuple[Instant, str, str, str])
-"""The order of statistics: time, queue, task, outcome."""
+"""Order of statistics: time, queue, task, outcome."""
 
 
 @attrs.frozen(kw_only=True)
 class StatsFilter:
-    """The time, from `begin` (the hour, or with days the day, in which it lies) to `end`, exclusive; and of which runs.
+    """Filter of statistics: from the hour or day that contains `begin` to `end` (exclusive), by queue and task.
 
     A field that is None matches all. Raises `BadRequest`.
     """
@@ -108,7 +109,7 @@ class StatsFilter:
     by: Span = "hour"
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what no row can have."""
+        """Refuse values that no row can have."""
         check_instant("begin", self.begin)
         if self.end is not None:
             check_instant("end", self.end)

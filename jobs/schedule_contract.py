@@ -1,4 +1,4 @@
-"""The operations on schedules: `Schedules`, which `supervisor.schedules`, commands and HTTP views use (R7)."""
+"""Operations on schedules: `Schedules`, which `supervisor.schedules`, commands and HTTP views use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.jobs.page_cursor import After, Next
 from dataloader.jobs.schedules import Schedule
 
 MAX_BACKFILL: Final = 10_000
-"""The most planned times of one backfill."""
+"""Maximum number of planned times of one backfill."""
 MAX_NEXT: Final = 1_000
 
 Origin = Literal["code", "operator"]
@@ -30,7 +30,7 @@ class ScheduleNotFound(NotFound):
 
 @attrs.frozen(kw_only=True)
 class ScheduleRecord:
-    """A schedule as it is stored."""
+    """Schedule as it is stored."""
 
     name: Annotated[str, about("The schedule's name.")]
     task: Annotated[str, about("The task of its jobs.")]
@@ -50,11 +50,11 @@ class ScheduleRecord:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule itself. Raises `BadRequest` if it has a `fault`."""
+        """Schedule itself. Raises `BadRequest` if it has a `fault`."""
         return Schedule.of_spec(self.name, self.spec)
 
     def next_times(self, number: int) -> list[datetime]:
-        """Its next planned times, at most `number`; of one that is paused or retired those after now."""
+        """Return its next planned times, at most `number`; for a paused or retired schedule, those after now."""
         schedule = self.schedule
         times = schedule.times(self.stored_at)
         is_off = self.paused or self.retired_at is not None
@@ -62,7 +62,7 @@ class ScheduleRecord:
         if first is None:
             return []
         found: list[datetime] = []
-        # Another program may have stored a time at either end of Python's.
+        # Another program may have stored a time near Python's limits.
         with suppress(OverflowError):
             found.extend(islice(times.after(first - timedelta(microseconds=1)), number))
         return [at for at in found if schedule.end_at is None or at < schedule.end_at]
@@ -70,7 +70,7 @@ class ScheduleRecord:
 
 @attrs.frozen
 class SchedulePage:
-    """A page of schedules, by name."""
+    """Page of schedules, by name."""
 
     schedules: Annotated[list[ScheduleRecord], about("The schedules.")]
     next: Next
@@ -78,7 +78,7 @@ class SchedulePage:
 
 @attrs.frozen(kw_only=True)
 class ScheduleEvent:
-    """What became of planned times that have no job, or of the schedule itself."""
+    """Event of a schedule, or of planned times that have no job."""
 
     event_id: Annotated[int, about("The event's number; later events have larger ones.")]
     at: Annotated[Instant, about("When it happened; of times that were left out, when the first of them was.")]
@@ -91,7 +91,7 @@ class ScheduleEvent:
 
 @attrs.frozen
 class ScheduleEventPage:
-    """A page of a schedule's events, latest first."""
+    """Page of a schedule's events, latest first."""
 
     events: Annotated[list[ScheduleEvent], about("The events.")]
     next: Next
@@ -99,7 +99,7 @@ class ScheduleEventPage:
 
 @attrs.frozen(kw_only=True)
 class Backfilled:
-    """What a backfill has added, or would add."""
+    """Jobs that a backfill has added, or would add."""
 
     backfill: Annotated[UUID | None, about("The backfill's id, which its jobs have; null for a dry run.")]
     times: Annotated[list[Instant], about("The planned times that get a job, ascending.")]
@@ -107,15 +107,15 @@ class Backfilled:
 
 
 class Schedules(abc.ABC):
-    """The schedules. A supervisor has them as `supervisor.schedules`.
+    """Schedules. A supervisor has them as `supervisor.schedules`.
 
-    All raise `ScheduleNotFound` for a name that no schedule has, `BadRequest` for values that are not allowed, and
-    `StoreUnavailable` when no answer came.
+    All methods raise `ScheduleNotFound` for an unknown name, `BadRequest` for values that are not allowed, and
+    `StoreUnavailable` if no answer came.
     """
 
     @abc.abstractmethod
     async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
-        """A page of at most `limit` (1 to 1,000) schedules by name, from `after`, the `next` of the page before."""
+        """Return a page of at most `limit` (1 to 1,000) schedules by name, after `after`, a page's `next`."""
 
     @abc.abstractmethod
     async def get(self, name: str) -> ScheduleRecord:
@@ -123,7 +123,7 @@ class Schedules(abc.ABC):
 
     @abc.abstractmethod
     async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
-        """Return what is on record about the schedule, latest first."""
+        """Return a page of the schedule's events, latest first."""
 
     @abc.abstractmethod
     async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
@@ -131,34 +131,34 @@ class Schedules(abc.ABC):
 
     @abc.abstractmethod
     async def put(self, schedule: Schedule) -> ScheduleRecord:
-        """Store a schedule, in place of one with that name. Programs leave it as it is from now on.
+        """Store a schedule, replacing one with that name. From now on programs do not change it.
 
-        If its times are others than before, it is due from now on.
+        If its times have changed, it is due from now on.
         """
 
     @abc.abstractmethod
     async def delete(self, name: str) -> ScheduleRecord:
         """Delete a schedule, and return it as it was; its jobs stay.
 
-        One that programs declare is stored again when the next of them starts.
+        A schedule that programs declare is stored again when the next of them starts.
         """
 
     @abc.abstractmethod
     async def pause(self, name: str) -> ScheduleRecord:
-        """Pause a schedule: it adds no jobs. Jobs that it has added go on."""
+        """Pause a schedule: it adds no jobs. Jobs that it has added continue."""
 
     @abc.abstractmethod
     async def resume(self, name: str) -> ScheduleRecord:
-        """End its pause. What was due meanwhile was missed: `missed` decides about it.
+        """End its pause. Times that were due meanwhile are missed: `missed` says how they are handled.
 
-        The record that comes back has the next planned time from now on.
+        The returned record has the next planned time from now on.
         """
 
     @abc.abstractmethod
     async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
-        """Add a job of the schedule now, beside its plan.
+        """Add a job of the schedule now, in addition to its plan.
 
-        The same `job_id` again adds no second job. Raises `IdempotencyConflict` if it is another job's.
+        A repeated `job_id` adds no second job. Raises `IdempotencyConflict` if it belongs to another job.
         """
 
     @abc.abstractmethod
@@ -174,6 +174,7 @@ class Schedules(abc.ABC):
     ) -> Backfilled:
         """Add the jobs of its planned times from `begin` to `end` (exclusive), at most 10,000.
 
-        Times that have a job get none, unless `again`. With `dry_run` nothing is added. The same `backfill_id` again
-        adds nothing twice.
+        Times that have a job are skipped, unless `again`. With `dry_run` nothing is added. A repeated `backfill_id`
+        adds no
+        duplicates.
         """

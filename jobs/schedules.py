@@ -1,7 +1,7 @@
-"""Schedules (R7): which runs are due, which were missed, and when the next one is. Pure: uses no clock and no database.
+"""Schedules: which runs are due, which were missed, and when the next one is. Pure: uses no clock and no database.
 
-The next run follows from the planned time of the last one, never from its end. A year's pause costs nothing: what was
-missed is found backwards from now, or by division.
+The next run follows from the planned time of the last one, never from its end. A long pause takes no extra time: missed
+times are found backwards from now, or by division.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from dataloader.jobs.zones import zone_named
 MAX_MISSED: Final = 10_000
 MAX_PERIOD_S: Final = 100 * 366 * 86_400
 COUNTED: Final = 1_000
-"""Runs that are left out are counted up to so many."""
+"""Maximum number to which left-out runs are counted."""
 
 
 class Missed(StrEnum):
-    """What becomes of runs whose time passed while nobody could start them."""
+    """Catch-up policy: how runs are handled whose time passed while no process could start them."""
 
     SKIP = "skip"
     """A run that is later than `grace_s` is left out."""
     ONCE = "once"
-    """The latest one is made up for, the others are left out."""
+    """The latest run is caught up, the others are left out."""
     ALL = "all"
-    """The newest `missed_limit` of the last `missed_within_s` are made up for, oldest first."""
+    """The newest `missed_limit` runs of the last `missed_within_s` seconds are caught up, oldest first."""
 
 
 class Overlap(StrEnum):
@@ -59,42 +59,42 @@ class Overlap(StrEnum):
 
 
 FORMER_OVERLAPS: Final = MappingProxyType({"one": "buffer_one", "all": "buffer_all", "parallel": "allow"})
-"""The new name of each overlap policy that had another one."""
+"""New name of each renamed overlap policy."""
 
 
 class Times(Protocol):
-    """The planned times of a schedule."""
+    """Planned times of a schedule."""
 
     def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
-        """Those later than `instant`, ascending; up to and including `until` if that is given."""
+        """Yield the times later than `instant`, ascending; up to and including `until` if it is given."""
 
     def until(self, instant: datetime, after: datetime) -> Iterator[datetime]:
-        """Those not later than `instant` and later than `after`, descending."""
+        """Yield the times not later than `instant` and later than `after`, descending."""
 
 
 @attrs.frozen
 class Every:
-    """One time every `period` from `start` on."""
+    """Times at a fixed `period` from `start` on."""
 
     start: datetime
     period: timedelta
 
     def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
-        """As in `Times`."""
+        """Yield later times, as `Times` describes."""
         number = max((instant - self.start) // self.period + 1, 0)
         while until is None or self.start + number * self.period <= until:
             yield self.start + number * self.period
             number += 1
 
     def until(self, instant: datetime, after: datetime) -> Iterator[datetime]:
-        """As in `Times`."""
+        """Yield earlier times, as `Times` describes."""
         number = (instant - self.start) // self.period
         while number >= 0 and self.start + number * self.period > after:
             yield self.start + number * self.period
             number -= 1
 
     def begun_by(self, instant: datetime) -> Every:
-        """The same times, and those before, from `instant` or earlier on."""
+        """Return the same times, extended backwards to begin at `instant` or earlier."""
         earlier = max(-((instant - self.start) // self.period), 0)
         return Every(self.start - earlier * self.period, self.period)
 
@@ -118,14 +118,17 @@ def _choice(field: str, choices: type[StrEnum], value: str) -> StrEnum:
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """When jobs of `task` are added by themselves.
+    """Schedule that adds jobs of `task` automatically.
 
     Times are those of the expression `cron` by the clock of `zone`, or one every `every_s` seconds from `start_at` on,
-    by default from when the schedule is first stored; from `end_at` on there are none. `job` are the options of each
-    job, as those of a trigger.
+    by
+    default from when the schedule is first stored. There are none from `end_at` on. `job` has the options of each job,
+    as
+    in a trigger request.
 
-    `jitter_s` moves when a job may start, by up to so many seconds, never its planned time; each time is moved alike in
-    all processes. With `pause_on_failure` the schedule is paused when a job of it has failed for good.
+    `jitter_s` delays the start of a job by up to `jitter_s` seconds, never its planned time; each time gets the same
+    delay
+    in all processes. With `pause_on_failure` the schedule is paused when one of its jobs has failed for good.
 
     Raises `BadRequest`, which names the field, for values out of range.
     """
@@ -149,7 +152,7 @@ class Schedule:
     _cron: Cron | None = attrs.field(init=False, default=None, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse invalid values."""
         check_name("name", self.name, MAX_NAME)
         check_name("task", self.task, MAX_NAME)
         if (self.cron is None) == (self.every_s is None):
@@ -176,7 +179,7 @@ class Schedule:
 
     @classmethod
     def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Schedule:
-        """The schedule that `spec` has made. Raises `BadRequest`, also for what is nothing like a spec."""
+        """Return the schedule of `spec`. Raises `BadRequest`, also for a value that is not a spec at all."""
         if not isinstance(spec, Mapping):
             raise BadRequest("spec", f"must be an object with a schedule's fields, not {spec!r:.60}")
         for field in ("args", "job"):
@@ -193,11 +196,11 @@ class Schedule:
         except BadRequest:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # A field is missing, or of another type: anybody may have written the row.
+            # A field is missing, or of another type: any program may have written the row.
             raise BadRequest("spec", f"is not one of a schedule: {error}") from error
 
     def spec(self) -> dict[str, Any]:
-        """What makes it again, as JSON: the fields that are not as they are by default."""
+        """Return its JSON form, from which `of_spec` makes it again, without default values."""
         fields = [field for field in attrs.fields(Schedule) if field.name in _FIELDS]
         values = {field.name: getattr(self, field.name) for field in fields}
         said = {field.name for field in fields if values[field.name] not in (field.default, {})}
@@ -208,7 +211,7 @@ class Schedule:
         }
 
     def new_job(self, **fields: Any) -> NewJob:
-        """Return a job of the schedule with `fields` and, before them, the options of `job`, by the rules of a trigger.
+        """Return a job of the schedule with `fields` and, with precedence, the options of `job`, as a trigger would.
 
         Raises `BadRequest`, which names the option, such as `job.priority`.
         """
@@ -224,7 +227,7 @@ class Schedule:
             raise _refusal_of_job(error, self.job) from error
 
     def check_job(self) -> None:
-        """Raise `BadRequest` if no job can have the options of `job`: the check before a schedule is stored.
+        """Raise `BadRequest` if no job can have the options of `job`. Called before a schedule is stored.
 
         Stored schedules are read without this check, since another program may have written them.
         """
@@ -232,12 +235,12 @@ class Schedule:
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """What its times come from: if that changes, it begins anew."""
+        """Fields that determine its times; if they change, the schedule starts anew."""
         return self.cron, self.every_s, self.zone, self.start_at, self.end_at
 
     @property
     def planning(self) -> tuple[object, ...]:
-        """What `plan` goes by, besides the instants that it is told."""
+        """Fields that `plan` depends on, besides its arguments."""
         return self.timing, self.missed, self.grace_s, self.missed_limit, self.missed_within_s
 
     def _shortest_pause_s(self) -> float:
@@ -246,25 +249,25 @@ class Schedule:
         return shortest_pause(self._cron, datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
 
     def times(self, stored_at: datetime) -> Times:
-        """Its planned times, if it was first stored at `stored_at`."""
+        """Return its planned times, if it was first stored at `stored_at`."""
         if self._cron is not None:
             return self._cron
         assert self.every_s is not None, "one of the two is given"  # noqa: S101
         return Every(self.start_at or stored_at, timedelta(seconds=self.every_s))
 
     def next_after(self, times: Times, instant: datetime) -> datetime | None:
-        """Its first planned time after `instant`; None if there is none."""
+        """Return its first planned time after `instant`, or None."""
         begin = instant
         if self.start_at is not None:
             begin = max(instant, self.start_at - timedelta(microseconds=1))
         try:
             found = next(times.after(begin), None)
         except OverflowError:
-            return None  # it would be later than the year 9999, with which Python's time ends
+            return None  # it would be later than the year 9999, Python's last
         return None if found is None or (self.end_at is not None and found >= self.end_at) else found
 
     def available_at(self, planned_at: datetime) -> datetime:
-        """When the job of a planned time may start: moved by the jitter, alike wherever it is asked."""
+        """Return when the job of a planned time may start: with the jitter, the same in all processes."""
         if not self.jitter_s:
             return planned_at
         digest = sha256(f"{self.name}\n{planned_at.timestamp():.3f}".encode()).digest()
@@ -274,12 +277,12 @@ class Schedule:
 
 _FIELDS: Final = {field.name for field in attrs.fields(Schedule)} - {"name", "_cron"}
 _JOB_OPTIONS: Final = JobOptions.__annotations__.keys() - {"job_id", "after", "when_failed", "root"}
-"""The options of a trigger, without those that concern single jobs."""
+"""Options of a trigger, without those for single jobs."""
 _WHERE: Final = re.compile(r"(.*?) - at `\$\.?([^`]*)`", re.DOTALL)
 
 
 def _refusal_of_job(error: msgspec.ValidationError, job: Mapping[str, Any]) -> BadRequest:
-    """The refusal of an option, or of the task or the args, in our words."""
+    """Return the refusal of an option, or of the task or the args, in our words."""
     if isinstance(error.__cause__, BadRequest):
         name, message = error.__cause__.field, error.__cause__.message
     else:
@@ -300,10 +303,10 @@ def _instant(field: str, value: Any) -> datetime:
 
 @attrs.frozen
 class Plan:
-    """What is to be done about a schedule that is due.
+    """Plan for a schedule that is due.
 
-    `due` are the planned times of the runs to be added, ascending. `left_out` is the number of others that were due, up
-    to `COUNTED`, from `first_left_out` to `last_left_out`. `next_at` is the next planned time, None if there is none.
+    `due` has the planned times of the runs to be added, ascending. `left_out` is the number of other due times, up to
+    `COUNTED`, from `first_left_out` to `last_left_out`. `next_at` is the next planned time, None if there is none.
     """
 
     due: tuple[datetime, ...]
@@ -314,9 +317,9 @@ class Plan:
 
 
 def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> Plan:
-    """What to do at `now` about a schedule whose next run was planned for `next_at`.
+    """Return the plan at `now` for a schedule whose next run was planned for `next_at`.
 
-    Nothing before `next_at`: a clock that was put back makes no run twice.
+    Times before `next_at` are ignored: a clock that was put back repeats no run.
     """
     if now < next_at:
         return Plan((), 0, None, None, next_at)
@@ -325,7 +328,7 @@ def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> 
     past = times.until(last, before)
     due = list(_wanted(schedule, past, now))
     oldest = due[-1] if due else None
-    # Those that are left out stand before all that are wanted.
+    # Left-out times are all earlier than the times to be run.
     rest = times.until(last if oldest is None else oldest - timedelta(microseconds=1), before)
     left_out = list(islice(rest, COUNTED))
     return Plan(
@@ -338,7 +341,7 @@ def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> 
 
 
 def _wanted(schedule: Schedule, past: Iterable[datetime], now: datetime) -> Iterator[datetime]:
-    """Those of past times, the newest first, that are to be run."""
+    """Yield the past times, newest first, that are to be run."""
     match schedule.missed:
         case Missed.ONCE:
             return islice(past, 1)

@@ -1,8 +1,7 @@
-"""The life of a job as a table: which status follows which, and by whose hand. The only place where this is written.
+"""State transitions of a job as a table. This is the only place in code where they are defined.
 
-store/ writes these transitions in SQL, the property test drives random histories and holds every one against this
-table, and docs/architecture.md draws it. Foreign services may do other things to their rows; the table is about our own
-writes.
+store/ writes these transitions in SQL, the property test checks random histories against this table, and
+docs/architecture.md shows it. Foreign services may change their rows otherwise; the table is about our own writes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Final
 
 
 class Status(enum.StrEnum):
-    """The type `dl_status` of the queue's contract (Q1)."""
+    """Type `dl_status` of the queue's contract (Q1)."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -23,7 +22,7 @@ class Status(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True when the job has ended: only an operator's retry can change it again."""
+        """True if the job has ended: only an operator's retry can change it again."""
         return self in FINAL
 
 
@@ -31,11 +30,12 @@ FINAL: Final = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Stat
 
 
 class WaitsFor(enum.StrEnum):
-    """Why a queued job can't run now; a queued job that waits for nothing is ready.
+    """Reason why a queued job cannot run now; a queued job without one is ready.
 
-    TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: a worker of the release before did
-    not know the task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of the task's
-    supplier.
+    TIME: `available_at` is in the future. LOCK: another job with its `lock_key` runs. TASK: a worker of the previous
+    release did not know the task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of
+    the
+    task's supplier.
     """
 
     TIME = "time"
@@ -46,10 +46,11 @@ class WaitsFor(enum.StrEnum):
 
 
 class QueueState(enum.StrEnum):
-    """The state of a queue that keeps even its ready jobs waiting; read from the database on demand.
+    """State of a queue that keeps even its ready jobs waiting; derived from the database on demand.
 
     PAUSED: an operator paused it. NO_WORKER: no dataloader worker serves it; another service may. FULL: all slots of
-    its workers are taken. UNKNOWN_TASK: none of its workers knows the job's task.
+    its
+    workers are in use. UNKNOWN_TASK: none of its workers knows the job's task.
     """
 
     PAUSED = "paused"
@@ -59,7 +60,7 @@ class QueueState(enum.StrEnum):
 
 
 class Step(enum.StrEnum):
-    """What can happen to a job, named as in its journal where it is journalled (Q11)."""
+    """Transition of a job, named as in the event history if it is recorded there (Q11)."""
 
     CLAIM = "claim"
     SUCCEED = "succeed"
@@ -96,4 +97,4 @@ TRANSITIONS: Final[dict[tuple[Status, Step], Status]] = {
     (Status.CANCELED, Step.REVIVE): Status.QUEUED,
     (Status.LOST, Step.REVIVE): Status.QUEUED,
 }
-"""(status before, step) → status after. What is not here does not happen by our hand."""
+"""(status before, step) → status after. We make no other transitions."""

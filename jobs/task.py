@@ -1,4 +1,4 @@
-"""A task: a function with a name, and how its jobs run."""
+"""Task: a function with a name, and how its jobs run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dataloader.jobs.unique import Uniqueness
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    # A bare `Job` is that of a task without a type of args.
+    # A bare `Job` belongs to a task without a type of args.
     A = TypeVar("A", default=dict[str, Any])
 else:
     from typing import TypeVar
@@ -40,18 +40,18 @@ else:
 
 DEFAULT_RETRY: Final = RetryPolicy()
 MAX_JOBS_OF_A_CHILD: Final = 1_000
-"""After so many jobs a child process is replaced."""
+"""Number of jobs after which a child process is replaced."""
 MIN_MEMORY_MB: Final = 64
-"""An interpreter with our own modules needs half of it."""
+"""Minimum memory limit: an interpreter with our own modules needs half of it."""
 BUILT_IN: Final = ("process.*", "notify.*", "migrate")
-"""Tasks that are our own: nobody else registers them, and `dl_enqueue` refuses them (it has the same list)."""
+"""Built-in tasks: users cannot register them, and `dl_enqueue` refuses them (it has the same list)."""
 
 
 _BUILT_IN_NAME: Final = re.compile("|".join(map(translate, BUILT_IN)))
 
 
 def check_task(name: str) -> None:
-    """Raise `BadRequest` for a built-in task: only we add their jobs."""
+    """Raise `BadRequest` for a built-in task: only we add its jobs."""
     if _BUILT_IN_NAME.match(name):
         raise BadRequest(
             "task", f"must not be {name!r:.60}: the names {', '.join(BUILT_IN)} are those of built-in tasks"
@@ -59,7 +59,7 @@ def check_task(name: str) -> None:
 
 
 class Enqueues(Protocol):
-    """What a job can be added to: a `Jobs`, a job's handle, or a transaction."""
+    """Object to which a job can be added: a `Jobs`, a job's handle, or a transaction."""
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Any) -> Enqueued:
         """Add a job."""
@@ -67,21 +67,26 @@ class Enqueues(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Task(Generic[A]):
-    """One kind of job: what to call and how.
+    """Task: the function to call for a job, and how.
 
-    `timeout_s` bounds one run, in seconds (None: only the lease's renewal does). `is_async` tells an async function,
-    Trio's or with `asyncio` asyncio's, from a plain one, which runs in a thread. `args` reads a job's arguments (None:
-    they are a dictionary).
+    `timeout_s` bounds one run, in seconds; None leaves only the lease. `is_async` is True for an async function, on
+    Trio
+    or, with `asyncio`, on asyncio; a plain function runs in a thread. `args` reads a job's arguments; None means a
+    dictionary.
 
-    With `process` the function runs in a process of its own, with at most `memory_mb` megabytes of memory; such a
-    process is replaced after `max_jobs` jobs. With `dask`, a scheduler's address, it runs in such a process beside a
-    worker of that Dask cluster; with True the address is DL_DASK.
+    With `process` the function runs in a separate process, with at most `memory_mb` megabytes of memory. The process is
+    replaced after `max_jobs` jobs. With `dask`, a scheduler's address, it runs in such a process beside a worker of
+    that
+    Dask cluster; with True the address is DL_DASK.
 
-    `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
-    however a job is enqueued: a process keeps them in the database, as the `limits`. `lock_key` is a template,
-    `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what
-    becomes of them. `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises
-    `BadRequest` for args that its jobs refuse, where `args` is no type.
+    `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) are defaults for requests, for every
+    way
+    to enqueue a job: a process stores them in the database, like the `limits`. `lock_key` is a template,
+    `"rates:{year}"`,
+    or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and how they are handled.
+    `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises `BadRequest` for args
+    that
+    its jobs refuse, if `args` is not a type.
     """
 
     name: str
@@ -107,7 +112,7 @@ class Task(Generic[A]):
     check: Callable[[Mapping[str, Any]], object] | None = attrs.field(default=None, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse settings that are out of range."""
+        """Refuse values out of range."""
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise BadRequest("timeout_s", f"must be a number of seconds greater than 0, not {self.timeout_s!r}")
         if self.queue is not None:
@@ -128,7 +133,7 @@ class Task(Generic[A]):
             self.unique.check_fields(None if self.args is None else self.args.fields)
 
     def _check_place(self) -> None:
-        """Refuse a place where the function can't run."""
+        """Refuse a place where the function cannot run."""
         if not self.in_child and (self.memory_mb is not None or self.max_jobs != MAX_JOBS_OF_A_CHILD):
             raise BadRequest("memory_mb, max_jobs", "are for tasks with process=True or dask=")
         if self.process and self.dask is not None:
@@ -140,19 +145,19 @@ class Task(Generic[A]):
 
     @property
     def in_child(self) -> bool:
-        """Whether the function runs in a process of its own, here or beside a Dask worker."""
+        """True if the function runs in a separate process, here or beside a Dask worker."""
         return self.process or self.dask is not None
 
     @property
     def kind(self) -> Literal["dask", "process", "async", "thread"]:
-        """Where the function runs."""
+        """Place where the function runs."""
         if self.in_child:
             return "process" if self.process else "dask"
         return "async" if self.is_async else "thread"
 
     @property
     def declared_limits(self) -> TaskLimits:
-        """What operators may override, as the program declares it."""
+        """Limits that the program declares and operators may override."""
         return attrs.evolve(self.limits, max_attempts=self.max_attempts)
 
     def __call__(self, job: Any) -> Any:
@@ -162,6 +167,6 @@ class Task(Generic[A]):
     async def enqueue(self, jobs: Enqueues, args: A | None = None, **options: Unpack[JobOptions]) -> Enqueued:
         """Add a job of this task by a `Jobs`, or by a job's handle or transaction; `options` are those of `new_job`.
 
-        Raises `BadRequest` for args that are not of the task's type, and what `jobs.enqueue` raises.
+        Raises `BadRequest` for args that are not of the task's type, and the errors of `jobs.enqueue`.
         """
         return await jobs.enqueue(self, args, **options)

@@ -1,4 +1,4 @@
-"""Task types as readers see them: what processes have declared, last start wins (S2), and their limits now (S1, S4)."""
+"""Readers' views of task types: the declarations of processes, of which the last start wins, and their limits now."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
 
 Closed = Literal["paused", "period", "running", "batch", "supplier_paused", "supplier_period", "budget", "error"]
-"""Why no job of a task may start now: it is paused; no work period of it is open; as many run as may run at once; the
-batch has no place left, or the next one has not begun; its supplier is paused, or has no work period now; a rate limit
-of its supplier is used (`budget`); its limits cannot be evaluated, and `error` says why."""
+"""Reason why no job of a task may start now.
+
+It is paused; no work period is open; the concurrency limit is reached; the batch is full, or the next one has not
+begun; its supplier is paused, or has no open work period; a rate limit of its supplier is exhausted (`budget`); its
+limits cannot be evaluated, and `error` says why.
+"""
 
 
 class TaskNotFound(NotFound):
@@ -23,7 +26,7 @@ class TaskNotFound(NotFound):
 
 @attrs.frozen(kw_only=True)
 class TaskRecord:
-    """A task type: what its jobs get that their requests do not say, and what its arguments are."""
+    """Task type: the defaults of its jobs, and the schema of its arguments."""
 
     task: Annotated[str, about("The task's name.")]
     description: Annotated[str | None, about("What it says of itself, in one line.")]
@@ -36,13 +39,13 @@ class TaskRecord:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The names of its arguments, as far as they are declared."""
+        """Names of its arguments, as far as they are declared."""
         return frozenset((self.args_schema or {}).get("properties", ()))
 
 
 @attrs.frozen(kw_only=True)
 class TaskState(TaskRecord):
-    """A task type with its limits, and whether its jobs may start now."""
+    """Task type with its limits, and whether its jobs may start now."""
 
     declared: Annotated[Mapping[str, Any], about("The limits that its program declares.")]
     override: Annotated[Mapping[str, Any], about("The limits that operators have set in their place.")]
@@ -60,7 +63,7 @@ class TaskState(TaskRecord):
 
 @attrs.frozen
 class TaskPage:
-    """A page of task types, by name."""
+    """Page of task types, by name."""
 
     tasks: Annotated[list[TaskState], about("The task types.")]
     next: Next

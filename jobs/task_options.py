@@ -1,4 +1,4 @@
-"""The options with which a task is declared, and the task that they make."""
+"""Options of a task's declaration, and the task that they make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataloader.jobs.unique import Duplicates, uniqueness_of
 
 
 class TaskOptions(LimitOptions, total=False):
-    """The options of `Tasks.task`, besides the name and the type of args; see `Task` and `Uniqueness` for each."""
+    """Options of `Tasks.task`, besides the name and the type of args; `Task` and `Uniqueness` describe them."""
 
     retry: RetryPolicy
     timeout_s: float | None

@@ -1,8 +1,8 @@
-"""The registry of tasks: names mapped to the user's functions and how to run them.
+"""Registry of tasks: names mapped to the user's functions and how to run them.
 
-A user makes one `Tasks`, decorates functions, and names it on the command line (`--tasks my_module:tasks`). Several
-registries of a large program are joined with `include`. It is an object that is passed along, not a global, so that
-tests and embedded supervisors can hold several.
+A user creates one `Tasks`, decorates functions, and names it on the command line (`--tasks my_module:tasks`). `include`
+joins the registries of a large program. It is an object that is passed along, not a global, so that tests and embedded
+supervisors can have several.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ W = TypeVar("W", bound=Around)
 
 
 class _Typed(Protocol[A]):
-    """The decorator for a task with `args=`."""
+    """Decorator for a task with `args=`."""
 
     def __call__(
         self,
@@ -47,10 +47,10 @@ class _Typed(Protocol[A]):
 
 
 class Tasks(Mapping[str, Task[Any]]):
-    """The tasks a process knows, by name."""
+    """Tasks that a process knows, by name."""
 
     def __init__(self) -> None:
-        """An empty registry."""
+        """Start with an empty registry."""
         self._tasks: dict[str, Task[Any]] = {}
         self._resources: list[Resource[Any]] = []
         self._around: list[Around] = []
@@ -67,24 +67,30 @@ class Tasks(Mapping[str, Task[Any]]):
     def task(
         self, name: str, *, args: type[Any] | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
-        """Register the decorated function as `name`; return a `Task`, which can be called like the function.
+        """Register the decorated function as `name`, and return a `Task`, which can be called like the function.
 
-        An async function is called with a `Job` on Trio, or with `asyncio=True` with an `AioJob` on asyncio. A plain
-        function is called with a `ThreadJob` in a thread. With `process=True` the function runs in a child process,
-        with `dask=` in one beside a worker of a Dask cluster: a plain one gets a `ProcessJob`, an asyncio one an
-        `AioProcessJob`. Both must be defined at the top level of a module.
+        An async function is called with a `Job` on Trio or, with `asyncio=True`, with an `AioJob` on asyncio. A plain
+        function
+        is called with a `ThreadJob` in a thread. With `process=True` the function runs in a child process, with `dask=`
+        in one
+        beside a worker of a Dask cluster: a plain one gets a `ProcessJob`, an asyncio one an `AioProcessJob`. Both must
+        be
+        defined at the top level of a module.
 
         Args:
             name: the task's name.
             args: the type of `job.args`: an attrs class, a dataclass, a msgspec struct or a TypedDict; None: a
-                dictionary.
+            dictionary.
             options: fields of `Task`, `TaskLimits` and `Uniqueness`. `unique` is True (jobs with equal args are the
-                same), names of fields, or a template. A `supplier` is a `Supplier`, or the name of one that is declared
+            same),
+                names of fields, or a template. A `supplier` is a `Supplier`, or the name of one that is declared
                 elsewhere.
 
-        Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, for settings out of
-        range, and for a function that a worker can't call with the job alone, or that is a generator; `TypeError` for
-        an option that does not exist.
+        Raises `ValueError` for a name that is taken, built in, or not storable, for values out of range, and for a
+        function
+        that a worker cannot call with only the job, or that is a generator. Raises `TypeError` for an option that does
+        not
+        exist.
         """
         if not isinstance(name, str):
             raise BadRequest("task", f'must be a name, as in @tasks.task("load.year"), not {name!r:.60}')
@@ -113,17 +119,22 @@ class Tasks(Mapping[str, Task[Any]]):
         return register
 
     def stages(self, name: str, *stages: Task[Any] | Callable[..., Any], queue: str | None = None) -> Task[Any]:
-        """Declare jobs that go through stages, and return the task `name` by which they are enqueued.
+        """Declare jobs with stages, and return the task `name` by which they are enqueued.
 
-        Each stage is a task of this registry called `name.stage`, with its own queue, limits and retry policy; a
-        function that is no task yet becomes the task `name.function`, in `queue`. A job begins with the first stage.
-        What the handler of a stage returns is `job.previous` of the next one, and of the last one the job's result;
-        `Next` and `Finish` choose otherwise. The job is one row all the time: its args, its lock_key and its root stay.
-        Of a stage's task count `queue`, `priority` and `lease_ttl_sec`, where it has them, and `max_attempts`, 5 where
-        it has none.
+        Each stage is a task of this registry called `name.stage`, with its own queue, limits and retry policy. A
+        function that
+        is not a task yet becomes the task `name.function`, in `queue`. A job begins with the first stage. The return
+        value of a
+        stage's handler is `job.previous` of the next stage, or the job's result after the last one, unless it is `Next`
+        or
+        `Finish`. The job stays one row: its args, lock_key and root do not change.
 
-        Raises `ValueError` for fewer than two stages, for tasks that are called otherwise or are stages already, for a
-        queue that only some of them have, and for a lock_key of a later stage.
+        The `queue`, `priority` and `lease_ttl_sec` of a stage's task apply if they are set, and `max_attempts`, 5 by
+        default.
+
+        Raises `ValueError` for fewer than two stages, for tasks with other names or that are stages already, for a
+        queue that
+        only some of them have, and for a lock_key of a later stage.
         """
         if len(stages) < MIN_STAGES:
             raise ValueError(f"stages of {name!r}: there must be at least {MIN_STAGES}, not {len(stages)}")
@@ -143,7 +154,7 @@ class Tasks(Mapping[str, Task[Any]]):
             self._tasks[whole.task_of(short)] = attrs.evolve(self._tasks[whole.task_of(short)], stages=whole)
         first = self._tasks[whole.first_task]
         self.task(name)(first.handler)
-        # Its jobs are the first stage's, and wait in that one's lane.
+        # Its jobs are the first stage's, and wait in the limit queue of that stage.
         self._tasks[name] = attrs.evolve(first, name=name, limits=TaskLimits())
         return self._tasks[name]
 
@@ -173,14 +184,17 @@ class Tasks(Mapping[str, Task[Any]]):
     def resource(
         self, function: Callable[[], AbstractAsyncContextManager[Any]] | None = None, /, *, asyncio: bool = False
     ) -> Any:
-        """Declare a resource, such as a pool of connections, which a process opens once for its jobs.
+        """Declare a resource, such as a connection pool, which a process opens once for its jobs.
 
-        The decorated function takes nothing and makes an async context manager (`@contextlib.asynccontextmanager`),
-        Trio's, or with `asyncio=True` asyncio's. It is entered before the first job is claimed, after those declared
-        before it, and left when the last job has ended. `job.resource()` gives what it yields, by that one's type or by
-        the declaration that comes back here.
+        The decorated function takes no arguments and returns an async context manager
+        (`@contextlib.asynccontextmanager`), on
+        Trio or, with `asyncio=True`, on asyncio. It is entered before the first job is claimed, after the resources
+        declared
+        before it, and left when the last job has ended. `job.resource()` returns the yielded value, by its type or by
+        the
+        declaration that is returned here.
 
-        Raises `ValueError` for a function that makes no async context manager.
+        Raises `ValueError` for a function that does not return an async context manager.
         """
 
         def register(function: Callable[[], AbstractAsyncContextManager[Any]]) -> Resource[Any]:
@@ -191,15 +205,16 @@ class Tasks(Mapping[str, Task[Any]]):
         return register if function is None else register(function)
 
     def check_args(self, name: str, check: Callable[[Mapping[str, Any]], object]) -> None:
-        """Have the args of requests checked where the task `name` is known: `check` raises `BadRequest`."""
+        """Check the args of requests where the task `name` is known: `check` raises `BadRequest`."""
         self._tasks[name] = attrs.evolve(self._tasks[name], check=check)
 
     def schedule(self, name: str, *, task: str | Task[Any], **fields: Any) -> Schedule:
-        """Declare that jobs of `task` are added by themselves; `fields` are those of `Schedule`.
+        """Declare a schedule, which adds jobs of `task` automatically; `fields` are those of `Schedule`.
 
-        Processes store it when they start, the last one wins; one that is not declared any more is retired.
+        Processes store it when they start, and the last one wins. A schedule that is no longer declared is retired.
 
-        Raises `ValueError` for a name that is taken, and `BadRequest`, which names the schedule, for what `Schedule`
+        Raises `ValueError` for a name that is taken, and `BadRequest`, which names the schedule, for values that
+        `Schedule`
         refuses.
         """
         if name in self._schedules:
@@ -220,7 +235,7 @@ class Tasks(Mapping[str, Task[Any]]):
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        """What `schedule` has declared, in order."""
+        """Schedules declared by `schedule`, in order."""
         return tuple(self._schedules.values())
 
     def messages(self, source: MessageSource) -> None:
@@ -235,7 +250,7 @@ class Tasks(Mapping[str, Task[Any]]):
     def supplier(self, supplier: Supplier) -> Supplier:
         """Declare a supplier, which tasks and sources of loads name, and return it.
 
-        One that is a task's need not be declared. Raises `ValueError` if another one has its name.
+        A supplier that is given to a task need not be declared. Raises `ValueError` if another one has its name.
         """
         if self._suppliers.setdefault(supplier.name, supplier) != supplier:
             raise ValueError(f"supplier {supplier.name!r} is declared twice, with other limits")
@@ -243,40 +258,42 @@ class Tasks(Mapping[str, Task[Any]]):
 
     @property
     def suppliers(self) -> tuple[Supplier, ...]:
-        """What `supplier` and tasks have declared."""
+        """Suppliers declared by `supplier` and tasks."""
         return tuple(self._suppliers.values())
 
     def around(self, function: W) -> W:
         """Wrap every run in the decorated function, and return it unchanged.
 
-        It is called with the job and makes a context manager (`@contextlib.contextmanager`), in which the handler runs,
-        whatever its flavour is: in the same task or thread, with the same context variables. An error of the handler
-        goes through it. The one that is declared first is the outermost.
+        It is called with the job and returns a context manager (`@contextlib.contextmanager`), in which a handler of
+        any flavor
+        runs: in the same task or thread, with the same context variables. An error of the handler passes through it.
+        The first
+        declared one is the outermost.
 
-        Raises `ValueError` for a function that makes no context manager.
+        Raises `ValueError` for a function that does not return a context manager.
         """
         self._around.append(around_of(function))
         return function
 
     @property
     def resources(self) -> tuple[Resource[Any], ...]:
-        """What `resource` has declared, in order."""
+        """Resources declared by `resource`, in order."""
         return tuple(self._resources)
 
     @property
     def message_sources(self) -> tuple[MessageSource, ...]:
-        """What `messages` has declared, in order."""
+        """Sources declared by `messages`, in order."""
         return tuple(self._messages)
 
     @property
     def wraps(self) -> tuple[Around, ...]:
-        """What `around` has declared, in order."""
+        """Functions declared by `around`, in order."""
         return tuple(self._around)
 
     def include(self, other: Tasks) -> None:
-        """Take over every task of `other`, its resources, and what wraps its runs, which wraps all runs then.
+        """Add every task of `other`, its resources, and its wrappers, which then wrap all runs.
 
-        Raises `ValueError` when a name is in both.
+        Raises `ValueError` if a name is in both.
         """
         both = self._tasks.keys() & other._tasks.keys()
         if both:
@@ -295,27 +312,27 @@ class Tasks(Mapping[str, Task[Any]]):
             self._schedules[name] = schedule
 
     def built_in(self, own: Iterable[Task[Any]]) -> None:
-        """Register tasks of a library on top of the queue, whose names users can't take."""
+        """Register tasks of a library on top of the queue, whose names users cannot take."""
         for task in own:
             if task.name in self._tasks:
                 raise ValueError(f"task {task.name!r} is registered twice")
             self._tasks[task.name] = task
 
     def beside(self, own: Iterable[Task[Any]]) -> Tasks:
-        """These tasks, and built-in ones that a process has of its own, in another registry."""
+        """Return another registry with these tasks and built-in ones of a process."""
         both = Tasks()
         both.include(self)
         both._tasks.update({task.name: task for task in own})
         return both
 
     def __getitem__(self, name: str) -> Task[Any]:
-        """The task called `name`; `KeyError` when there is none."""
+        """Return the task called `name`. Raises `KeyError` if there is none."""
         return self._tasks[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in order of registration."""
+        """Iterate over the names, in order of registration."""
         return iter(self._tasks)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of tasks."""
         return len(self._tasks)

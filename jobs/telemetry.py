@@ -1,6 +1,6 @@
-"""What a process counts and times about its jobs (Q5): the actors feed it, `/metrics` reads it.
+"""Counts and durations of a process's jobs: the actors record them, `/metrics` reads them.
 
-What can be read at the scrape (queue depths, pool, listener) is not here: web/api/metrics.py asks for it then.
+Values that can be read at the scrape (queue depths, pool, listener) are not here: web/api/metrics.py reads them then.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from dataloader.jobs.measures import RUN_S, Counter, Gauge, Histogram, Measure
 
 
 class Telemetry:
-    """The process's counters and histograms.
+    """Counters and histograms of the process.
 
-    The Trio thread alone writes them, but for the stalls, whose one writer is the loop's watchdog, which may be a
-    thread.
+    Only the Trio thread writes them, except the stalls, which only the loop's watchdog writes, which may be a thread.
     """
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
+        """Start with empty measures."""
         self._ended = Counter("dataloader_jobs_ended", "Runs that ended, by outcome.", ("queue", "task", "outcome"))
         self._run_s = Histogram("dataloader_job_run_seconds", "How long runs took.", ("queue", "task"), RUN_S)
         self._claimed = Counter("dataloader_jobs_claimed", "Jobs claimed.", ("queue",))
@@ -81,43 +80,43 @@ class Telemetry:
         )
 
     def job_ended(self, queue: str, task: str, outcome: str, run_s: float) -> None:
-        """A run ended with `outcome` (succeeded, failed, retry, canceled, …) after `run_s` seconds."""
+        """Record a run that ended with `outcome` (succeeded, failed, retry, canceled, …) after `run_s` seconds."""
         self._ended.add(queue, task, outcome)
         self._run_s.observe(run_s, queue, task)
 
     def claimed(self, queue: str, n: int, claim_s: float) -> None:
-        """A claim took `claim_s` seconds and brought `n` jobs."""
+        """Record a claim that took `claim_s` seconds and returned `n` jobs."""
         self._claimed.add(queue, number=n)
         self._claim_s.observe(claim_s, queue)
 
     def started_at_once(self, queue: str) -> None:
-        """A job was added as this process's own, without a claim."""
+        """Record a job that was added as running in this process, without a claim."""
         self._claimed.add(queue)
 
     def picked_up(self, queue: str, latency_s: float) -> None:
-        """A job's handler was started `latency_s` seconds after the job became ready."""
+        """Record that a job's handler was started `latency_s` seconds after the job became ready."""
         self._pickup_s.observe(latency_s, queue)
 
     def taken_back(self, became: Iterable[tuple[str, str]]) -> None:
-        """Jobs whose workers had not renewed their leases were taken from them; each one's queue and new status."""
+        """Record the queue and new status of jobs whose workers had not renewed their leases."""
         for queue, status in became:
             self._taken_back.add(queue, status)
 
     def lease_lost(self, n: int = 1) -> None:
-        """`n` running jobs were stopped because their leases could not be held."""
+        """Record `n` running jobs that were stopped because their leases could not be held."""
         self._leases_lost.add(number=n)
 
     def set_aside(self, part: str, n: int) -> None:
-        """A part of the service, such as the scheduler, could not use `n` stored rows and continued with others."""
+        """Record `n` stored rows that a part of the service, such as the scheduler, could not use and skipped."""
         if n:
             self._set_aside.add(part, number=n)
 
     def found_endless(self, n: int) -> None:
-        """The reaper has seen `n` running jobs whose lease never ends and that nobody renews."""
+        """Record `n` running jobs whose lease never ends and is not renewed, as found by the reaper."""
         self._endless.value = n
 
     def lanes_closed(self, entry: object, n: int) -> None:
-        """An entry of the workers keeps `n` limit queues closed, because the database refuses to judge them."""
+        """Record that a worker's entry keeps `n` limit queues closed, because the database refuses to evaluate them."""
         if n:
             self._closed_lanes[entry] = n
         else:
@@ -125,29 +124,29 @@ class Telemetry:
         self._lanes_closed.value = sum(self._closed_lanes.values())
 
     def fenced(self, n: int = 1) -> None:
-        """`n` outcomes were void: the jobs belonged to somebody else by then."""
+        """Record `n` void outcomes: the jobs belonged to another worker by then."""
         self._fenced.add(number=n)
 
     def history_changed(self) -> None:
-        """The database was found to have another history."""
+        """Record that the database has another history."""
         self._history_changes.add()
 
     def child_started(self, start_s: float) -> None:
-        """A child process took `start_s` seconds until it could run its first job."""
+        """Record a child process that needed `start_s` seconds until it could run its first job."""
         self._child_start_s.observe(start_s)
 
     def child_ended(self, cause: str) -> None:
-        """A child process is ended."""
+        """Record the end of a child process."""
         self._children_ended.add(cause)
 
     def clusters_now(self, running: int, threads: int) -> None:
-        """So many jobs have one of so many threads of Dask clusters."""
+        """Record that `running` jobs use `threads` available threads of Dask clusters."""
         self._dask_running.value, self._dask_threads.value = running, threads
 
     def children_now(self, running: int, idle: int) -> None:
-        """So many child processes run a job, and so many wait for one."""
+        """Record that `running` child processes run a job, and `idle` ones wait for one."""
         self._children_running.value, self._children_idle.value = running, idle
 
     def loop_stalled(self, stall_s: float) -> None:
-        """The event loop did not turn for `stall_s` seconds. Called by the watchdog, which may be a thread."""
+        """Record a stall of the event loop of `stall_s` seconds. Called by the watchdog, which may be a thread."""
         self._stall_s.observe(stall_s)

@@ -1,7 +1,7 @@
-"""Makes any text or value something PostgreSQL can store, so that a job always ends, whatever its handler said (F40).
+"""Converts any text or value to a form that PostgreSQL can store, so that a job always ends, whatever it returned.
 
-NUL and lone surrogates are written as visible escapes, long text is cut in the middle (the head and the tail of a
-traceback are what one reads), values that are no JSON become their `repr`.
+NUL and lone surrogates become visible escapes. Long text is cut in the middle, since the head and the tail of a
+traceback are the useful parts. Values that are not JSON become their `repr`.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from dataloader.jobs.errors import BadRequest
 T = TypeVar("T")
 
 MAX_ERROR: Final = 16_384
-"""Characters kept of an error's text."""
+"""Maximum number of characters kept of an error's text."""
 MAX_JSON: Final = 1_048_576
-"""Bytes kept of a result, a progress object or a log line's fields."""
+"""Maximum size of a result, a progress object or a log line's fields, in bytes."""
 MAX_DEPTH: Final = 200
-"""Levels of nested JSON that readers are shown; what recurses over a value must have stack enough, wherever it is."""
+"""Levels of nested JSON that readers are shown; code that recurses over a value needs enough stack anywhere."""
 MAX_BEGINNING: Final = 10_000
-"""Characters that are shown of JSON that is too long, or nested too deeply."""
+"""Characters shown of JSON that is too long, or nested too deeply."""
 
 JSON_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
-"""The pattern, for `re.DOTALL`, of a text in JSON, as bytes: nothing in it is looked at twice, and nothing kept.
+"""Pattern, for `re.DOTALL`, of a text in JSON, as bytes: it never reads a byte twice, and keeps nothing.
 
-One that does not end is taken, too: or each quote in it would begin a search that reads to the end.
+It also matches a text that does not end; otherwise each quote in it would begin a search that reads to the end.
 """
 MAX_MASKED: Final = 65_536
-"""Characters of a text that are masked where less of it is kept: more of them would hold up the event loop."""
+"""Characters of a text that are masked if less of it is kept: more would block the event loop."""
 
-# What PostgreSQL writes out: 1e308 is 309 digits. A text that looks like one is told from it by the second pattern.
+# Numbers that PostgreSQL writes out: 1e308 has 309 digits. The second pattern excludes texts that look like one.
 _MAY_GROW = re.compile(rb"e[+-]?[0-9]{2}")
 _EXPONENT = re.compile(JSON_TEXT + rb"|[0-9]e([+-]?[0-9]++)", re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS: Final = b"0" * 309
 _LONG_NUMBER = re.compile(JSON_TEXT + rb"|([0-9]{309})", re.DOTALL)
 _MAY_BE_INFINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""A float in MessagePack that is infinite or no number; no text in UTF-8 has these bytes."""
+"""Float in MessagePack that is infinite or not a number; UTF-8 text never has these bytes."""
 UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-"""What PostgreSQL stores in no text."""
+"""Characters that PostgreSQL stores in no text."""
 CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""What stands in no name: control characters, what ends a line, and what PostgreSQL can't store."""
-# jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so
-# by msgspec.
+"""Characters that no name may have: control characters, line separators, and those that PostgreSQL cannot store."""
+# jsonb also refuses \u0000 and lone surrogates as escapes. A pair of surrogates is valid, and msgspec never writes
+# it as escapes.
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 def storable_text(text: str, limit: int = MAX_ERROR) -> str:
-    """`text` without what PostgreSQL can't store, cut in the middle to at most `limit` characters."""
+    """Return `text` without characters that PostgreSQL cannot store, cut in the middle to `limit` characters."""
     if len(text) > limit:
         note = f"\n… {len(text) - limit:,} characters cut …\n"
         keep = max(limit - len(note), 2)
@@ -63,7 +63,7 @@ def storable_text(text: str, limit: int = MAX_ERROR) -> str:
 
 
 def cut_texts(fields: Mapping[str, object], limit: int = MAX_MASKED) -> dict[str, object]:
-    """The fields of a line, with texts cut that are longer than is masked."""
+    """Return the fields of a line, with texts cut to the length that is masked."""
     return {
         name: storable_text(value, limit) if isinstance(value, str) and len(value) > limit else value
         for name, value in fields.items()
@@ -71,21 +71,21 @@ def cut_texts(fields: Mapping[str, object], limit: int = MAX_MASKED) -> dict[str
 
 
 def growth(encoded: bytes) -> int:
-    """How many bytes longer JSON of ours becomes when PostgreSQL writes its numbers out; spaces are not counted."""
+    """Return how many bytes longer our JSON becomes when PostgreSQL writes its numbers out; spaces are not counted."""
     if not _MAY_GROW.search(encoded):
         return 0
     return sum(abs(int(found[1])) for found in _EXPONENT.finditer(encoded) if found[1])
 
 
 def has_long_number(encoded: bytes) -> bool:
-    """Whether JSON of ours has a whole number that no float holds, which many a reader of it fails on."""
+    """Return True if our JSON has an integer that no float can represent, which fails in many readers."""
     if len(encoded) < len(_MANY_DIGITS) or _MANY_DIGITS not in encoded.translate(_AS_ZEROS):
         return False  # nearly always; the pattern takes twenty times as long
     return any(found[1] for found in _LONG_NUMBER.finditer(encoded))
 
 
 def storable_json(value: object, limit: int = MAX_JSON) -> str:
-    """`value` as JSON text that `jsonb` accepts. What is no JSON, or too long, becomes an object that says so."""
+    """Return `value` as JSON text that `jsonb` accepts. If it is not JSON, or too long, an object says so instead."""
     try:
         encoded = _encode(value)
     except Exception as error:  # noqa: BLE001 - a handler's objects may raise anything; the job must still end
@@ -104,7 +104,10 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
 
 
 def exact_json(field: str, value: object, limit: int) -> str:
-    """`value` as JSON text that `jsonb` stores unchanged, of at most `limit` bytes. Raises `BadRequest` for `field`."""
+    """Return `value` as JSON text that `jsonb` stores unchanged, at most `limit` bytes.
+
+    Raises `BadRequest` for `field`.
+    """
     try:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -128,10 +131,10 @@ def said_by(error: BaseException) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return `str(value)`, or a note if the value's own class fails to make it, as those of users may."""
+    """Return `str(value)`, or a note if that fails, as it may for users' classes."""
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 - an error whose own text can't be made is an error all the same
+    except Exception:  # noqa: BLE001 - an error without a text is still an error
         return "(its text could not be made)"
 
 
@@ -146,13 +149,13 @@ def _encode(value: object) -> bytes:
 
 
 def _not_finite(value: object) -> tuple[str, float] | None:
-    """The path and the value of a float that JSON can't write, for which msgspec writes null."""
+    """Return the path and the value of a float that JSON cannot represent, for which msgspec writes null."""
     try:
         # MessagePack keeps such floats, and a search for them takes less time than a walk.
         if not _MAY_BE_INFINITE.search(msgspec.msgpack.encode(value, enc_hook=_unknown)):
             return None
     except (OverflowError, UnicodeEncodeError):
-        pass  # a whole number of more than 64 bits, or a lone surrogate
+        pass  # an integer of more than 64 bits, or a lone surrogate
     left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=_unknown))]
     while left:
         path, one = left.pop()
@@ -166,18 +169,18 @@ def _not_finite(value: object) -> tuple[str, float] | None:
 
 
 def read_json(text: str) -> Any:
-    """JSON text from the database as a value."""
+    """Return the value of JSON text from the database."""
     try:
         return msgspec.json.decode(text)
     except msgspec.ValidationError:
-        # jsonb keeps numbers that no float holds; one such value in a foreign row must not make it unreadable.
+        # jsonb keeps numbers that no float can represent; one such value must not make a foreign row unreadable.
         return json.loads(text, parse_int=float)
 
 
 def stored_json(text: str) -> Any:
-    """`read_json` for whatever a row may hold: what Python can't nest so deeply becomes an object with its beginning.
+    """Return the value of any stored JSON; if it is nested too deeply for Python, an object with its beginning.
 
-    Any program may have written the row, and one that can't be decoded would stop the statement that reads it.
+    Any program may have written the row, and an undecodable one would stop the statement that reads it.
     """
     try:
         return read_json(text)
@@ -186,17 +189,17 @@ def stored_json(text: str) -> Any:
 
 
 def as_object(value: object) -> dict[str, Any]:
-    """`value` if it is an object of JSON; else one that has it, since any program may have written it."""
+    """Return `value` if it is a JSON object, else an object that contains it: any program may have written it."""
     return value if isinstance(value, dict) else {"value": value}
 
 
 def stored_object(text: str) -> dict[str, Any]:
-    """The JSON object of a row; one that has the value, where it is none."""
+    """Return the JSON object of a row, or an object that contains the value if it is not one."""
     return as_object(stored_json(text))
 
 
 def listed_json(text: str, kind: type[T]) -> list[T]:
-    """The items of a JSON list as `kind`; one that does not fit is left out, since any program may have written it."""
+    """Return the items of a JSON list as `kind`. Invalid ones are left out: any program may have written the list."""
     try:
         return msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
     except (msgspec.ValidationError, RecursionError):
@@ -211,7 +214,7 @@ def listed_json(text: str, kind: type[T]) -> list[T]:
 
 
 def shown_json(text: str) -> Any:
-    """`read_json` for who only looks: what is nested deeper than `MAX_DEPTH` becomes an object with its beginning."""
+    """Return JSON for display: a value deeper than `MAX_DEPTH` becomes an object with its beginning."""
     try:
         value = read_json(text)
         is_deep = text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value)
@@ -246,7 +249,7 @@ def _repr(value: object) -> str:
 
 
 def _clean(value: object) -> object:
-    """`value` with every string made storable: the slow path, for values with lone surrogates."""
+    """Return `value` with every string made storable: the slow path, for values with lone surrogates."""
     match value:
         case str():
             return storable_text(value, MAX_JSON)

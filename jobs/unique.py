@@ -1,4 +1,4 @@
-"""Tasks whose jobs are unique: which jobs are the same (S3), and what a request for one of them does (R5)."""
+"""Unique tasks: which jobs are the same, and the effect of a request for one of them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.keys import KeySpec, check_key_spec
 
 Duplicates = Literal["waiting", "open", "update"]
-"""What a request does whose key a job has that has not ended.
+"""Effect of a request whose key belongs to a job that has not ended.
 
-waiting: a job that waits stands for it; if the job runs, one more is added, which starts when that one ends. open: a
-job that runs stands for it, too. update: as waiting, but the job that waits becomes what the request says.
+waiting: a waiting job covers the request; if the job runs, one more is added, which starts when that one ends. open: a
+running job covers it, too. update: as waiting, but the waiting job is changed to the request.
 """
 
 
 @attrs.frozen(kw_only=True)
 class Uniqueness:
-    """How the jobs of a task are unique. `BadRequest` names the setting that is not allowed.
+    """Uniqueness of a task's jobs. `BadRequest` names the setting that is not allowed.
 
-    `key` is True (jobs with equal args are the same), names of fields, or a template. An update leaves the time at
-    which a job is due with `keep_time`; `when_running="cancel"` asks the job that runs to stop, as a newer one waits;
-    with `after_error="delay"` the newer one waits for the retry's delay when that one fails.
+    `key` is True (jobs with equal args are the same), names of fields, or a template. With `keep_time` an update does
+    not
+    change the time at which a job is due. `when_running="cancel"` asks the running job to stop, since a newer one
+    waits.
+    With `after_error="delay"` the newer job waits for the retry delay if the running one fails.
     """
 
     key: Literal[True] | KeySpec
@@ -34,7 +36,7 @@ class Uniqueness:
     after_error: Literal["delay"] | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse invalid values."""
         for name, value, allowed in (
             ("duplicates", self.duplicates, get_args(Duplicates)),
             ("when_running", self.when_running, (None, "cancel")),
@@ -48,12 +50,12 @@ class Uniqueness:
                     raise BadRequest(name, 'must not be given without duplicates="update"')
 
     def check_fields(self, known: Collection[str] | None) -> None:
-        """Raise `BadRequest` for a key of fields that args does not have; `known` None: it may have any."""
+        """Raise `BadRequest` for a key with fields that args does not have; with `known` None any field is allowed."""
         if self.key is not True:
             check_key_spec("unique", self.key, known)
 
     def settings(self) -> dict[str, Any]:
-        """The JSON that the database keeps of it."""
+        """Return the settings that the database stores, as JSON."""
         given = {name: getattr(self, name) for name in _OF_UPDATES if getattr(self, name)}
         return {"key": self.key, "duplicates": self.duplicates} | given
 
@@ -62,7 +64,7 @@ _OF_UPDATES: Final = ("keep_time", "when_running", "after_error")
 
 
 def uniqueness_of(unique: bool | str | Sequence[str], **settings: Any) -> Uniqueness | None:  # noqa: FBT001 - as users write it
-    """What a task's declaration says; None if its jobs are not unique. Settings that are None are not given.
+    """Return the uniqueness of a task's declaration, or None if its jobs are not unique. None settings are ignored.
 
     Raises `BadRequest`.
     """

@@ -1,7 +1,8 @@
-"""Makes characters that can't be seen visible, so that no text from outside writes on a reader's terminal (Q16).
+"""Makes invisible characters visible, so that no outside text can control a reader's terminal.
 
-Escape sequences move the cursor and change colours; U+202E turns the rest of a line around; U+2028 breaks it. Whatever
-Unicode calls control, format or line separator, or has not assigned, becomes an escape; spaces of all widths stay.
+Escape sequences move the cursor and change colors; U+202E reverses the rest of a line; U+2028 breaks it. Every
+character that Unicode calls control, format or line separator, or has not assigned, becomes an escape. Spaces of all
+widths stay.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _UNUSUAL_IN_LINES: Final = re.compile(r"[^ -~\t\n]")
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""Return `text` with all that can't be seen as an escape: `\x1b`, `\u202e`. `lines`: line breaks and tabs stay."""
+    r"""Return `text` with invisible characters as escapes: `\x1b`, `\u202e`. With `lines` line breaks and tabs stay."""
     return text if text.isprintable() else (_UNUSUAL_IN_LINES if lines else _UNUSUAL).sub(_shown, text)
 
 
 def visible_json(text: str) -> str:
-    r"""Return JSON on one line with all in its strings that can't be seen as JSON's own escapes: the same value."""
+    r"""Return JSON on one line with invisible characters in its strings as JSON escapes: the value does not change."""
     return text if text.isprintable() else _UNUSUAL.sub(_shown_in_json, text)
 
 

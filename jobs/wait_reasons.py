@@ -1,4 +1,4 @@
-"""Why a job does not run now: one sentence that is true, and what it is made of, for machines."""
+"""Reasons why a job does not run now: a true sentence, and its parts for machines."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ Cause = Literal[
     "unknown_task", "queue_paused", "no_worker", "task_paused", "period", "max_running", "partition", "batch",
     "supplier_paused", "supplier_period", "budget", "limit_error", "slots", "next",
 ]  # fmt: skip
-"""What keeps a job from running.
+"""Reason why a job does not run.
 
 ended, superseded, running, lease_ended: it does not wait. canceling: it will be canceled. time: it is not due. after:
-jobs that it runs after have not ended. key: a job with its lock_key runs. foreign_lock: a session has its lock_key
-locked. key_free: its lock_key has just become free. unknown_task: no worker of its queue knows its task. queue_paused,
-no_worker, slots: its queue is paused, has no worker, has no free slot. task_paused, period, max_running, partition,
-batch: its task's limits. supplier_paused, supplier_period, budget: those of the task's supplier. limit_error: its
-task's or its supplier's limits cannot be evaluated. next: nothing keeps
-it.
+jobs that it runs after have not ended. key: a job with its lock_key runs. foreign_lock: a session has locked its
+lock_key. key_free: its lock_key has just become free. unknown_task: no worker of its queue knows its task.
+queue_paused, no_worker, slots: its queue is paused, has no worker, or has no free slot. task_paused, period,
+max_running, partition, batch: its task's limits. supplier_paused, supplier_period, budget: the limits of the task's
+supplier. limit_error: the limits of its task or supplier cannot be evaluated. next: nothing delays it.
 """
 MOST_NAMED: Final = 5
-"""Jobs that a reason names."""
+"""Maximum number of jobs that a reason names."""
 
 
 @attrs.frozen(kw_only=True)
 class LockingSession:
-    """A session of the database that holds a key; what the database does not tell us of others is null."""
+    """Database session that holds a key; fields that the database does not show us are null."""
 
     pid: Annotated[int, about("The number of its server process.")]
     application: Annotated[str | None, about("What it calls itself.")]
@@ -42,7 +41,7 @@ class LockingSession:
 
 @attrs.frozen(kw_only=True)
 class WaitReason:
-    """Why a job does not run now."""
+    """Reason why a job does not run now."""
 
     job_id: Annotated[UUID, about("The job's id.")]
     cause: Annotated[Cause, about("What keeps it, for machines.")]
@@ -58,5 +57,5 @@ class WaitReason:
 
 
 def at(instant: datetime) -> str:
-    """An instant in a sentence."""
+    """Return a timestamp as text for a sentence."""
     return f"{instant.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"

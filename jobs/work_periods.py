@@ -1,8 +1,8 @@
-"""Work periods (S1, S4): when in a week something may be asked, by the wall clock of a zone.
+"""Work periods: the times of a week in which work is allowed, by the wall clock of a zone.
 
-`MON-FRI 00:00-06:00`, `SAT,SUN 10:00-24:00`, `DAILY 22:00-06:00`. An end is exclusive, and 23:59 means the end of the
-day. A period whose end comes before its start goes on over midnight; its days are those on which it begins. In an hour
-that is left out a period is not open, in one that is repeated it is open twice.
+`MON-FRI 00:00-06:00`, `SAT,SUN 10:00-24:00`, `DAILY 22:00-06:00`. The end is exclusive, and 23:59 means the end of the
+day. A period whose end is before its start continues over midnight; its days are those on which it begins. In an hour
+that the clock skips, a period is not open; in a repeated hour it is open twice.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LAST_MINUTE: Final = _DAY_MINUTES - 1
 _PERIOD: Final = re.compile(r"(\S+) +(\d\d):([0-5]\d) *- *(\d\d):([0-5]\d)", re.ASCII)
 
 Range = tuple[int, int]
-"""Minutes of a week from the first to the second, which is exclusive."""
+"""Minutes of a week from the first to the second (exclusive)."""
 
 
 @attrs.frozen
 class WorkPeriods:
-    """The minutes of a week in which something is open, as ranges that neither touch nor overlap, ascending.
+    """Open minutes of a week, as ranges that neither touch nor overlap, ascending.
 
-    `ahead` is how far the clock that decides is ahead of the zone's clock here: the database may have other zone data.
+    `ahead` is how far the authoritative clock is ahead of the zone's clock here: the database may have other zone data.
     """
 
     ranges: tuple[Range, ...]
@@ -43,12 +43,12 @@ class WorkPeriods:
 
     @classmethod
     def parsed(cls, texts: Iterable[str], zone: ZoneInfo) -> WorkPeriods:
-        """The periods of `texts`, together. None means always. Raises `BadRequest` for what is no period."""
+        """Return the periods of `texts` together; no texts mean always. Raises `BadRequest` for an invalid period."""
         ranges = _joined(chain.from_iterable(map(_parsed, texts)))
         return cls(tuple(ranges) or ((0, WEEK),), zone)
 
     def is_open(self, instant: datetime) -> bool:
-        """Whether it is open then."""
+        """Return True if a period is open at `instant`."""
         return self._is_open(instant + self.ahead)
 
     def _is_open(self, instant: datetime) -> bool:
@@ -57,17 +57,17 @@ class WorkPeriods:
         return any(begin <= minute < end for begin, end in self.ranges)
 
     def next_change(self, instant: datetime) -> datetime | None:
-        """The next instant at which it opens or closes; None if it never does."""
+        """Return the next time at which it opens or closes, or None if it never does."""
         shown = instant + self.ahead
         is_open = self._is_open(shown)
-        # Longer than a week: where a day is left out, its period waits for the next one.
+        # Longer than a week: if a day is skipped, its period waits for the next one.
         for change in self._candidates(shown, shown + 15 * DAY):
             if self._is_open(change) != is_open:
                 return change - self.ahead
         return None
 
     def _candidates(self, begin: datetime, end: datetime) -> Iterator[datetime]:
-        """The instants later than `begin` at which it may open or close, ascending."""
+        """Yield the times later than `begin` at which it may open or close, ascending."""
         edges = sorted(set(chain.from_iterable(self.ranges)))
         for span in spans(self.zone, begin, end):
             if span.begin > begin:
@@ -82,10 +82,11 @@ class WorkPeriods:
 
 
 def closes_at(together: Iterable[tuple[WorkPeriods, float]], instant: datetime) -> datetime | None:
-    """When the first of several periods closes, each by its margin in seconds earlier; None: never.
+    """Return when the first of several periods closes, each earlier by its margin in seconds, or None for never.
 
-    It is `instant` itself if one is closed, or closes within its margin. One that opens within its margin counts as
-    open: who starts at the very opening, by another clock, is not stopped for that.
+    It is `instant` itself if one is closed, or closes within its margin. A period that opens within its margin counts
+    as
+    open: a job that starts exactly at the opening, by another clock, is not stopped.
     """
     closes: datetime | None = None
     for periods, margin_s in together:
@@ -130,7 +131,7 @@ def _days(text: str, days: str) -> Iterator[int]:
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same minutes, within the week and in ranges that neither touch nor overlap."""
+    """Return the same minutes, within the week and in ranges that neither touch nor overlap."""
     within = chain.from_iterable(
         [(begin, end)] if end <= WEEK else [(begin, WEEK), (0, end - WEEK)] for begin, end in ranges
     )

@@ -1,7 +1,7 @@
-"""Time zones: their names, and the instants at which their clocks are changed.
+"""Time zones: their names, and the times at which their clocks are changed.
 
-A wall time is a `datetime` without a zone; an instant is one in UTC. The functions of this module hold for zones whose
-clock is not changed twice within a day; none has been since 1970.
+A wall time is a `datetime` without a zone; an instant is a `datetime` in UTC. The functions of this module are correct
+for zones whose clock is not changed twice within a day; none has been since 1970.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 def zone_named(name: str) -> ZoneInfo:
-    """The zone of the IANA database. Raises `BadRequest` if it has none of that name."""
+    """Return the zone of the IANA database. Raises `BadRequest` if it has none of that name."""
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError):  # OSError: a folder of zones; ValueError: a path
@@ -30,7 +30,7 @@ def zone_named(name: str) -> ZoneInfo:
 
 @attrs.frozen
 class Span:
-    """Instants from `begin` to `end` (exclusive), in which a zone's clock is `offset` ahead of UTC all the time.
+    """Period from `begin` to `end` (exclusive), in which a zone's clock is constantly `offset` ahead of UTC.
 
     Before `begin` it was `before` ahead: another value if the clock was changed at `begin`.
     """
@@ -42,7 +42,7 @@ class Span:
 
 
 def spans(zone: ZoneInfo, begin: datetime, end: datetime) -> Iterator[Span]:
-    """The instants from `begin` to `end`, in spans of at most a day, each with one offset."""
+    """Yield the period from `begin` to `end` in spans of at most a day, each with one offset."""
     while begin < end:
         until = min(begin + DAY, end)
         before, last = offset(zone, begin - _SECOND), offset(zone, until - _SECOND)
@@ -57,24 +57,24 @@ def spans(zone: ZoneInfo, begin: datetime, end: datetime) -> Iterator[Span]:
 
 
 def offset(zone: ZoneInfo, instant: datetime) -> timedelta:
-    """How far the zone's clock is ahead of UTC at an instant."""
+    """Return how far the zone's clock is ahead of UTC at an instant."""
     ahead = instant.astimezone(zone).utcoffset()
     assert ahead is not None, "a zone has an offset at every instant"  # noqa: S101
     return ahead
 
 
 def wall_time(instant: datetime, ahead: timedelta) -> datetime:
-    """What a clock shows that is `ahead` of UTC."""
+    """Return the time shown by a clock that is `ahead` of UTC."""
     return instant.astimezone(UTC).replace(tzinfo=None) + ahead
 
 
 def instant_of(wall: datetime, ahead: timedelta) -> datetime:
-    """When a clock that is `ahead` of UTC shows it."""
+    """Return the instant at which a clock that is `ahead` of UTC shows `wall`."""
     return (wall - ahead).replace(tzinfo=UTC)
 
 
 def _first_with(zone: ZoneInfo, ahead: timedelta, before: datetime, after: datetime) -> datetime:
-    """The first second between the two from which on the offset is `ahead`."""
+    """Return the first second between the two from which on the offset is `ahead`."""
     while after - before > _SECOND:
         middle = before + timedelta(seconds=(after - before) // _SECOND // 2)
         if offset(zone, middle) == ahead:

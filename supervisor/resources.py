@@ -122,7 +122,7 @@ async def _opened(held: _Held, name: str, outages: Outages, nursery: trio.Nurser
         try:
             return ended.unwrap()
         except Exception as error:
-            if is_outage(error) and await outages.may_repeat(error):  # noqa: ASYNC120 - a cancellation takes the error's place
+            if is_outage(error) and await outages.may_repeat(error):  # noqa: ASYNC120 - a cancellation would replace it
                 raise StoreUnavailable(str(first_error(error))) from error
             raise ConfigError(f"resource {name}: could not be opened: {_said(error)}") from error
     if until.is_set():

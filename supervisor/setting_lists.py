@@ -39,7 +39,7 @@ class Worker:
 
 @attrs.frozen
 class ApiToken:
-    """One entry of DL_TOKENS: a request with `token` in its Authorization header is `name`'s, with `role`'s rights."""
+    """One entry of DL_TOKENS: requests with `token` in their Authorization header act as `name`, with rights `role`."""
 
     name: str
     role: Role

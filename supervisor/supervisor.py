@@ -149,7 +149,7 @@ class Supervisor:
         return await self._changes.remove_queue(queue)
 
     async def drain(self) -> DrainReport:
-        """Take no new jobs, let the running ones finish within the drain's timeout, give back the rest; then report."""
+        """Claim no new jobs, let running ones finish within the drain's timeout, and release the rest. Report."""
         self._parts.drain.request()
         return await self.wait_drained()
 
