@@ -38,16 +38,16 @@ A retried job may fail immediately and match the filter again, so retries contin
 
 @attrs.frozen
 class Jobs:
-    """The queue. `open_client` gives it as `client.jobs`; a supervisor has one as `supervisor.jobs`."""
+    """The queue: `client.jobs` of `open_client`, or `supervisor.jobs`."""
 
     performer: Performer = attrs.field(repr=False)
 
     def signed(self, operator: Operator) -> Jobs:
-        """Return the same queue for another operator in the audit. Only by the database: a service knows the token."""
+        """Return the same queue with another operator in the audit. Raises `ConfigError` if a service is asked."""
         return Jobs(self.performer.signed(operator))
 
     async def perform(self, operation: Operation[R]) -> R:
-        """Perform an operation, and return its answer. The methods below do this with operations on jobs."""
+        """Perform an operation and return its answer. The methods below build operations on jobs."""
         return await self.performer.perform(operation)
 
     async def enqueue(
@@ -71,7 +71,7 @@ class Jobs:
         return enqueued
 
     async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none; the answers come in their order. Raises as `enqueue`."""
+        """Add jobs, all or none. The answers are in the order of the jobs. Raises the errors of `enqueue`."""
         return await self.performer.enqueue(jobs)
 
     async def get(self, job_id: UUID) -> JobRecord:
@@ -79,20 +79,20 @@ class Jobs:
         return await self.perform(operations.GetJob(job_id))
 
     async def why(self, job_id: UUID) -> WaitReason:
-        """Say why the job does not run now, in one sentence. Raises `JobNotFound`, `BadRequest`."""
+        """Return the reason why the job does not run now, in one sentence. Raises `JobNotFound`, `BadRequest`."""
         return await self.perform(operations.ShowWhy(job_id))
 
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
-        """A page of at most `limit` (1 to 1,000) jobs, newest first, from `after`, the `next` of the page before.
+        """Return a page of at most `limit` (1 to 1,000) jobs, newest first. `after` is the `next` of the page before.
 
-        A page of jobs with megabytes of args or results has fewer. Raises `BadRequest`.
+        A page of jobs with megabytes of args or results has fewer jobs. Raises `BadRequest`.
         """
         return await self.perform(operations.ListJobs(**wanted.criteria(), limit=limit, after=_text(after)))
 
     async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
-        """Return the job's journal, oldest line first: at most `limit` (1 to 1,000) lines.
+        """Return the job's event history, oldest event first: at most `limit` (1 to 1,000) events.
 
-        They begin behind `after`, the `next` of the page before, or the `event_id` of any line of the job.
+        The page begins after `after`: the `next` of the page before, or the `event_id` of any event of the job.
 
         Raises `JobNotFound`, `BadRequest`.
         """
@@ -110,27 +110,27 @@ class Jobs:
         """Return the job's log, oldest line first: at most `limit` (1 to 1,000) lines.
 
         Args:
-            job_id: which job.
-            limit: lines at most.
-            after: the `next` of the page before, or the `event_id` of the last line that was seen.
-            level: the lowest level; leaves out lines below it.
-            load: leaves out lines about other loads of a flow.
+            job_id: the job's id.
+            limit: the most lines.
+            after: the `next` of the page before, or the `event_id` of the last line that was read.
+            level: the lowest level.
+            load: only lines about this load of a flow.
 
         Raises `JobNotFound`, `BadRequest`.
         """
         return await self.perform(operations.ListLog(job_id, limit, _text(after), level, load))
 
     async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:
-        """Return the job as soon as it has ended. Limit the wait by a cancel scope of your own.
+        """Wait until the job has ended, and return it. A cancel scope limits the wait.
 
         Args:
-            job_id: which job.
-            on_change: called with the job when the wait begins, and with each change that is seen of
-                its status, attempt, progress or `waits_for`, its end included.
+            job_id: the job's id.
+            on_change: called with the job when the wait begins, and after each observed change of its status, attempt,
+                progress or `waits_for`, including its end.
 
         Raises:
-            JobNotFound: there is no such job, or no longer.
-            StoreUnavailable: no answer came; the job goes on, and can be waited for again.
+            JobNotFound: no job has this id, or it was deleted.
+            StoreUnavailable: no answer came; the job continues, and another call can wait for it.
         """
         tell = told_of_changes(on_change)
         job = await self.get(job_id)
@@ -148,12 +148,15 @@ class Jobs:
     async def cancel(self, which: JobFilter, *, limit: int | None = None) -> int: ...
 
     async def cancel(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
-        """Cancel a job, or all that match a filter: a queued job at once; a running job is asked to stop.
+        """Cancel a job, or all jobs that match a filter.
 
-        An ended job stays as it is. A filter without a criterion is refused. With a filter, `limit` (1 to
-        10,000) jobs at most are canceled, in one transaction; without a limit all of them, in several. Returns how many
-        there were, without jobs that were asked to stop before. Raises `JobNotFound`, `BadRequest`, and `Conflict`
-        for one job that wakes a durable process.
+        A queued job is canceled immediately. A running job is asked to stop. An ended job stays as it is.
+
+        A filter needs a criterion. With `limit` (1 to 10,000), at most that many jobs are canceled, in one transaction.
+        Without it all are canceled, in several transactions. Returns the number of jobs, without those that were asked
+        to stop before.
+
+        Raises `JobNotFound`, `BadRequest`, and `Conflict` for one job that wakes a durable process.
         """
         if isinstance(which, UUID):
             return await self.perform(operations.CancelJob(which))
@@ -168,7 +171,7 @@ class Jobs:
     async def retry(self, which: UUID | JobFilter, *, force: bool = False, limit: int | None = None) -> JobRecord | int:
         """Queue a failed, canceled or lost job again, from attempt 0, or all such jobs that match a filter.
 
-        With `force` also one running job whose lease never ends and is not renewed. `limit` as for `cancel`.
+        With `force`, also one running job whose lease never ends and is not renewed. `limit` works as in `cancel`.
         Raises `Conflict` for one job with another status, `JobNotFound`, `BadRequest`.
         """
         if isinstance(which, UUID):
@@ -182,10 +185,10 @@ class Jobs:
     async def run_now(self, which: JobFilter, *, limit: int | None = None) -> int: ...
 
     async def run_now(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
-        """Make a delayed job due at once, or all delayed jobs that match a filter.
+        """Make a delayed job due now, or all delayed jobs that match a filter.
 
-        If its lock_key is held, it still waits for the key. `limit` as for `cancel`. Raises `Conflict` for one job that
-        is not queued, `JobNotFound`, `BadRequest`.
+        A job whose `lock_key` is held still waits for the key. `limit` works as in `cancel`. Raises `Conflict` for one
+        job that is not queued, `JobNotFound`, `BadRequest`.
         """
         if isinstance(which, UUID):
             return await self.perform(operations.RunJobNow(which))
@@ -200,10 +203,10 @@ class Jobs:
     async def set_priority(
         self, which: UUID | JobFilter, priority: int, *, limit: int | None = None
     ) -> JobRecord | int:
-        """Give a queued job, or all queued jobs that match a filter, another priority; the smallest runs first.
+        """Change the priority of a queued job, or of all queued jobs that match a filter. The smallest runs first.
 
-        `limit` as for `cancel`; jobs that already have it are not counted. Raises `Conflict` for one job that is not
-        queued, `JobNotFound`, `BadRequest`.
+        `limit` works as in `cancel`. Jobs that already have the priority are not counted. Raises `Conflict` for one job
+        that is not queued, `JobNotFound`, `BadRequest`.
         """
         if isinstance(which, UUID):
             return await self.perform(operations.ChangePriority(job_id=which, priority=priority))
@@ -218,16 +221,16 @@ class Jobs:
         limit: int = 50,
         after: After = None,
     ) -> ErrorGroupPage:
-        """Return the jobs that failed for good or wait for a retry, counted by task and error: the most jobs first.
+        """Return jobs that failed for good or wait for a retry, counted by task and error, the largest group first.
 
-        A page is counted anew: a group whose number of jobs changes may stand on two pages, or on none. The jobs of a
-        group are those of `JobFilter(error_group=…)`.
+        Each page is counted anew: a group whose number of jobs changes may appear on two pages, or on none.
+        `JobFilter(error_group=…)` finds the jobs of a group.
 
         Args:
-            task: leaves out the groups of other tasks.
-            state: counts only jobs that wait for a retry (`waiting`), or only those that failed for good (`failed`).
-            exact: groups by the first line as it is; reads every job.
-            limit: groups at most, 1 to 1,000.
+            task: only groups of this task.
+            state: only jobs that wait for a retry (`waiting`), or only jobs that failed for good (`failed`).
+            exact: group by the whole first line; every job is read.
+            limit: the most groups, 1 to 1,000.
             after: the `next` of the page before.
 
         Raises `BadRequest`.
@@ -244,17 +247,18 @@ class Jobs:
         state: FailureState | None = None,
         limit: int | None = None,
     ) -> int:
-        """Retry the jobs of a group of errors, each of them once; return how many there were.
+        """Retry the jobs of a group of errors, each once, and return their number.
 
-        Those that failed for good are queued as if they were new; of those that wait for a retry the next attempt is
-        moved. A job that has begun meanwhile is left.
+        A job that failed for good is queued as if it were new. A job that waits for a retry gets another time. A job
+        that has started meanwhile stays as it is.
 
         Args:
             group: the group's id.
-            at: when; None, and what has passed, mean now.
-            spread_s: seconds from then on over which the jobs are spread by chance, 0 to 2,592,000 (30 days).
-            state: only those that wait for a retry (`waiting`), or only those that failed for good (`failed`).
-            limit: the oldest jobs that are looked at, 1 to 10,000, in one transaction; None: all, in several.
+            at: the time of the retries; None and a past time mean now.
+            spread_s: seconds after `at` over which the jobs are spread at random, 0 to 2,592,000 (30 days).
+            state: only jobs that wait for a retry (`waiting`), or only jobs that failed for good (`failed`).
+            limit: the most jobs that are read, oldest first, 1 to 10,000, in one transaction. None: all, in several
+                transactions.
 
         Raises `ErrorGroupNotFound` if the group has no job, and `BadRequest`.
         """
@@ -267,9 +271,9 @@ class Jobs:
         return count
 
     async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
-        """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, from behind `after`.
+        """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, after `after`.
 
-        Raises `ErrorGroupNotFound` if it has no job at all.
+        Raises `ErrorGroupNotFound` if the group has no job.
         """
         fields = attrs.asdict(wanted, recurse=False)
         return await self.perform(failures.RetryErrorGroup(**fields, limit=limit, after=_text(after)))
@@ -279,14 +283,14 @@ class Jobs:
     ) -> list[DuplicateGroup]:
         """Return at most `limit` (1 to 1,000) groups of waiting jobs with the same queue, task, args and partition key.
 
-        The largest come first. All waiting jobs are read for it. Raises `BadRequest`.
+        The largest groups come first. All waiting jobs are read. Raises `BadRequest`.
         """
         return (await self.perform(failures.ListDuplicates(task=task, queue=queue, limit=limit))).groups
 
     async def cancel_duplicates(self, task: str, *, queue: str | None = None, limit: int = 1_000) -> int:
-        """Cancel at most `limit` (1 to 10,000) of a task's duplicates, but for the best of each group; say how many.
+        """Cancel at most `limit` (1 to 10,000) duplicates of a task and return their number. One of each group stays.
 
-        The best is the most urgent one, of these the oldest, or one that other jobs wait for. Raises `BadRequest`.
+        It is a job that other jobs wait for, or else the most urgent and oldest one. Raises `BadRequest`.
         """
         return (await self.perform(failures.CancelDuplicates(task=task, queue=queue, limit=limit))).changed
 
@@ -300,14 +304,14 @@ class Jobs:
         limit: int = 100,
         after: After = None,
     ) -> ErrorPage:
-        """Return the log of errors, a row for each run that failed, latest first; also of jobs that were deleted.
+        """Return the log of errors, latest first: a row for each run that failed, also of deleted jobs.
 
         Args:
-            task: leaves out other tasks.
-            queue: leaves out other queues.
-            group: leaves out errors of other groups.
-            job_id: leaves out other jobs.
-            limit: rows at most, 1 to 1,000.
+            task: only errors of this task.
+            queue: only errors of this queue.
+            group: only errors of this group.
+            job_id: only errors of this job.
+            limit: the most rows, 1 to 1,000.
             after: the `next` of the page before, or the `error_id` of any row.
 
         Raises `BadRequest`.
@@ -327,7 +331,7 @@ class Jobs:
         return found
 
     async def pause(self, queue: str) -> None:
-        """Pause a queue: no process starts its jobs; running jobs go on. Raises `BadRequest`."""
+        """Pause a queue: no process starts its jobs; running jobs continue. Raises `BadRequest`."""
         await self.perform(queues.PauseQueue(queue))
 
     async def resume(self, queue: str) -> None:
@@ -344,16 +348,17 @@ class Jobs:
         return found
 
     async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
-        """Return operators' actions, latest first: at most `limit` (1 to 1,000), from `after`.
+        """Return operators' actions, latest first: at most `limit` (1 to 1,000).
 
-        Raises `BadRequest`.
+        `after` is the `next` of the page before. Raises `BadRequest`.
         """
         return await self.perform(queues.ListAudit(limit=limit, after=_text(after)))
 
     async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
-        """Return statistics of runs, by time, queue, task and outcome: at most `limit` (1 to 1,000) rows, from `after`.
+        """Return statistics of runs, by time, queue, task and outcome: at most `limit` (1 to 1,000) rows.
 
-        They are of runs that our processes have ended, whether their jobs are there still or not. Raises `BadRequest`.
+        They cover the runs of dataloader's processes, also of deleted jobs. `after` is the `next` of the page before.
+        Raises `BadRequest`.
         """
         fields = attrs.asdict(wanted, recurse=False)
         return await self.perform(queues.ListStats(**fields, limit=limit, after=_text(after)))
