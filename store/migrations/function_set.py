@@ -19,7 +19,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 53
+NUMBER: Final = 54
 OLDEST: Final = 53
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (

@@ -75,7 +75,7 @@ BEGIN
   FOR i IN 1 .. cardinality(p_units) LOOP
     -- Rows that SQL by hand has written: a budget that can't be read is no budget without a bound.
     IF p_units[i] IS NULL OR p_spans_s[i] IS NULL THEN
-      RAISE data_exception USING MESSAGE = format('budget %s of the supplier %s has no units or no span', i, p_source.source);
+      RAISE data_exception USING MESSAGE = format('rate limit %s of the supplier %s has no units or no span', i, p_source.source);
     END IF;
     IF p_spans_s[i] > 0 THEN
       v_since := p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s);
