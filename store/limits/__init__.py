@@ -1,1 +1,1 @@
-"""Limits of tasks and suppliers in the database: what processes declare, and what operators put in its place."""
+"""Limits of tasks and suppliers in the database: declared by processes, and overridden by operators."""

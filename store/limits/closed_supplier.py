@@ -1,7 +1,7 @@
-"""Makes handlers and loads wait for a supplier whose limits the database cannot evaluate (S4).
+"""Makes handlers and loads wait for a supplier whose limits the database cannot evaluate.
 
-The supplier's row is wrong: SQL by hand has changed it, or the server does not know its time zone any more. That is no
-failure of the handler or of the load, so they wait, as for a paused supplier, until the row is corrected.
+The supplier's row is invalid: manual SQL has changed it, or the server no longer knows its time zone. That is not a
+failure of the handler or the load, so they wait, as for a paused supplier, until the row is corrected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 @attrs.define
 class ClosedSupplier:
-    """The errors of one supplier, as one caller has seen them."""
+    """Errors of one supplier that one caller has received."""
 
     supplier: str
     _pauses: Pauses = attrs.field(factory=lambda: Pauses(1.0, 60.0))

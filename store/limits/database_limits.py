@@ -1,6 +1,6 @@
-"""`Limits` over the database: what operators do with tasks and suppliers while everything runs (S1, S4, S5).
+"""`Limits` over the database: operators' changes of tasks and suppliers at run time.
 
-Suppliers are locked before tasks, as when a program declares both.
+Suppliers are locked before tasks, as in a program's declaration of both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PAUSE_SUPPLIER: Final = "UPDATE dl_sources SET paused = $2 WHERE source = $1"
 _OPEN_JOBS: Final = (
     "SELECT count(*) FROM (SELECT FROM dl_jobs WHERE task = $1 AND status IN ('queued', 'running') LIMIT 1000) AS open"
 )
-# They are ready, and every claim skips them until a process declares the task again.
+# The kept jobs are ready, and all claims skip them until a process declares the task again.
 _KEEP: Final = (
     "UPDATE dl_jobs SET waits_for = NULL, lane = NULL WHERE lane = $1 AND status = 'queued' AND waits_for = 'limit'"
 )
@@ -63,78 +63,78 @@ _KEEP_OTHERS: Final = "UPDATE dl_jobs SET lane = NULL WHERE lane = $1 AND status
 
 @attrs.frozen(kw_only=True)
 class DatabaseLimits(Limits):
-    """The limits by their tables, on Trio. `operator` signs the audit."""
+    """Limits in the tables of the database, on Trio. `operator` signs the audit."""
 
     database: Database
     operator: Operator
 
     def signed(self, operator: Operator) -> DatabaseLimits:
-        """The same limits for somebody else."""
+        """Return the same limits for another operator."""
         return attrs.evolve(self, operator=operator)
 
     async def tasks(self, *, limit: int = 200, after: After = None) -> TaskPage:
-        """As in `Limits`."""
+        """See `Limits.tasks`."""
         return await page_of_tasks(self.database, limit=limit, after=after)
 
     async def task(self, name: str) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.task`."""
         return await self.database.run(aio_task_state, name)
 
     async def set_tasks(self, changes: Mapping[str, Mapping[str, Any]]) -> list[TaskState]:
-        """As in `Limits`."""
+        """See `Limits.set_tasks`."""
         return await self.database.write(_aio_set_tasks, changes, self.operator)
 
     async def pause_task(self, name: str) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.pause_task`."""
         return await self.database.write(_aio_pause_task, name, self.operator, paused=True)
 
     async def resume_task(self, name: str) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.resume_task`."""
         return await self.database.write(_aio_pause_task, name, self.operator, paused=False)
 
     async def remove_task(self, name: str, *, jobs: OpenJobs | None = None) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.remove_task`."""
         if jobs not in {None, "keep", "cancel"}:
             raise BadRequest("jobs", f"must be keep or cancel, not {jobs!r:.60}")
         await self.task(name)
         if jobs == "cancel":
-            # What is added meanwhile waits for a process that declares the task.
+            # Jobs that are added in the meantime wait for a process that declares the task.
             open_jobs = JobFilter(task=name, status=frozenset({Status.QUEUED, Status.RUNNING}))
             while await cancel_many(self.database, open_jobs, self.operator, limit=MAX_BULK):
                 pass
         return await self.database.write(_aio_remove_task, name, jobs, self.operator)
 
     async def suppliers(self, *, limit: int = 200, after: After = None) -> SupplierPage:
-        """As in `Limits`."""
+        """See `Limits.suppliers`."""
         check_between("limit", limit, 1, MAX_PAGE)
         behind = "" if after is None else BY_NAME.key(after)
         found = await self.database.run(aio_suppliers, behind, limit + 1)
         return SupplierPage(*BY_NAME.page(found, limit, lambda one: one.supplier))
 
     async def supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.supplier`."""
         return await self.database.run(aio_supplier, name)
 
     async def set_supplier(self, name: str, changes: Mapping[str, Any]) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.set_supplier`."""
         check_name("supplier", name, MAX_NAME)
         return await self.database.write(_aio_set_supplier, name, changes, self.operator)
 
     async def pause_supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.pause_supplier`."""
         return await self.database.write(_aio_pause_supplier, name, self.operator, paused=True)
 
     async def resume_supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.resume_supplier`."""
         return await self.database.write(_aio_pause_supplier, name, self.operator, paused=False)
 
     async def remove_supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.remove_supplier`."""
         return await self.database.write(_aio_remove_supplier, name, self.operator)
 
 
 def _overridden(stored: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The override with changes; what is None goes."""
+    """Return the override with the changes applied; None removes a field."""
     override = {**stored_limits(stored), **changes}
     return {name: value for name, value in override.items() if value is not None}
 
@@ -173,7 +173,7 @@ async def _aio_set_tasks(
 
 
 def _known(kind: type[TaskLimits | Supplier], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes as plain values. Raises `BadRequest` for what is no limit."""
+    """Return the changes as plain values. Raises `BadRequest` for an unknown limit."""
     names = sorted({field.name for field in attrs.fields(kind)} - {"name"})
     what = "task" if kind is TaskLimits else "supplier"
     for name in changes:

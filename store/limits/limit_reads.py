@@ -1,8 +1,8 @@
-"""Tasks and suppliers with their limits as operators see them: what holds, what is used, why nothing starts (S1, S4).
+"""Tasks and suppliers with their limits, as operators see them: effective limits, use, and why no job starts.
 
-By the rules of the claim (dl_open_lanes), but nothing is locked and nothing is written: what is told may be over by
-the time that it is read. Limits that the database cannot evaluate are closed, with the error. Limits that this program
-can't read, such as those of a newer program or with a time zone that only the database knows, are shown as stored.
+Follows the rules of the claim (dl_open_lanes) without locks or writes, so the result may already be outdated when it is
+read. Limits that the database cannot evaluate are closed, with the error. Limits that this program cannot read, such as
+those of a newer program or with a time zone that only the database knows, are shown as stored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TASK_PAGE: Final = _TASKS.replace("{where}", "t.task > $1 ORDER BY t.task LIMIT
 
 
 def one_task(name: str) -> str:
-    """The statement that reads the task which a parameter names, for a part of another one."""
+    """Return the statement that reads the task which a parameter names, as a part of another statement."""
     return _TASKS.replace("{where}", f"t.task = {name}")
 
 
@@ -81,12 +81,12 @@ _RECORD_FIELDS: Final = tuple(field.name for field in attrs.fields(TaskRecord))
 
 
 async def aio_task_states(connection: Any, after: str, limit: int) -> list[TaskState]:
-    """At most `limit` tasks by name, from behind `after` (asyncio-flavoured)."""
+    """Return at most `limit` tasks by name, after `after` (asyncio-flavored)."""
     return list(map(task_state, await connection.fetch(_TASK_PAGE, after, limit)))
 
 
 async def aio_task_state(connection: Any, name: str) -> TaskState:
-    """The task of that name (asyncio-flavoured). Raises `TaskNotFound`."""
+    """Return the task of this name (asyncio-flavored). Raises `TaskNotFound`."""
     check_text("task", name, MAX_NAME)
     record = await connection.fetchrow(one_task("$1"), name)
     if record is None:
@@ -95,12 +95,12 @@ async def aio_task_state(connection: Any, name: str) -> TaskState:
 
 
 async def aio_suppliers(connection: Any, after: str, limit: int) -> list[SupplierRecord]:
-    """At most `limit` suppliers by name, from behind `after` (asyncio-flavoured)."""
+    """Return at most `limit` suppliers by name, after `after` (asyncio-flavored)."""
     return list(map(_supplier, await connection.fetch(_SUPPLIER_PAGE, after, limit)))
 
 
 async def aio_supplier(connection: Any, name: str) -> SupplierRecord:
-    """The supplier of that name (asyncio-flavoured). Raises `SupplierNotFound`."""
+    """Return the supplier of this name (asyncio-flavored). Raises `SupplierNotFound`."""
     check_text("supplier", name, MAX_NAME)
     record = await connection.fetchrow(_ONE_SUPPLIER, name, 1)
     if record is None:
@@ -110,7 +110,7 @@ async def aio_supplier(connection: Any, name: str) -> SupplierRecord:
 
 @attrs.frozen
 class _Verdict:
-    """Why no job may start, when one may again, and how many may; the error of limits that cannot be evaluated."""
+    """Whether a job may start: why not, when again, how many may, and the error of limits that cannot be evaluated."""
 
     closed: Closed | None = None
     opens_at: datetime | None = None
@@ -119,7 +119,7 @@ class _Verdict:
 
 
 def task_state(record: Mapping[str, Any]) -> TaskState:
-    """The task of a row with the columns of `one_task`."""
+    """Return the task of a row with the columns of `one_task`."""
     values = {name: record[name] for name in _RECORD_FIELDS}
     for name in ("args_schema", "uniqueness"):
         values[name] = shown_json(record[name]) if record[name] else None
@@ -185,20 +185,20 @@ def _judged(  # noqa: C901, PLR0911, PLR0912 - the claim's conditions
 
 
 def _batch_begins_at(record: Mapping[str, Any], delay_s: float, now: datetime) -> datetime | None:
-    """When the next batch may begin; None while jobs of one are in work."""
+    """Return the time when the next batch may begin; None while jobs of a batch are running."""
     if record["in_lane"]:
         return None
     if record["is_busy"]:
-        # It was not seen yet that nothing is in work: the pause begins when a claim sees it.
+        # No claim has noticed yet that no job is running: the pause begins with the claim that does.
         return now + timedelta(seconds=delay_s)
     idle_since = record["idle_since"]
     return now if idle_since is None else idle_since + timedelta(seconds=delay_s)
 
 
 def _opens_at(periods: WorkPeriods | None, now: datetime, margin_s: float, wait_s: float) -> datetime | None:
-    """When periods open that the database says are closed, and worth a look in `wait_s` seconds.
+    """Return the time when periods open that the database reports as closed until a check in `wait_s` seconds.
 
-    If the time zones of this machine and of the database differ, it is when the database looks again.
+    If the time zones of this machine and of the database differ, it is the time of the database's next check.
     """
     at = now
     if periods is not None and periods.is_open(now):
@@ -231,7 +231,7 @@ def _supplier(record: Mapping[str, Any]) -> SupplierRecord:
                 left=max(units, 0),
                 free_at=now + timedelta(seconds=wait_s) if wait_s else None,
             )
-            # The lists may differ in length, if SQL by hand has changed one of them.
+            # The lists may differ in length if manual SQL has changed one of them.
             for rate_limit, units, wait_s in zip(
                 () if supplier is None else supplier.rate_limits, record["units"], record["waits_s"], strict=False
             )

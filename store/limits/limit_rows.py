@@ -1,7 +1,7 @@
-"""The limits of tasks and suppliers as rows (S1, S4, S5): declared, overridden, and what holds of both.
+"""Limits of tasks and suppliers as rows: declared, overridden, and effective ones.
 
-What holds is computed here, whenever one of the two changes, in the transaction that writes it; claims read that alone.
-A change tells all processes, so that it holds from the next claim on.
+The effective limits are computed here when one of the two changes, in the transaction that writes it. Claims read only
+these. A change notifies all processes, so that it applies from the next claim on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LANE: Final = "INSERT INTO dl_lanes (lane) VALUES ($1) ON CONFLICT DO NOTHING"
 _NEEDED: Final = """
 UPDATE dl_lanes SET unknown_at = NULL, closing_at = NULL, queues = '{}' WHERE lane = $1 AND unknown_at IS NOT NULL
 """
-# What runs already counts from now on. What is ready is put into its lane by the claim that meets it.
+# Running jobs count from now on. A ready job is moved to its lane by the claim that finds it.
 _COUNT: Final = "UPDATE dl_jobs SET lane = task WHERE status = 'running' AND task = $1 AND lane IS NULL"
 _COUNT_OURS: Final = """
 UPDATE dl_jobs SET lane = task
@@ -63,7 +63,7 @@ WHERE source = $1
 _LEAST_RATE_LIMIT: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WHERE s.source = $1"
 _DEAREST: Final = "SELECT task, cost FROM dl_tasks WHERE supplier = $1 ORDER BY cost DESC, task LIMIT 1"
 TELL: Final = "SELECT pg_notify('dl_lane', '')"
-"""Limits have changed: each process looks at all of its lanes, and at which there are."""
+"""Limits have changed: each process rereads the list of lanes and checks all of its lanes."""
 _RETRY_DELAYS: Final = f"""
 SELECT task,
   round(least(greatest((override -> 'retry_delay_s')::numeric, 0), {MAX_RETRY_DELAY_S}), 6)::float8 AS delay_s
@@ -85,19 +85,19 @@ WHERE t.task = ANY ($1::text[]) AND t.at_period_end = 'stop' AND p.periods IS NO
 
 
 async def aio_lock_suppliers(connection: Any, names: Sequence[str]) -> None:
-    """Lock those of these names that are known (asyncio-flavoured), ahead of the tasks that name them."""
+    """Lock the existing suppliers among these names (asyncio-flavored), before the tasks that name them."""
     await connection.fetch(_SUPPLIERS, names)
 
 
 async def aio_count_ours(connection: Any, lanes: Sequence[str], worker: str) -> None:
-    """Count what runs here in its lane (asyncio-flavoured): it may have started while its task had none yet."""
+    """Count this worker's running jobs in their lanes (asyncio-flavored): they may be older than the lanes."""
     await connection.execute(_COUNT_OURS, list(lanes), worker)
 
 
 async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return those of `tasks` that are declared, those that have a lane, and those whose new jobs wait there.
+    """Return the declared tasks among `tasks`, those that have a lane, and those whose new jobs wait there.
 
-    The jobs of a task whose lane is closing are plain ready jobs, unless they are in the lane already.
+    Jobs of a task whose lane is closing are plain ready jobs, unless they are already in the lane.
     """
     records = await connection.fetch(_KNOWN, list(tasks))
     lanes = [record for record in records if record["lane"] is not None]
@@ -106,27 +106,27 @@ async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], l
 
 
 async def aio_retry_delays(connection: Any, tasks: Sequence[str]) -> dict[str, float]:
-    """Seconds to the next run, of those of `tasks` for which an operator has set them (asyncio-flavoured)."""
+    """Return the seconds to the next run for the tasks for which an operator has set them (asyncio-flavored)."""
     return {record["task"]: record["delay_s"] for record in await connection.fetch(_RETRY_DELAYS, list(tasks))}
 
 
 async def aio_stopping_tasks(
     connection: Any, tasks: Sequence[str]
 ) -> tuple[ClockReading, dict[str, list[tuple[WorkPeriods, float]]]]:
-    """Those of `tasks` whose runs are stopped at the close of a period (asyncio-flavoured), and the database's clock.
+    """Return the tasks whose runs are stopped at the close of a period (asyncio-flavored), and the database's clock.
 
-    With each the periods that hold, its own and its supplier's, and how many seconds before their ends they close. The
-    periods go by the database's clock of their zone, by which claims open them.
+    Each has its effective periods and those of its supplier, with the seconds before their ends at which they close.
+    The periods follow the database's clock of their zone, by which claims open them.
     """
     found: dict[str, list[tuple[WorkPeriods, float]]] = {}
     for record in await connection.fetch(_STOPPING, list(tasks), MARGIN_S):
-        # SQL by hand may have left out a bound.
+        # Manual SQL may have omitted a bound.
         ranges = tuple((minutes.lower or 0, minutes.upper or WEEK) for minutes in record["periods"])
         try:
             zone = zone_named(record["zone"])
             ahead = _database_is_ahead(record["ahead_s"], zone, record["at"])
             periods = WorkPeriods(ranges, zone, ahead)
-        except BadRequest as error:  # known to the process that has declared it
+        except BadRequest as error:  # the process that has declared it knows the zone
             log.warning("runs are not stopped at the close of their period", task=record["task"], error=str(error))
             continue
         found.setdefault(record["task"], []).append((periods, record["margin_s"]))
@@ -141,12 +141,12 @@ def _database_is_ahead(offset_s: float | None, zone: ZoneInfo, at: datetime) -> 
 
 
 async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> list[str]:
-    """Write what a program declares (asyncio-flavoured), after its tasks; what is so already is not written.
+    """Write a program's declared limits (asyncio-flavored), after its tasks. Unchanged limits are not written.
 
-    What the operators should know comes back: limits that stay as they were since an override does not go with the new
-    ones, and suppliers that a task names and nobody has declared.
+    Return sentences for the operators: limits that stay unchanged because an override conflicts with the new ones, and
+    suppliers that a task names but no program has declared.
 
-    Raises `BadRequest` for limits that do not go together, such as a cost above a rate limit.
+    Raises `BadRequest` for conflicting limits, such as a cost above a rate limit.
     """
     declared = {task.name: task.declared_limits.spec() for task in tasks}
     named = {supplier.name: supplier.spec() for supplier in suppliers}
@@ -179,7 +179,7 @@ async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping
         await connection.execute(_SUPPLIER, name)
     for record in await connection.fetch(_SUPPLIERS, sorted(declared)):
         name, spec = record["source"], declared[record["source"]]
-        # A program that only names a supplier leaves it as another declares it.
+        # A program that only names a supplier keeps the declaration of another program.
         if spec and stored_limits(record["limits"]) != spec:
             override = stored_limits(record["override"])
             try:
@@ -199,10 +199,10 @@ async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping
 async def aio_limit_task(
     connection: Any, name: str, declared: Mapping[str, Any], override: Mapping[str, Any], *, limited: bool
 ) -> bool:
-    """Write a task's limits, whose row is locked (asyncio-flavoured); whether its jobs wait in a lane.
+    """Write the limits of a task whose row is locked (asyncio-flavored). Return whether its jobs wait in a lane.
 
-    Raises `BadRequest` for limits that do not go together, for a cost above a rate limit of the supplier, and for a
-    zone that the database does not know.
+    Raises `BadRequest` for conflicting limits, for a cost above a rate limit of the supplier, and for a zone that the
+    database does not know.
     """
     limits = TaskLimits.of_spec({**declared, **override})
     await aio_check_zone(connection, "zone", limits.zone)
@@ -238,9 +238,10 @@ async def aio_limit_task(
 
 
 async def aio_open_lane(connection: Any, name: str, *, for_unknown: bool = False) -> None:
-    """Give a task a lane, whose row is locked (asyncio-flavoured); its running jobs count immediately.
+    """Open a lane for a task whose row is locked (asyncio-flavored). Its running jobs count immediately.
 
-    A lane `for_unknown` jobs may close when all workers know the task; one for limits or entries stays.
+    A lane `for_unknown` jobs may close when all workers know the task. A lane for limits or for a worker of single
+    tasks stays.
     """
     await connection.execute(_LIMITED, name)
     await connection.execute(_LANE, name)
@@ -252,9 +253,9 @@ async def aio_open_lane(connection: Any, name: str, *, for_unknown: bool = False
 async def aio_limit_supplier(
     connection: Any, name: str, declared: Mapping[str, Any], override: Mapping[str, Any]
 ) -> None:
-    """Write a supplier's limits, whose row is locked (asyncio-flavoured).
+    """Write the limits of a supplier whose row is locked (asyncio-flavored).
 
-    Raises `BadRequest` for what is out of range, for a rate limit below the cost of a task that names it, and for a
+    Raises `BadRequest` for values out of range, for a rate limit below the cost of a task of the supplier, and for a
     zone that the database does not know.
     """
     supplier = Supplier.of_spec(name, {**declared, **override})
@@ -286,7 +287,7 @@ async def aio_limit_supplier(
 
 
 def _ranges(periods: WorkPeriods | None) -> str | None:
-    """The minutes of a week as PostgreSQL's text of a multirange."""
+    """Return the minutes of a week as PostgreSQL's text of a multirange."""
     return None if periods is None else "{" + ",".join(f"[{begin},{end})" for begin, end in periods.ranges) + "}"
 
 

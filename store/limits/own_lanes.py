@@ -1,7 +1,8 @@
-"""Lanes for entries that take jobs of some tasks alone (S5): each such task has one, and its jobs are put into it.
+"""Lanes for worker entries that take only jobs of some tasks: each of these tasks has a lane for its jobs.
 
-So a claim of such an entry looks at its own lanes, whatever else waits in the queue. Whoever adds a job of a task that
-has a lane puts it there, but for services that write rows themselves. A job of theirs stands among the ready ones.
+A claim of such an entry checks only its own lanes, however many other jobs wait in the queue. All programs of this
+project add jobs of a task with a lane to that lane. Services that write rows themselves do not: their jobs are among
+the ready ones.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import TELL, aio_open_lane
 
 LOOK: Final = 10_000
-"""Ready jobs looked at in one statement: some 20 ms of the server's time."""
+"""Maximum ready jobs that one statement examines: about 20 ms of the server's time."""
 _FIRST: Final = (-1, "-infinity", UUID(int=0))
 
 _TASK: Final = "SELECT limited FROM dl_tasks WHERE task = $1 FOR NO KEY UPDATE"
-# The instant as text: of the driver's own kind it would not be the same one at the ends of time.
+# Timestamps as text: the driver's type changes infinite times.
 _FILE: Final = """
 WITH looked AS MATERIALIZED (
   SELECT job_id, task, priority, created_at FROM dl_jobs
@@ -44,9 +45,9 @@ LEFT JOIN (SELECT * FROM looked ORDER BY priority DESC, created_at DESC, job_id 
 
 @attrs.frozen
 class Filed:
-    """Of how many jobs that were looked at how many were put into their lanes.
+    """Number of jobs that were examined, and of those that were moved to their lanes.
 
-    A next look goes on behind `last`: None, after the last one.
+    The next statement continues after `last`, which is None at the end.
     """
 
     looked: int
@@ -57,7 +58,7 @@ class Filed:
 async def file_ready(
     database: Database, queue: str, tasks: Sequence[str], after: tuple[int, str, UUID] | None = None
 ) -> Filed:
-    """Put jobs of these tasks, which have lanes, into them: of the first `LOOK` ready ones behind `after`."""
+    """Move jobs of these tasks to their lanes, among the first `LOOK` ready jobs after `after`."""
     return await database.write(_aio_file, queue, list(tasks), after or _FIRST)
 
 
@@ -68,7 +69,7 @@ async def _aio_file(connection: Any, queue: str, tasks: list[str], after: tuple[
 
 
 async def aio_open_lanes(connection: Any, tasks: Sequence[str]) -> None:
-    """Give each of the tasks that is declared a lane (asyncio-flavoured), and tell all processes."""
+    """Open a lane for each declared task among these (asyncio-flavored), and notify all processes."""
     async with connection.transaction():
         for task in sorted(tasks):
             if await connection.fetchrow(_TASK, task) is not None:

@@ -1,4 +1,4 @@
-"""Units of a supplier's rate limits for a handler that sends several requests in one run (S4)."""
+"""Units of a supplier's rate limits for a handler that sends several requests in one run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.closed_supplier import ClosedSupplier
 
 LOOK_S: Final = 10.0
-"""The longest pause between two looks: rate limits and periods may be changed, and others' requests be canceled."""
+"""Maximum seconds between two checks: limits and periods may be changed, and requests of other jobs be canceled."""
 SHARE: Final = 0.8
-"""The share of the supplier's margin within which the answer has to come: the rest is for the request's way."""
+"""Part of the supplier's margin within which the answer must arrive. The rest is for the request's transfer."""
 
 _TAKE: Final = "SELECT wait_s, why, most, margin_s FROM dl_supplier_take($1, $2)"
 
 
 async def take(database: Database, supplier: str, units: int, max_wait_s: float) -> None:
-    """Wait until `units` of the supplier's rate limits are free and its period is open, and take them (Trio).
+    """Wait until the supplier's rate limits have `units` free and its period is open, and take them (Trio).
 
     Raises:
-        LimitReached: they will not be within `max_wait_s` seconds.
-        BadRequest: no supplier has this name, or a rate limit of it never has so many.
-        StoreUnavailable: the database can't be reached now; they may have been taken.
+        LimitReached: they will not be free within `max_wait_s` seconds.
+        BadRequest: no supplier has this name, or one of its rate limits is below `units`.
+        StoreUnavailable: the database cannot be reached; the units may have been taken.
     """
     check_name("supplier", supplier, MAX_NAME)
     check_between("n", units, 1, MAX_INT)
@@ -46,7 +46,7 @@ async def take(database: Database, supplier: str, units: int, max_wait_s: float)
         if answer["wait_s"] <= 0:
             if trio.current_time() - asked_at <= SHARE * answer["margin_s"]:
                 return
-            # The answer came so late that the request would not be where it was counted.
+            # The answer was so late that the request would be sent outside the time in which it was counted.
             await trio.sleep(jittered(answer["margin_s"]))
             continue
         if trio.current_time() + answer["wait_s"] > until:

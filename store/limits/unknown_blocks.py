@@ -1,8 +1,8 @@
-"""Blocks of ready jobs whose tasks a process does not know, and the lanes that they are moved into.
+"""Blocks of ready jobs whose tasks a process does not know, and the lanes to which they are moved.
 
-A lane that is opened for such jobs has `unknown_at`, the last time at which a live worker of the queue did not know the
-task. `close_lanes` closes it when all have known the task for `KNOWN_S`: new jobs are plain ready jobs again, and
-workers still take what is in the lane. `CLOSING_S` later it is dropped, once it is empty.
+A lane for such jobs has `unknown_at`, the last time at which a live worker of the queue did not know the task.
+`close_lanes` closes it when all workers have known the task for `KNOWN_S`: new jobs are plain ready jobs again, and
+workers still take the jobs in the lane. `CLOSING_S` later it is dropped if it is empty.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dataloader.store.limits.limit_rows import TELL, aio_open_lane
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 LOOK: Final = 2_000
-"""Ready jobs looked at in one statement."""
+"""Maximum ready jobs that one statement examines."""
 LEAST: Final = 500
-"""The least number of unknown jobs among them that is a block, and the number that one statement moves."""
+"""Minimum number of unknown jobs among them that form a block. One statement moves this number."""
 KNOWN_S: Final = 3_600.0
 CLOSING_S: Final = 3_600.0
 
 _FIRST: Final = (-1, "-infinity", UUID(int=0))
 _READY: Final = "queue = $1 AND status = 'queued' AND waits_for IS NULL AND NOT cancel_requested"
 _PLACE: Final = "(priority, created_at, job_id)"
-# Instants as text: values of the driver's own kind are rounded at the ends of time. Names that no index can hold, which
-# only other services write, stay where they are.
+# Timestamps as text: the driver's type rounds infinite times. Names that are too long for an index, which only other
+# services write, stay unmoved.
 _LOOK: Final = f"""
 WITH first AS MATERIALIZED (
   SELECT task, priority, created_at, job_id FROM (
@@ -64,7 +64,7 @@ UPDATE dl_jobs j SET lane = j.task, waits_for = 'limit' FROM picked p WHERE j.jo
 _HAS_LIMITS: Final = """
 (t.paused OR num_nonnulls(t.periods, t.max_running, t.batch_size, t.supplier, t.max_running_per_partition) > 0)
 """
-# A worker that takes jobs of the task alone needs the lane, and so do limits.
+# A worker that takes only jobs of the task needs the lane, and so do limits.
 _STILL_NEEDED: Final = f"""
 UPDATE dl_lanes l SET unknown_at = now()
 WHERE l.unknown_at < now() - interval '1 min' AND (
@@ -79,7 +79,7 @@ _UNLIMIT: Final = f"""
 UPDATE dl_tasks t SET limited = false FROM dl_lanes l
 WHERE l.lane = t.task AND t.limited AND {_IS_KNOWN} AND NOT {_HAS_LIMITS}
 """
-# Limits may be set between these statements: a task that has a lane keeps it.
+# Limits may be set between these statements. A task that has a lane then keeps it.
 _NOT_LIMITED: Final = "NOT EXISTS (SELECT FROM dl_tasks t WHERE t.task = l.lane AND t.limited)"
 _CLOSE: Final = f"UPDATE dl_lanes l SET closing_at = now() WHERE {_IS_KNOWN} AND {_NOT_LIMITED}"
 _DROP: Final = f"""
@@ -104,9 +104,9 @@ ON CONFLICT DO NOTHING
 
 @attrs.frozen
 class FiledBlock:
-    """The number of jobs that were moved, and the place behind which the next search begins.
+    """Number of jobs that were moved, and the place after which the next search begins.
 
-    `is_block` is false where unknown jobs are few: nothing was moved.
+    `is_block` is false if there were too few unknown jobs, in which case nothing was moved.
     """
 
     is_block: bool
@@ -123,9 +123,9 @@ async def file_block(
     look: int = LOOK,
     least: int = LEAST,
 ) -> FiledBlock:
-    """Move the first `least` ready jobs of `queue` behind `after` whose tasks are not `known` into the tasks' lanes.
+    """Move ready jobs of `queue` after `after` whose tasks are not `known`, the first `least` ones, to their lanes.
 
-    Nothing is moved if fewer than these are among the first `look` ready jobs.
+    Nothing is moved if there are fewer than these among the first `look` ready jobs.
     """
     return await database.write(_aio_file_block, queue, list(known), after or _FIRST, look=look, least=least)
 
@@ -146,7 +146,7 @@ async def _aio_file_block(
 
 
 async def _aio_open(connection: Any, tasks: Sequence[str], queue: str) -> None:
-    """Open lanes for tasks that are unknown in `queue`, and tell the workers that know them."""
+    """Open lanes for tasks that are unknown in `queue`, and notify the workers that know them."""
     async with connection.transaction():
         for task in tasks:
             await connection.fetchrow(_TASK, task)
@@ -158,13 +158,12 @@ async def _aio_open(connection: Any, tasks: Sequence[str], queue: str) -> None:
 
 
 async def close_lanes(database: Database, *, known_s: float = KNOWN_S, closing_s: float = CLOSING_S) -> int:
-    """Close and drop lanes that unknown tasks no longer need; return how many changed.
+    """Close and drop lanes that unknown tasks no longer need; return the number of changes.
 
     Args:
-        database: where the lanes are.
+        database: database of the lanes.
         known_s: seconds for which all live workers of a lane's queues must have known its task.
         closing_s: seconds for which workers still take jobs from a closed lane.
-
     """
     return await database.write(_aio_close_lanes, known_s, closing_s)
 

@@ -1,8 +1,8 @@
-"""Time zones that both this program and the database use: the names must mean the same to both (S4).
+"""Check of time zones that both this program and the database use: a name must mean the same to both.
 
-The claim opens work periods and counts rate limits of days by the database's zones. The ends of periods, forms and
-pages use the zones of this machine. Each has its own time zone database: a server without the package `tzdata-legacy`
-does not know `US/Eastern`, `CET` is a fixed offset to PostgreSQL, and one of the two may be older than the other.
+The claim opens work periods and counts daily rate limits by the database's zones. The ends of periods, forms and pages
+use the zones of this machine. Each has a separate time zone database: a server without the package `tzdata-legacy` does
+not know `US/Eastern`, `CET` is a fixed offset in PostgreSQL, and one of the two may be outdated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _IS_ABBREVIATION: Final = "SELECT EXISTS (SELECT FROM pg_timezone_abbrevs WHERE 
 
 
 async def aio_check_zone(connection: Any, field: str, name: str) -> None:
-    """Check that the database knows a zone as this program does (asyncio-flavoured, within a transaction).
+    """Check that the database has the same zone as this program (asyncio-flavored, within a transaction).
 
     Raises `BadRequest` for a zone that the database does not know, or that it reads as an abbreviation with a fixed
-    offset. A zone with the same name and other rules is a warning in the log: one of the two has older data.
+    offset. A zone with the same name and other rules is only a warning in the log: one of the two has older data.
     """
     if name == "UTC":
         return
