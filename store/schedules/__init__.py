@@ -1,1 +1,1 @@
-"""Schedules in the database: their rows, and the tick that adds the jobs that are due."""
+"""Schedules in the database: their rows, and the tick that adds the due jobs."""

@@ -1,4 +1,4 @@
-"""Brings schedules back whose next time was computed while the database's clock was ahead: they would wait for it."""
+"""Corrects schedules whose next time was computed while the database's clock was ahead. They would wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.store.schedules.rows import read_spec
 log = get_logger(__name__)
 
 IN_A_TURN: Final = 200
-"""Those that are looked at before the loop has its turn."""
+"""Schedules that are processed before other tasks of the event loop run."""
 _AHEAD: Final = f"""
 SELECT name, spec::text AS spec, stored_at, next_at, clock_timestamp() AS now FROM dl_schedules
 WHERE NOT paused AND retired_at IS NULL AND next_at < 'infinity'
@@ -30,9 +30,9 @@ RETURNING s.name
 
 
 async def cut_back(database: Database) -> int:
-    """Compute again when schedules are due that are later than their next time from now on; return their number.
+    """Recompute the next time of schedules that are due later than they should be; return their number.
 
-    No planned time has a second job. Times for which the clock has left runs out have one after all.
+    No planned time gets a second job. Planned times that the clock has passed again get their job.
     """
     return await database.write(_aio_cut_back)
 
@@ -47,7 +47,7 @@ async def _aio_cut_back(connection: Any) -> int:
             schedule = read_spec(name, spec)
             found = schedule.next_after(schedule.times(min(stored_at, now)), now)
         except (BadRequest, ArithmeticError, ValueError):
-            continue  # the tick says what is wrong with it
+            continue  # the tick reports the error
         if found is not None and found < next_at:
             names.append(name)
             former.append(next_at)

@@ -1,6 +1,6 @@
-"""`Schedules` over the database: what operators and programs do with schedules, by their tables (R7).
+"""`Schedules` over the database: operations of operators and programs on the tables of schedules.
 
-Each change locks the schedule's row, as the tick does, so that a planned time is decided by one of them.
+Each change locks the schedule's row, as the tick does, so that only one of them decides on a planned time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EVENTS: Final = """
 SELECT event_id, at, kind, payload::text AS payload FROM dl_schedule_events
 WHERE name = $1 AND event_id < $2 ORDER BY event_id DESC LIMIT $3
 """
-# Resumed it does not look again at the job whose failure has paused it.
+# A resumed schedule does not check the job again whose failure paused it.
 _PAUSE: Final = """
 UPDATE dl_schedules SET paused = $2, paused_why = $3, last_job_id = CASE WHEN $2 THEN last_job_id END WHERE name = $1
 """
@@ -71,29 +71,29 @@ _HAS_KEY: Final = (
 
 @attrs.frozen(kw_only=True)
 class DatabaseSchedules(Schedules):
-    """The schedules by their tables, on Trio. `operator` signs the audit."""
+    """Schedules in the tables of the database, on Trio. `operator` signs the audit."""
 
     database: Database
     operator: Operator
     default_lease_s: int = 60
 
     def signed(self, operator: Operator) -> DatabaseSchedules:
-        """The same schedules for somebody else."""
+        """Return the same schedules for another operator."""
         return attrs.evolve(self, operator=operator)
 
     async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
-        """As in `Schedules`."""
+        """See `Schedules.find`."""
         check_between("limit", limit, 1, MAX_PAGE)
         behind = "" if after is None else BY_NAME.key(after)
         rows, more = await self.database.run(aio_read_page, _PAGE, (behind, limit + 1), limit, texts=("spec",))
         return SchedulePage(list(map(record_of, rows)), BY_NAME.text(rows[-1]["name"]) if more else None)
 
     async def get(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.get`."""
         return record_of(await self.database.run(_aio_one, _ONE, name))
 
     async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
-        """As in `Schedules`."""
+        """See `Schedules.events`."""
         check_between("limit", limit, 1, MAX_PAGE)
         await self.get(name)
         before = 2**63 - 1 if after is None else BY_NUMBER.key(after)
@@ -110,30 +110,30 @@ class DatabaseSchedules(Schedules):
         return ScheduleEventPage(*BY_NUMBER.page(events, limit, lambda event: event.event_id))
 
     async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
-        """As in `Schedules`."""
+        """See `Schedules.next_times`."""
         check_between("number", number, 1, MAX_NEXT)
         return (await self.get(name)).next_times(number)
 
     async def put(self, schedule: Schedule) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.put`."""
         check_task(schedule.task)
         schedule.check_job()
         return await self.database.write(_aio_put, schedule, self.operator)
 
     async def delete(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.delete`."""
         return await self.database.write(_aio_delete, name, self.operator)
 
     async def pause(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.pause`."""
         return await self.database.write(_aio_pause, name, f"by {self.operator.name}", self.operator)
 
     async def resume(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.resume`."""
         return await self.database.write(_aio_pause, name, None, self.operator)
 
     async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
-        """As in `Schedules`."""
+        """See `Schedules.run`."""
         return await self.database.write(_aio_run, name, job_id, self.operator, self.default_lease_s)
 
     async def backfill(
@@ -146,7 +146,7 @@ class DatabaseSchedules(Schedules):
         dry_run: bool = False,
         backfill_id: UUID | None = None,
     ) -> Backfilled:
-        """As in `Schedules`."""
+        """See `Schedules.backfill`."""
         check_instant("begin", begin)
         check_instant("end", end)
         if end <= begin:
@@ -164,14 +164,14 @@ class DatabaseSchedules(Schedules):
 
 
 def payload_of(value: object) -> dict[str, Any] | None:
-    """Return the payload of an event; a value that is no object, which only other programs write, stands in one."""
+    """Return the payload of an event as an object. Other programs may write other values, which are wrapped in one."""
     return None if value is None else as_object(value)
 
 
 def record_of(row: Any) -> ScheduleRecord:
-    """The schedule of a row with `COLUMNS`; if its spec can't be read, with what is wrong with that.
+    """Return the schedule of a row with `COLUMNS`, with its `fault` if its spec cannot be read.
 
-    The row of one that is paused keeps when it was due, for the end of its pause: no time at which it will add a job.
+    The row of a paused schedule keeps its former next time for the end of the pause, but it will not add a job then.
     """
     values = {field.name: row[field.name] for field in attrs.fields(ScheduleRecord) if field.name != "fault"}
     spec, fault = stored_json(row["spec"]), None
@@ -198,7 +198,7 @@ async def _aio_one(connection: Any, sql: str, name: str) -> Any:
 
 @asynccontextmanager
 async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction that waits for a schedule that somebody has locked, but not for long."""
+    """Open a transaction that waits for a locked schedule, up to `LOCK_TIMEOUT_MS`."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         yield
@@ -234,7 +234,7 @@ async def _aio_pause(connection: Any, name: str, why: str | None, operator: Oper
         record = record_of(await _aio_one(connection, _ONE, name))
     if record.next_at is None or record.fault is not None or record.next_at > found["now"]:
         return record
-    # What was due meanwhile is the next tick's.
+    # The next tick handles the times that were due in the meantime.
     schedule = record.schedule
     return attrs.evolve(record, next_at=schedule.next_after(schedule.times(record.stored_at), found["now"]))
 
@@ -244,7 +244,7 @@ async def _aio_run(
 ) -> Enqueued:
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
-        # The schedule is locked: of two requests with the same id one comes after the other.
+        # The schedule is locked, so two requests with the same ID run one after the other.
         if job_id is not None and (there := await connection.fetchrow(_THERE, job_id)) is not None:
             if there["schedule"] != name:
                 raise IdempotencyConflict(str(job_id), job_id)
@@ -256,7 +256,7 @@ async def _aio_run(
         row = row_of(job, default_lease_s)
         added, stands = await aio_add_planned(connection, [row], [(name, None, None)])
         if job.job_id not in added and job.job_id not in stands:
-            # A request that was not for this schedule has added a job with this id meanwhile.
+            # A request for another schedule has added a job with this ID in the meantime.
             raise IdempotencyConflict(str(job.job_id), job.job_id)
         await aio_audit(connection, operator, "run_schedule", job.job_id, {"schedule": name})
         if (stand := stands.get(job.job_id)) is not None:
@@ -279,7 +279,7 @@ async def _aio_backfill(
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
         schedule = record_of(found).schedule
-        # What is planned for later is the tick's.
+        # The tick handles later times.
         until = min(filter(None, (end, schedule.end_at, found["next_at"])))
         times = _planned(schedule, found["stored_at"], begin, until)
         have = {record["planned_at"] for record in await connection.fetch(_HAVE_JOBS, name, times)}
@@ -291,7 +291,7 @@ async def _aio_backfill(
         jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
         rows = [row_of(job, default_lease_s) for job in jobs]
         added, _ = await aio_add_planned(connection, rows, [(name, at, backfill) for at in wanted])
-        # A job of a unique task may stand for others.
+        # An existing job of a unique task may replace some of these.
         wanted = [at for job, at in zip(jobs, wanted, strict=True) if job.job_id in added]
         detail = msgspec.to_builtins(
             {"schedule": name, "backfill": backfill, "begin": begin, "end": end, "jobs": len(wanted), "again": again}
@@ -302,7 +302,7 @@ async def _aio_backfill(
 
 
 def _planned(schedule: Schedule, stored_at: datetime, begin: datetime, until: datetime) -> list[datetime]:
-    """The planned times from `begin` to `until` (exclusive), also those before the schedule was stored."""
+    """Return the planned times from `begin` to `until` (exclusive), including those before the schedule was stored."""
     times = schedule.times(stored_at)
     if isinstance(times, Every) and schedule.start_at is None:
         times = times.begun_by(begin)

@@ -1,7 +1,7 @@
-"""Planned times without a job, on record with the reason (R7).
+"""Recorded reasons of planned times without a job.
 
-A row has those that were left out for one reason with no job in between, for a day at most. So a schedule that is due
-each second and can't start for weeks makes a row a day.
+A row has the times that were left out for one reason without a job between them, for at most one day. So a schedule
+that is due each second and cannot start for weeks adds one row per day.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SELECT e.*, s.last_at FROM dl_schedules s CROSS JOIN LATERAL (
   FROM dl_schedule_events WHERE name = s.name ORDER BY event_id DESC LIMIT 3
 ) AS e WHERE s.name = ANY ($1::text[]) ORDER BY e.event_id DESC
 """
-"""Of each schedule as many as there are reasons: so many rows may be extended in turns."""
+"""Newest rows of each schedule, one for each reason: all of these may be extended alternately."""
 _EXTEND: Final = """
 UPDATE dl_schedule_events e SET payload = u.payload::jsonb
 FROM unnest($1::bigint[], $2::text[]) AS u (event_id, payload) WHERE e.event_id = u.event_id RETURNING e.event_id
@@ -32,7 +32,7 @@ SELECT u.name, 'left_out', u.payload::jsonb FROM unnest($1::text[], $2::text[]) 
 
 @attrs.frozen
 class LeftOut:
-    """So many `times` of a schedule from `first` to `last` have no job; `after_job`: behind one that was just added."""
+    """`times` planned times of a schedule without a job, from `first` to `last`. `after_job`: after a new job."""
 
     name: str
     why: Literal["missed", "unique", "overlap"]
@@ -43,7 +43,7 @@ class LeftOut:
 
 
 class _Range(msgspec.Struct):
-    """What a row says."""
+    """Content of a row."""
 
     why: str
     times: int
@@ -52,7 +52,7 @@ class _Range(msgspec.Struct):
 
 
 async def aio_record_left_out(connection: Any, found: Sequence[LeftOut]) -> None:
-    """Record them (asyncio-flavoured), in the transaction that has their schedules locked, before it writes those."""
+    """Record the times (asyncio-flavored) in the transaction that locked their schedules, before it writes those."""
     former: dict[str, list[Any]] = {}
     for record in await connection.fetch(_FORMER, sorted({one.name for one in found})):
         former.setdefault(record["name"], []).append(record)
@@ -67,7 +67,7 @@ async def aio_record_left_out(connection: Any, found: Sequence[LeftOut]) -> None
     if extended:
         texts = [text for _, text in extended.values()]
         written = {record["event_id"] for record in await connection.fetch(_EXTEND, list(extended), texts)}
-        # Others were deleted meanwhile.
+        # Other rows were deleted in the meantime.
         new += [one for event_id, (one, _) in extended.items() if event_id not in written]
     if new:
         texts = [_text(one.why, one.times, one.first, one.last) for one in new]
@@ -75,7 +75,7 @@ async def aio_record_left_out(connection: Any, found: Sequence[LeftOut]) -> None
 
 
 def _row_to_extend(newest_first: Sequence[Any], one: LeftOut) -> tuple[int, _Range] | None:
-    """The row that goes on with these: no job stands between, nor anything else that became of the schedule."""
+    """Return the row that these times extend: there is neither a job nor another event of the schedule between them."""
     for row in newest_first:
         told = _range_of(row)
         if told is None:
@@ -87,7 +87,7 @@ def _row_to_extend(newest_first: Sequence[Any], one: LeftOut) -> tuple[int, _Ran
 
 
 def _range_of(row: Any) -> _Range | None:
-    """What it says; None if it is about something else, or not as we write it."""
+    """Return the content of a row; None if it has another kind or format."""
     if row["kind"] != "left_out" or row["payload"] is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The last jobs of schedules, as their pages show them: how each planned time ended (R7)."""
+"""Last jobs of schedules for their pages: the end of each planned time's job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELECT s.name, j.* FROM unnest($1::text[]) AS s (name) CROSS JOIN LATERAL (
 
 @attrs.frozen(kw_only=True)
 class PlannedJob:
-    """The job of a planned time."""
+    """Job of a planned time."""
 
     job_id: UUID
     status: Status
@@ -31,7 +31,7 @@ class PlannedJob:
 
 
 async def last_planned_jobs(database: Database, names: Sequence[str], *, number: int) -> dict[str, list[PlannedJob]]:
-    """The jobs of the newest `number` planned times of each schedule, oldest first."""
+    """Return the jobs of the newest `number` planned times of each schedule, oldest first."""
     rows = await database.run(_aio_last, list(names), number)
     jobs: dict[str, list[PlannedJob]] = {name: [] for name in names}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The rows of schedules: what processes declare at their start, and what operators see and do (R7)."""
+"""Rows of schedules: declarations of processes at their start, and operators' changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.text import stored_json
 
 KNOWN: Final = 5_000
-"""Schedules that are kept as read: what is due or shown again and again is the same."""
+"""Number of parsed schedules in the cache: due and displayed schedules are mostly the same ones."""
 
 _OF_TASKS: Final = """
 SELECT name, spec::text AS spec, origin, stored_at, next_at, retired_at
@@ -42,7 +42,7 @@ _EVENT: Final = (
 )
 _UNKNOWN: Final = "SELECT u.task FROM unnest($1::text[]) AS u (task) WHERE u.task NOT IN (SELECT task FROM dl_tasks)"
 TELL: Final = "SELECT pg_notify('dl_schedule', '')"
-"""Wakes the schedulers: one may be due earlier than they know."""
+"""Wake the schedulers: a schedule may be due earlier than they know."""
 
 
 @attrs.frozen
@@ -57,10 +57,10 @@ class _Stored:
 async def aio_declare_schedules(
     connection: Any, schedules: Iterable[Schedule], tasks: Sequence[str], worker: str
 ) -> list[str]:
-    """Store what the processes of `worker`'s program declare (asyncio-flavoured); what is so already is not written.
+    """Store the declarations of `worker`'s program (asyncio-flavored). Unchanged schedules are not written.
 
-    A schedule that was put by hand stays as it is: the names of those come back. One that was declared for a task of
-    `tasks`, which this program has, and that it does not declare any more, is retired.
+    A schedule that an operator has stored stays unchanged; return the names of these. A schedule that was declared for
+    one of this program's `tasks`, but is no longer declared, is retired.
     """
     declared = {schedule.name: schedule for schedule in schedules}
     async with connection.transaction():
@@ -76,14 +76,14 @@ async def aio_declare_schedules(
 
 
 async def aio_of_unknown_tasks(connection: Any, schedules: Sequence[Schedule]) -> list[Schedule]:
-    """Those whose task no process has declared (asyncio-flavoured): no error, since a program may start that has it."""
+    """Return the schedules whose task no process has declared (asyncio-flavored). A program with it may start later."""
     tasks = sorted({schedule.task for schedule in schedules})
     unknown = {record["task"] for record in await connection.fetch(_UNKNOWN, tasks)} if tasks else ()
     return [schedule for schedule in schedules if schedule.task in unknown]
 
 
 async def aio_put(connection: Any, schedule: Schedule, operator: str) -> None:
-    """Store a schedule that an operator puts, in the transaction that is open (asyncio-flavoured)."""
+    """Store an operator's schedule in the current transaction (asyncio-flavored)."""
     stored, now = await _aio_stored(connection, [schedule.name], [])
     await _aio_write(connection, [schedule], stored, now, ("operator", operator))
 
@@ -91,7 +91,7 @@ async def aio_put(connection: Any, schedule: Schedule, operator: str) -> None:
 async def _aio_stored(
     connection: Any, names: Sequence[str], tasks: Sequence[str]
 ) -> tuple[dict[str, _Stored], datetime]:
-    """What is stored under these names, and what programs have declared for these tasks, locked; the server's time."""
+    """Return the schedules of these names and the declared ones of these tasks, locked, and the server's time."""
     records = await connection.fetch(_OF_TASKS, list(names), list(tasks))
     stored = {
         record["name"]: _Stored(
@@ -124,7 +124,7 @@ async def _aio_write(
 
 
 def _next_at(schedule: Schedule, former: _Stored | None, now: datetime) -> datetime | None:
-    """When it is due: as before, or from now on if its times are others or it was retired."""
+    """Return the next time: unchanged, or computed from now on if its times have changed or it was retired."""
     if former is None:
         return schedule.next_after(schedule.times(now), now)
     if not former.retired and _timing(schedule.name, former.spec) == schedule.timing:
@@ -133,7 +133,7 @@ def _next_at(schedule: Schedule, former: _Stored | None, now: datetime) -> datet
 
 
 def _timing(name: str, spec: Mapping[str, Any]) -> tuple[object, ...] | None:
-    """What its times come from; None: nobody can tell, whoever wrote that."""
+    """Return the values that determine its times; None if the spec cannot be read."""
     try:
         return Schedule.of_spec(name, spec).timing
     except BadRequest:
@@ -146,10 +146,10 @@ def _is_same(former: _Stored | None, schedule: Schedule) -> bool:
 
 @lru_cache(KNOWN)
 def read_spec(name: str, spec: str) -> Schedule:
-    """The schedule that stands in a row. Raises `BadRequest` for what this program can't read."""
+    """Return the schedule of a row. Raises `BadRequest` if this program cannot read it."""
     return Schedule.of_spec(name, stored_json(spec))
 
 
 def spec_text(schedule: Schedule) -> str:
-    """What makes a schedule again, as JSON text."""
+    """Return the spec of a schedule as JSON text."""
     return msgspec.json.encode(schedule.spec()).decode()

@@ -1,4 +1,4 @@
-"""A schedule as its page shows it: its row, what is on record about it, and its last jobs, by one statement (R7)."""
+"""Schedule for its page: its row, its events and its last jobs, read by one statement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Event(msgspec.Struct):
 
 @attrs.frozen
 class ScheduleView:
-    """A schedule, the newest of what is on record about it, and the jobs of its last planned times, newest first."""
+    """Schedule, its newest events, and the jobs of its last planned times, newest first."""
 
     record: ScheduleRecord
     events: Sequence[ScheduleEvent]
@@ -48,7 +48,7 @@ class ScheduleView:
 
 
 async def read_schedule_view(database: Database, name: str, *, events: int, jobs: int) -> ScheduleView:
-    """All of it, at most so many `events` and `jobs`. Raises `ScheduleNotFound`."""
+    """Read the schedule with at most this many `events` and `jobs`. Raises `ScheduleNotFound`."""
     check_name("name", name, MAX_NAME)
     row = await database.run(_aio_view, name, events, jobs)
     if row is None:

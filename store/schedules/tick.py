@@ -1,7 +1,7 @@
-"""Adds the jobs of schedules that are due (R7): each planned time once, whoever looks, or a reason on record.
+"""Adds the jobs of due schedules: one for each planned time, by one of all processes, or a recorded reason.
 
-Every process ticks. A due schedule's row is locked by one of them, which adds its jobs and writes its next time in the
-same transaction; the others pass it over. A planned time can't have two jobs, by a unique index.
+All processes tick. One of them locks the row of a due schedule, adds its jobs and writes its next time in the same
+transaction. The others skip it. A unique index prevents two jobs of one planned time.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from dataloader.store.schedules.rows import KNOWN, read_spec
 log = get_logger(__name__)
 
 SCHEDULES: Final = 1_000
-"""Schedules that one tick looks at."""
+"""Maximum schedules of one tick."""
 IN_A_TURN: Final = 200
-"""Those among them that are looked at before the loop has its turn."""
+"""Schedules that are processed before other tasks of the event loop run."""
 _ALIKE: Final = {"queue", "priority", "lock_key", "partition_key", "max_attempts", "lease_ttl_sec", "consumer_group"}
-"""The options of jobs that are the same for all of a schedule."""
+"""Job options that are the same for all jobs of a schedule."""
 NAMED: Final = 10
-"""Schedules that can't be read and that a tick names, for the log; a metric counts all."""
+"""Maximum unreadable schedules that a tick names, for the log. A metric counts all."""
 JOBS: Final = 5_000
-"""With so many jobs a tick is full: the schedules that are left over come next."""
+"""Number of jobs after which a tick is full. The remaining schedules follow in the next tick."""
 LOCK_WAIT_MS: Final = 200
-"""How long a tick waits for a locked row, such as the row of a job to be canceled. A heartbeat locks it briefly; a
+"""Milliseconds that a tick waits for a locked row, such as the row of a job to cancel. A heartbeat locks it briefly; a
 psql session may lock it for hours."""
 LOCKED_S: Final = 0.5
-"""A schedule that is due and that another process has locked is looked at again after so long."""
+"""Seconds until the next tick if another process has locked a due schedule."""
 
 _DUE: Final = """
 SELECT name, spec::text AS spec, stored_at, next_at, last_job_id
@@ -102,10 +102,10 @@ _NOTHING: Final = Plan((), 0, None, None, None)
 
 @attrs.frozen
 class Ticked:
-    """The number of jobs that were enqueued, and the seconds until the next schedule is due; None if there is none.
+    """Number of enqueued jobs, and the seconds until the next schedule is due; None if there is none.
 
-    `set_aside` is the number of schedules that were due and whose row is at fault. `left` are those among them that
-    this program can neither read nor pause, and why, up to `NAMED`.
+    `set_aside` is the number of due schedules with an invalid row. `left` are those of them that this program can
+    neither read nor pause, with the reason, up to `NAMED`.
     """
 
     added: int
@@ -116,7 +116,7 @@ class Ticked:
 
 @attrs.define(eq=False)
 class _Due:
-    """A schedule that is due: what is planned for it, and what comes of that."""
+    """Due schedule: its plan and the resulting jobs."""
 
     schedule: Schedule
     spec: str
@@ -137,17 +137,18 @@ class _Due:
 
 
 async def tick(database: Database, *, default_lease_s: int = 60) -> Ticked:
-    """Add the jobs of schedules that are due, at most a batch (R7).
+    """Add the jobs of due schedules, at most one batch.
 
-    Leases last `default_lease_s` where neither the schedule nor its task says how long. A schedule whose job can't be
-    added is paused with the reason, and one that this program can't read is left to others: both are `set_aside`, and
-    the others continue. Raises `StoreError` for a bug that no schedule's job can be added with: the times wait.
+    Leases last `default_lease_s` if neither the schedule nor its task has a length. A schedule whose job cannot be
+    added is paused with the reason. A schedule that this program cannot read is left to other processes. Both are
+    `set_aside`, and the others continue. Raises `StoreError` for a bug that prevents the jobs of all schedules; their
+    times wait.
     """
     return await database.write(_aio_tick, default_lease_s)
 
 
 async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
-    # A process with nothing to do asks this alone.
+    # An idle process sends only this statement.
     next_in_s, now = await connection.fetchrow(_NEXT, [])
     if next_in_s is None or next_in_s > 0:
         return Ticked(0, next_in_s)
@@ -160,10 +161,10 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
             unread = len(left)
             due = await _aio_plan(records, now, left)
             if len(left) == unread or len(records) < SCHEDULES:
-                break  # otherwise those that can't be read may have kept others out
+                break  # otherwise unreadable schedules may have displaced others
         is_full = len(due) + len(left) - unread < len(records) or len(records) == SCHEDULES
         done = await _aio_do(connection, due, default_lease_s, left, bugs)
-        if any(one.added for one in done):  # so the cause of each error is the schedule
+        if any(one.added for one in done):  # so the schedule is the cause of each error
             for one, error in bugs:
                 done += await _aio_pause(connection, one, error, left)
             bugs.clear()
@@ -182,12 +183,13 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
 async def _aio_do(
     connection: Any, due: Sequence[_Due], default_lease_s: int, left: dict[str, str], bugs: list[tuple[_Due, Exception]]
 ) -> list[_Due]:
-    """Add their jobs and write when they are due next. Returns those that were written.
+    """Add the jobs of due schedules and write their next times. Return the schedules that were written.
 
-    If the statements for all of them fail, each half is tried, down to the one whose error it is. That one is paused
-    with the error; if even that can't be written, `left` gets its name. A schedule that waits for a row which another
-    session has locked is not written: the next tick takes it. An outage of the database is the error of none of them.
-    `bugs` gets each schedule whose statements fail by a bug: whether the schedule is its cause depends on the others.
+    If the statements for all of them fail, each half is tried, down to the single schedule that causes the error. It is
+    paused with the error; if even that cannot be written, its name is added to `left`. A schedule that waits for a row
+    which another session has locked is not written; the next tick takes it. An outage of the database is no schedule's
+    error. A schedule whose statements fail because of a bug is added to `bugs`: whether it is the cause depends on the
+    others.
     """
     if not due:
         return []
@@ -214,7 +216,7 @@ async def _aio_do(
 
 
 async def _aio_pause(connection: Any, due: _Due, error: Exception, left: dict[str, str]) -> list[_Due]:
-    """Pause a schedule whose job can't be added; if that can't be written, `left` gets its name."""
+    """Pause a schedule whose job cannot be added. If that cannot be written, add its name to `left`."""
     why = due.paused_why or f"its job can't be added: {_reason(error)}"
     paused = attrs.evolve(due, paused_why=why, is_at_fault=True)
     try:
@@ -253,21 +255,21 @@ async def _aio_plan(records: Iterable[Any], now: datetime, left: dict[str, str])
         try:
             schedule = read_spec(name, spec)
         except BadRequest as error:
-            # A newer program's, which has other fields; or its zone is not known here.
+            # It is a newer program's and has other fields, or its zone is unknown here.
             left[name] = str(error)
             continue
         was_due_at = max(next_at, FIRST_INSTANT)  # SQL may have set any time
-        # Many are planned alike.
+        # Many schedules have the same plan.
         alike = (*schedule.planning, None if schedule.start_at else stored_at, was_due_at)
         found = plans.get(alike)
         if found is None:
             try:
                 found = plans[alike] = plan(schedule, schedule.times(stored_at), was_due_at, now)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one of them, the others are planned
+            except Exception as error:  # noqa: BLE001 - any error of one schedule: the others are planned
                 why = f"its times can't be computed: {_reason(error)}"
                 due.append(_Due(schedule, spec, _NOTHING, was_due_at, last_job_id, paused_why=why, is_at_fault=True))
                 continue
-            # Missed times are looked at one by one.
+            # Missed times are computed one by one.
             await asyncio.sleep(0)
         due.append(_Due(schedule, spec, found, was_due_at, last_job_id))
         planned += len(found.due)
@@ -282,7 +284,7 @@ async def _aio_pause_after_failures(connection: Any, due: Iterable[_Due]) -> Non
 
 
 async def _aio_choose(connection: Any, due: list[_Due]) -> None:
-    """Choose of what is planned what gets a job: what may overlap with those that have not ended."""
+    """Choose the planned times that get a job, by the overlap policy and the unfinished jobs."""
     careful = [
         one.schedule.name for one in due if one.schedule.overlap in {Overlap.BUFFER_ONE, Overlap.SKIP, Overlap.CANCEL}
     ]
@@ -309,7 +311,7 @@ async def _aio_choose(connection: Any, due: list[_Due]) -> None:
 
 
 def new_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> NewJob:
-    """The job of a planned time. Those of one schedule exclude each other, unless they may run side by side.
+    """Return the job of a planned time. Jobs of one schedule exclude each other, unless they may run concurrently.
 
     Raises `BadRequest`.
     """
@@ -326,14 +328,14 @@ def _options(schedule: Schedule, *, task_has_key: bool) -> dict[str, Any]:
 
 @lru_cache(KNOWN)
 def _row_alike(name: str, spec: str, default_lease_s: int, *, task_has_key: bool) -> Row:
-    """The row of a schedule's jobs, which differ by their ids and times. Raises `BadRequest`."""
+    """Return the common row of a schedule's jobs, which differ by their IDs and times. Raises `BadRequest`."""
     schedule = read_spec(name, spec)
     job = schedule.new_job(**_options(schedule, task_has_key=task_has_key))
     return row_of(job, default_lease_s)
 
 
 def _row(one: _Due, at: datetime, default_lease_s: int) -> Row:
-    """The row of a planned time's job. Raises `BadRequest`."""
+    """Return the row of a planned time's job. Raises `BadRequest`."""
     schedule = one.schedule
     if not schedule.job.keys() <= _ALIKE:
         return row_of(new_job(schedule, at, task_has_key=one.task_has_key), default_lease_s)
@@ -342,7 +344,7 @@ def _row(one: _Due, at: datetime, default_lease_s: int) -> Row:
 
 
 async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) -> None:
-    """Add their jobs. Raises `BadRequest` for one that cannot be added."""
+    """Add the jobs of due schedules. Raises `BadRequest` for a job that cannot be added."""
     if not due:
         return
     rows: list[Row] = []
@@ -363,12 +365,12 @@ async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) ->
 
 
 async def _aio_write(connection: Any, due: list[_Due]) -> None:
-    """Write when they are due next, and why times have no job."""
+    """Write the next times of schedules, and the reasons of times without a job."""
     rows = []
     for one in due:
         last = one.added[-1] if one.added else None
         last_job_id, last_at = (None, None) if last is None else last
-        # When it is resumed, what was due since is what it has missed.
+        # When it is resumed, the times since then are its missed ones.
         next_at = one.plan.next_at if one.paused_why is None else one.was_due_at
         rows.append((one.schedule.name, next_at, last_at, last_job_id, one.paused_why))
     left_out = [found for one in due if one.paused_why is None for found in _left_out(one)]
