@@ -1,1 +1,1 @@
-"""Rows of durable processes: what is asked of them, their steps, and what readers see."""
+"""Rows of durable processes: requests, steps, and reads."""

@@ -1,8 +1,8 @@
-"""Waiting for the answers of tasks: by notification, or in one process from memory (P2).
+"""Waiting for the answers of tasks, by notification or, in one process, from memory.
 
-Who runs a step in this process tells its answer here; for what runs elsewhere the listener calls `told`. Should a
-notification get lost with its connection, a look every two seconds finds the answer. All whose look is due, or soon
-will be, share one: the first of them reads for all.
+A run of a step in this process passes its answer here. For steps in other processes the listener calls `told`. If a
+notification is lost with its connection, a check every two seconds finds the answer. All waiting callers whose check is
+due, or soon will be, share one read.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dataloader.store.processes.reads import aio_answers, check_ident, no_task
 from dataloader.store.processes.requests import aio_take_back
 
 FIRST_LOOK_S: Final = 0.05
-"""After a request the first look: what is told before somebody waits for it is not heard."""
+"""Seconds from a request to the first check: notifications sent before the wait are lost."""
 REREAD_S: Final = 2.0
-"""The longest time without a look at the row, whatever the notifications say."""
+"""Maximum seconds between two checks of the row, independent of notifications."""
 EXPIRED_S: Final = 0.5
-"""Between two looks at a task that has expired and may have begun before."""
+"""Seconds between two checks of a task that has expired but may have begun before."""
 MOST: Final = 500
-"""Tasks of one look."""
+"""Maximum tasks of one check."""
 
 _WATCH: Final = """
 UPDATE dl_process_tasks SET watched = true
@@ -41,7 +41,7 @@ WHERE task_id IN (
 
 @attrs.define(eq=False)
 class _Watch:
-    """One task that somebody waits for. `look_at`: when it is read, by Trio's clock, unless it is told of before."""
+    """One awaited task. `look_at`: time of the next check, by Trio's clock, unless a notification comes earlier."""
 
     task_id: int
     look_at: float
@@ -57,7 +57,7 @@ class _Watch:
 
 
 class Waiter(Protocol):
-    """What waits for answers, and is told of them."""
+    """Waits for answers, and receives them."""
 
     async def wait(
         self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None
@@ -69,12 +69,12 @@ class Waiter(Protocol):
 
 
 class Answers:
-    """All who wait for tasks in this process. Owner of the watches; used from one Trio thread."""
+    """All waits for tasks in this process. Owns the watches; used from one Trio thread."""
 
     def __init__(self, database: Database, *, first_look_s: float = FIRST_LOOK_S, reread_s: float = REREAD_S) -> None:
-        """A new task is first read after `first_look_s` seconds, and each watched task at least every `reread_s`.
+        """Check a new task first after `first_look_s` seconds, and each watched task at least every `reread_s` seconds.
 
-        `begun` is set by the first wait, so that a listener for waits alone need not connect earlier.
+        The first wait sets `begun`, so that a listener only for waits need not connect earlier.
         """
         self.begun = trio.Event()
         self._database = database
@@ -86,18 +86,18 @@ class Answers:
     async def wait(
         self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None
     ) -> ProcessAnswer:
-        """The answer as soon as there is one, or how the task stands after `timeout_s`.
+        """Return the answer as soon as it exists, or the state of the task after `timeout_s`.
 
         Args:
-            task_id: which task.
-            timeout_s: after so many seconds the wait ends.
-            is_new: it was added just now, so that nothing has to be read at once.
-            ident: that of the task, if it is known.
+            task_id: ID of the task.
+            timeout_s: maximum seconds of the wait.
+            is_new: true if the task was just added, so that no immediate check is needed.
+            ident: ident of the task, if known.
 
         Raises:
             ProcessNotFound: there is no such task.
-            HistoryChanged: the number is another task's.
-            StoreUnavailable: the database can't be read now.
+            HistoryChanged: another task has this ID.
+            StoreUnavailable: the database cannot be read now.
         """
         until = trio.current_time() + timeout_s
         with self._watching(task_id, self.first_look_s if is_new else 0.0, ident) as watch:
@@ -114,12 +114,12 @@ class Answers:
                     woken = watch.woken
                     with trio.move_on_at(min(watch.look_at, until)):
                         await woken.wait()
-            assert watch.answer is not None  # noqa: S101 - it was told, or read
+            assert watch.answer is not None  # noqa: S101 - it was received or read
             check_ident(task_id, watch.answer.ident, ident)
             return watch.answer
 
     def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
-        """A task has its answer: `answer`, if it is known here; else it is read."""
+        """Note that a task has its answer: `answer`, if known in this process; otherwise it is read."""
         watch = self._watches.get(task_id)
         if watch is not None:
             watch.answer = answer or watch.answer
@@ -127,11 +127,11 @@ class Answers:
             watch.wake()
 
     def is_awaited(self, task_id: int) -> bool:
-        """Whether somebody in this process waits for the task."""
+        """Return whether a caller in this process waits for the task."""
         return task_id in self._watches
 
     def all_told(self) -> None:
-        """Notifications may have been missed: the listener's connection is new."""
+        """Check all watched tasks: the listener has a new connection and may have missed notifications."""
         for watch in self._watches.values():
             watch.look_at = -math.inf
             watch.wake()
@@ -141,7 +141,7 @@ class Answers:
         look_at = trio.current_time() + look_in_s
         watch = self._watches.get(task_id)
         if watch is None or (ident is not None and watch.ident not in {None, ident}):
-            # After a restore another task has the number: those who wait for the former one find that out themselves.
+            # After a restore, another task has this ID. Waits for the former task find that out themselves.
             watch = self._watches[task_id] = _Watch(task_id, look_at, ident)
         watch.look_at = min(watch.look_at, look_at)
         watch.waiters += 1
@@ -154,20 +154,21 @@ class Answers:
                 del self._watches[task_id]
 
     async def _look(self, watch: _Watch) -> None:
-        """Read the task, and all others whose look is due."""
+        """Read the task, and all others whose check is due."""
         seen = watch.woken
         async with self._turn:
             if watch.woken is not seen and watch.answer is not None:
-                return  # somebody has read it, or it was told of
+                return  # another caller has read it, or its answer was received
             now = trio.current_time()
-            # Those whose look comes soon share it: who began to wait one after the other look together from then on.
+            # Tasks whose check is due soon share it: waits that began at different times are checked together from then
+            # on.
             soon = now + self.reread_s / 10
             due = [one for one in self._watches.values() if one.look_at <= soon and one is not watch][: MOST - 1]
             due.append(watch)
             for one in due:
                 one.look_at = now + self.reread_s
             try:
-                # Not shielded: a lost mark is set again, and a caller who has left must not hold a connection.
+                # Not shielded: a lost mark is set again, and an abandoned call must not keep a connection.
                 found = await self._database.run(_aio_look, [one.task_id for one in due])
             except BaseException:
                 for one in due:
@@ -184,7 +185,7 @@ class Answers:
 
 
 async def _aio_look(connection: Any, task_ids: list[int]) -> dict[int, tuple[ProcessAnswer, datetime | None]]:
-    # Several statements, several snapshots: the reading must see what was committed before the marks were.
+    # Several statements with separate snapshots: the read must see the commits before the marks.
     await connection.execute(_WATCH, task_ids)
     found = await aio_answers(connection, task_ids)
     now = datetime.now(UTC)
@@ -193,7 +194,7 @@ async def _aio_look(connection: Any, task_ids: list[int]) -> dict[int, tuple[Pro
         for one, (answer, at) in found.items()
         if not answer.is_answered and at is not None and at <= now
     }
-    # One that has begun is none of those that are taken back.
+    # Requests that have begun cannot be withdrawn.
     if late and (taken := await aio_take_back(connection, late, expired=True)):
         found |= await aio_answers(connection, taken)
     return found

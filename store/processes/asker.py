@@ -1,8 +1,8 @@
-"""Asks for calls and starts of processes that come one by one, together: nobody waits for others to come (P2).
+"""Sends single calls and starts of processes in batches, without waiting for a batch to fill.
 
-Those that come while a statement is under way go with the next one. Nobody waits there with others for a process that
-somebody has locked: all who call it wait for it together, in a line of its own. What has another answer than that it
-was added has it by itself.
+Requests that arrive while a statement is in progress share the next one. A locked process does not delay the others:
+all requests for it wait together in a separate line. A request with another result than "added" is sent again by
+itself, to get its answer.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.processes.requests import Asked, Row, aio_ask, aio_ask_many, row_of
 
 MAX_GROUP: Final = 250
-"""Requests of one statement, at the most."""
+"""Maximum requests of one statement."""
 
 
 class Asker:
-    """Asks for all clients in one process of the operating system."""
+    """Sends the requests of all clients in one OS process."""
 
     def __init__(self, database: Database, lease_s: int) -> None:
-        """`lease_s`: the lease of wake-up jobs, in seconds."""
+        """Initialize without requests. `lease_s`: lease of wake-up jobs, in seconds."""
         self._database = database
         self._lease_s = lease_s
         self._all = _Line(waits=False)
         self._of_process: dict[tuple[str, str], _Line] = {}
 
     async def ask(self, request: ProcessRequest) -> Asked:
-        """Ask for it. Who is cancelled already asks for nothing. Raises `BadRequest`, `StoreError`."""
+        """Send a request. A canceled caller sends nothing. Raises `BadRequest`, `StoreError`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if request.kind != "repair":
             row = row_of(request)
@@ -49,7 +49,7 @@ class Asker:
 
     @contextmanager
     def _line_of(self, request: ProcessRequest) -> Iterator[_Line]:
-        """Those who wait for one process, which somebody has locked."""
+        """Return the line of the callers that wait for a locked process."""
         name = request.type, request.process_id
         line = self._of_process.setdefault(name, _Line(waits=True))
         line.users += 1
@@ -61,7 +61,7 @@ class Asker:
                 del self._of_process[name]
 
     async def _with_others(self, line: _Line, row: Row) -> Asked | None:
-        """That it was added, or that its process is locked; None if it is to be asked for by itself."""
+        """Return the answer "added" or "locked"; None if the request must be sent by itself."""
         group, place = line.group, len(line.group.rows)
         group.rows.append(row)
         if len(group.rows) == MAX_GROUP:
@@ -69,7 +69,7 @@ class Asker:
         if place == 0:
             await self._ask(line, group)
         else:
-            # As for the first: it is asked for whether or not we are there to hear of it.
+            # As for the first request of the group: it is sent whether or not the caller still waits.
             with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
                 await group.ended.wait()
         if group.error is not None:
@@ -77,7 +77,7 @@ class Asker:
         return group.answers.get(place)
 
     async def _ask(self, line: _Line, group: _Group) -> None:
-        """Ask for all that has gathered by our turn: for its first, who can't be cancelled meanwhile."""
+        """Send the whole group when it is next. Its first caller does this and cannot be canceled meanwhile."""
         group.error = StoreUnavailable("the database did not answer in time; whether it was asked for is unknown")
         try:
             with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
@@ -92,10 +92,10 @@ class Asker:
         except StoreUnavailable as error:
             group.error = error
         except (StoreError, BadRequest):
-            group.error = None  # one of them can't be stored: each is tried by itself
+            group.error = None  # one of them cannot be stored: send each by itself
         finally:
             if line.group is group:
-                line.group = _Group()  # its time was over before its turn came: nobody may join it any more
+                line.group = _Group()  # it timed out before it was sent: it must not get more requests
             group.ended.set()
 
 
@@ -105,12 +105,12 @@ async def _aio_ask(connection: Any, rows: Sequence[Row], lease_s: int, *, waits:
     except LOCKED:
         if waits:
             raise
-        return {}  # such a process or key of somebody else was waited for in vain: each by itself
+        return {}  # a wait for a process or key of another session timed out: send each by itself
 
 
 @attrs.define(eq=False)
 class _Group:
-    """Requests that are sent together, and what was answered, by the request's place."""
+    """Requests that are sent together, and their answers by the requests' places."""
 
     rows: list[Row] = attrs.field(factory=list)
     answers: dict[int, Asked] = attrs.field(factory=dict)
@@ -120,7 +120,7 @@ class _Group:
 
 @attrs.define(eq=False)
 class _Line:
-    """Those who ask by one kind of statement, group after group. `waits`: for processes that somebody has locked."""
+    """Callers of one kind of statement, group after group. `waits`: for locked processes."""
 
     waits: bool
     users: int = 0

@@ -1,4 +1,4 @@
-"""Counts that cost the same however much there is: exact up to a bound, and beyond it the planner's estimate."""
+"""Counts of constant cost: exact up to a limit, and above it the planner's estimate."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Final
 import msgspec
 
 EXACT: Final = 10_000
-"""The greatest number that is counted."""
+"""Maximum exact count."""
 
 _COUNT: Final = "SELECT count(*) FROM ({query} LIMIT {most}) AS counted"
 
 
 async def aio_counted(connection: Any, query: str, *args: Any) -> int:
-    """How many rows a query without an order has (asyncio-flavoured)."""
+    """Return the number of rows of a query without an order (asyncio-flavored)."""
     counted: int = await connection.fetchval(_COUNT.format(query=query, most=EXACT + 1), *args)
     if counted <= EXACT:
         return counted
@@ -21,6 +21,6 @@ async def aio_counted(connection: Any, query: str, *args: Any) -> int:
 
 
 async def aio_estimated(connection: Any, query: str, *args: Any) -> int:
-    """How many rows the planner expects of a query (asyncio-flavoured)."""
+    """Return the planner's estimate of a query's rows (asyncio-flavored)."""
     plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *args)
     return int(msgspec.json.decode(plan)[0]["Plan"]["Plan Rows"])

@@ -1,4 +1,4 @@
-"""`ProcessClient` over the database: what programs, HTTP views and commands do with processes, by their tables."""
+"""`ProcessClient` over the database: operations of programs, HTTP views and commands on the tables of processes."""
 
 from __future__ import annotations
 
@@ -47,15 +47,16 @@ from dataloader.store.processes.versions import list_versions
 from dataloader.store.queue.control import aio_short_transaction
 
 WITHDRAW_S: Final = 5.0
-"""The time in which a call of a caller that was cancelled is taken back."""
+"""Seconds in which the call of a canceled caller is withdrawn."""
 
 
 @attrs.frozen(kw_only=True)
 class DatabaseProcesses(ProcessClient):
-    """The processes by their tables, on Trio. `operator` signs the audit; `draining` says that nothing is taken.
+    """Processes in the tables of the database, on Trio. `operator` signs the audit.
 
-    by_hand: a person asks, not a program: the audit has starts, calls and withdrawals, too.
-    `acted` is told of acts that sinks may be told of; None: there are none.
+    draining: returns whether the program drains, so that no requests are accepted. by_hand: a person makes the
+    requests, not a program, so starts, calls and withdrawals are also audited. acted: called after changes that sinks
+    may have to receive; None if there are no sinks.
     """
 
     database: Database
@@ -71,11 +72,11 @@ class DatabaseProcesses(ProcessClient):
     )
 
     def signed(self, operator: Operator) -> DatabaseProcesses:
-        """The same processes for somebody else."""
+        """Return the same processes for another operator."""
         return attrs.evolve(self, operator=operator)
 
     async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
-        """As in `ProcessClient`. A cancellation comes before anything is asked, or ends the wait."""
+        """Send a request: see `ProcessClient.ask`. A cancellation prevents the request, or ends the wait."""
         _check_wait("wait_s", wait_s)
         if withdraw and request.kind != "call":
             raise BadRequest("withdraw", "is for calls")
@@ -102,7 +103,7 @@ class DatabaseProcesses(ProcessClient):
         return await self.withdraw(task_id, ident=ident) if withdraw and not answer.is_answered else answer
 
     async def task(self, task_id: int, *, wait_s: float = 0.0, ident: UUID | None = None) -> ProcessTask:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.task`."""
         _check_wait("wait_s", wait_s)
         found = await reads.get_task(self.database, task_id, ident)
         if wait_s and not found.answer.is_answered:
@@ -111,7 +112,7 @@ class DatabaseProcesses(ProcessClient):
         return found
 
     async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.withdraw`."""
         found = await reads.get_task(self.database, task_id, ident)
         await self._take_back(task_id, found.ident, is_audited=self.by_hand)
         return (await reads.get_task(self.database, task_id, found.ident)).answer
@@ -125,7 +126,7 @@ class DatabaseProcesses(ProcessClient):
             self.answers.told(one)
 
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.start_many`."""
         if len(requests) > MAX_STARTS:
             raise BadRequest("processes", f"must have at most {MAX_STARTS:,} items, not {len(requests):,}")
         for number, request in enumerate(requests):
@@ -133,19 +134,19 @@ class DatabaseProcesses(ProcessClient):
                 raise BadRequest(f"processes[{number}].kind", f"must be init, not {request.kind}")
             request.check_key(f"processes[{number}].key")
         self._check_draining()
-        # Two batches with the same processes take them in the same order.
+        # Two batches with the same processes lock them in the same order.
         order = sorted(range(len(requests)), key=lambda number: (requests[number].type, requests[number].process_id))
         ordered = [requests[number] for number in order]
         answers = await self.database.write(_aio_start_many, ordered, self.default_lease_s) if ordered else []
         return [started for _, started in sorted(zip(order, answers, strict=True), key=lambda pair: pair[0])]
 
     async def put(self, process: ProcessImport) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.put`."""
         self._check_draining()
         return await self.database.write(operations.aio_import, process, self.operator, self.default_lease_s)
 
     async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.get`."""
         _check_wait("wait_s", wait_s)
         found = await reads.get_process(self.database, process_type, process_id)
         if found.status == "init" and wait_s:
@@ -164,7 +165,7 @@ class DatabaseProcesses(ProcessClient):
         after: After = None,
         newest_first: bool = False,
     ) -> ProcessEventPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.events`."""
         return await reads.list_events(
             self.database, process_type, process_id, limit=limit, after=after, newest_first=newest_first
         )
@@ -172,50 +173,50 @@ class DatabaseProcesses(ProcessClient):
     async def tasks(
         self, process_type: str, process_id: str, *, limit: int = 200, after: After = None, newest_first: bool = False
     ) -> ProcessTaskPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.tasks`."""
         return await reads.list_tasks(
             self.database, process_type, process_id, limit=limit, after=after, newest_first=newest_first
         )
 
     async def find(self, wanted: ProcessFilter = EVERY_PROCESS, *, limit: int = 50, after: After = None) -> ProcessPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.find`."""
         return await search.find_processes(self.database, wanted, limit=limit, after=after)
 
     async def errors(
         self, *, process_type: str | None = None, limit: int = 50, after: After = None
     ) -> ProcessErrorPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.errors`."""
         return await search.list_error_groups(self.database, process_type=process_type, limit=limit, after=after)
 
     async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.versions`."""
         return await list_versions(self.database, process_type)
 
     async def sinks(self) -> list[SinkRecord]:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.sinks`."""
         return await deliveries.list_sinks(self.database)
 
     async def deliveries(
         self, wanted: HeldFilter = EVERY_DELIVERY, *, limit: int = 50, after: After = None
     ) -> HeldDeliveryPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.deliveries`."""
         return await deliveries.list_held(self.database, wanted, limit=limit, after=after)
 
     async def release(self, wanted: HeldFilter) -> int:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.release`."""
         released = await deliveries.release(self.database, wanted, operator=self.operator, lease_s=self.default_lease_s)
         return released.released
 
     async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.resume`."""
         return await self._act(process_type, process_id, "resume")
 
     async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.stop`."""
         return await self._act(process_type, process_id, "stop")
 
     async def remove(self, process_type: str, process_id: str) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.remove`."""
         return await self._act(process_type, process_id, "remove")
 
     async def _act(self, process_type: str, process_id: str, act: Act) -> ProcessRecord:
@@ -237,7 +238,7 @@ class DatabaseProcesses(ProcessClient):
     async def change_some(
         self, change: ProcessChange, wanted: ProcessFilter, *, limit: int = BATCH, after: After = None
     ) -> ProcessesChanged:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.change_some`."""
         check_wanted(wanted)
         check_between("limit", limit, 1, BATCH)
         changed = await self.database.write(
@@ -280,7 +281,7 @@ async def _aio_start_many(connection: Any, requests: Sequence[ProcessRequest], l
 
 
 def _task_of(asked: Asked, request: ProcessRequest) -> int:
-    """The task that stands for a request. Raises what says why there is none."""
+    """Return the ID of the task for a request. Raises the reason why there is none."""
     match asked.verdict:
         case "conflict":
             raise IdempotencyConflict(request.key or "", task_id=asked.task_id)

@@ -1,4 +1,4 @@
-"""How deliveries of processes stand: by sink, those that are held up, and their release by an operator (P9, P10)."""
+"""State of process deliveries: sinks, failed deliveries, and their release by an operator."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dataloader.store.processes.outbox_rows import aio_post
 from dataloader.store.queue.control import aio_audit, aio_short_transaction
 
 RELEASED: Final = 10_000
-"""The most that one request releases."""
+"""Maximum processes that one request releases."""
 _BY_SINK: Final = PageCursor(tuple[str, Annotated[int, Meta(ge=0, le=2**63 - 1)]])
 
-# Sinks that nobody names any more have rows yet.
+# Removed sinks may still have rows.
 _SINKS: Final = """
 WITH RECURSIVE filled AS (
   (SELECT sink FROM dl_process_partitions ORDER BY sink LIMIT 1)
@@ -73,12 +73,12 @@ RETURNING 1
 
 
 async def list_sinks(database: Database) -> list[SinkRecord]:
-    """The sinks that processes name, and those for which something waits, messages among them; by name."""
+    """Return the named sinks, and those with waiting deliveries, including messages; sorted by name."""
     return await database.run(aio_list_sinks)
 
 
 async def aio_list_sinks(connection: Any) -> list[SinkRecord]:
-    """The same, asyncio-flavoured."""
+    """Return the sinks, see `list_sinks` (asyncio-flavored)."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         return [
             SinkRecord(**dict(row) | {"waiting": await aio_counted(connection, _WAITING, row["sink"])})
@@ -89,7 +89,7 @@ async def aio_list_sinks(connection: Any) -> list[SinkRecord]:
 async def list_held(
     database: Database, wanted: HeldFilter, *, limit: int = 50, after: After = None
 ) -> HeldDeliveryPage:
-    """A page of at most `limit` (1 to 1,000) processes whose deliveries are held up, by sink. Raises `BadRequest`."""
+    """Return a page of at most `limit` (1 to 1,000) processes with failed deliveries, by sink. Raises `BadRequest`."""
     check_between("limit", limit, 1, MAX_PAGE)
     values: list[Any] = [*(("", -1) if after is None else _BY_SINK.key(after)), limit + 1]
     sql = _HELD.format(more=_conditions(wanted, values))
@@ -100,7 +100,7 @@ async def list_held(
 
 
 async def release(database: Database, wanted: HeldFilter, *, operator: Operator, lease_s: int) -> Released:
-    """Try the deliveries that fit again now, as if they had not failed; at most 10,000 processes.
+    """Retry the matching deliveries now, as if they had not failed; at most 10,000 processes.
 
     Raises `BadRequest` for a filter without a criterion.
     """
@@ -129,7 +129,7 @@ def _criteria(wanted: HeldFilter) -> dict[str, Any]:
 
 
 def _conditions(wanted: HeldFilter, values: list[Any]) -> str:
-    """What a filter says, as SQL; its values are appended."""
+    """Return a filter's conditions as SQL. Their values are appended to `values`."""
     said = ["AND h.next_at IS NULL"] if wanted.held else []
     for column, value in (("h.sink", wanted.sink), ("p.type", wanted.type), ("p.process_id", wanted.process_id)):
         if value is not None:

@@ -1,6 +1,6 @@
-"""How many processes there are, how many calls wait, and what is to be delivered: for `/metrics` (P8).
+"""Gauges of processes for `/metrics`: processes, waiting calls, and pending deliveries.
 
-It costs the same however much there is: what is counted is counted up to 10,000, beyond that it is estimated.
+The cost is constant: numbers are counted up to 10,000, and estimated above.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataloader.store.processes.deliveries import aio_list_sinks
 from dataloader.store.processes.versions import aio_versions
 
 MOST_TYPES: Final = 50
-"""Types that are counted, by name: each is several series."""
+"""Maximum types that are counted, by name. Each has several series."""
 
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off"
 _OF_ONE: Final = "SELECT FROM dl_processes WHERE removed_at IS NULL AND type = $1 AND version = $2 AND status = $3"
@@ -34,7 +34,7 @@ GROUP BY p.type ORDER BY p.type LIMIT {MOST_TYPES}
 
 @attrs.frozen
 class WaitingCalls:
-    """Of a type the requests that have not begun: starts, calls and repairs."""
+    """Requests of a type that have not begun: starts, calls and repairs."""
 
     type: str
     waiting: int
@@ -43,7 +43,7 @@ class WaitingCalls:
 
 @attrs.frozen
 class ProcessGauges:
-    """The processes at one moment: `processes` by type, version and status."""
+    """Gauges of processes at one time: `processes` by type, version and status."""
 
     processes: dict[tuple[str, int, str], int]
     calls: Sequence[WaitingCalls]
@@ -51,7 +51,7 @@ class ProcessGauges:
 
 
 async def read_gauges(database: Database) -> ProcessGauges:
-    """Read them, in three statements, and one more for each number beyond 10,000."""
+    """Read the gauges, with three statements, and one more for each number above 10,000."""
     return await database.run(_aio_read)
 
 

@@ -1,6 +1,6 @@
-"""What operators do with processes: repair, resume, stop, remove, import; one, or those in error that match a filter.
+"""Operators' actions on processes: repair, resume, stop, remove, import; on one, or on those in error by a filter.
 
-Every action writes its row of dl_audit in its own transaction (P2, P6, P12).
+Each action writes its row of dl_audit in its own transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloader.store.queue.control import aio_audit, aio_short_transaction
 
 _Big = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _BY_ERROR: Final = PageCursor(tuple[str, _Big, _Big])
-"""The type, the number of the group, and the number of the process."""
+"""Type, number of the group, and number of the process."""
 _FIRST: Final = ("", -(2**63), 0)
 
 _IN_ERROR: Final = """
@@ -36,7 +36,7 @@ ORDER BY type, error_group, key LIMIT $4
 _OF_TASK: Final = """
 SELECT p.type, p.process_id FROM dl_process_tasks t JOIN dl_processes p USING (key) WHERE t.task_id = $1
 """
-# The functions see what they have done for the rows before.
+# The function sees its own changes for the rows before.
 _RESUME_MANY: Final = """
 SELECT count(*) FROM unnest($1::text[], $2::text[], $3::uuid[]) AS a (type, id, job)
 CROSS JOIN LATERAL dl_process_act(a.type, a.id, 'resume', a.job, $4) AS r WHERE r.verdict = 'done'
@@ -50,7 +50,7 @@ WHERE r.verdict = 'added'
 
 
 async def aio_ask_audited(connection: Any, request: ProcessRequest, operator: Operator, lease_s: int) -> Asked:
-    """Ask for it, and note who has (asyncio-flavoured)."""
+    """Send a request and audit it (asyncio-flavored)."""
     async with aio_short_transaction(connection):
         asked = await aio_ask(connection, request, lease_s)
         if asked.verdict == "added":
@@ -63,7 +63,7 @@ async def aio_ask_audited(connection: Any, request: ProcessRequest, operator: Op
 
 
 async def aio_withdraw_audited(connection: Any, task_id: int, ident: UUID | None, operator: Operator) -> list[int]:
-    """Take a call back if it has not begun, and audit that; return the tasks that were (asyncio-flavoured)."""
+    """Withdraw a call if it has not begun, and audit that (asyncio-flavored). Return the withdrawn tasks."""
     async with aio_short_transaction(connection):
         taken = await aio_take_back(connection, {task_id: ident}, expired=False)
         if taken:
@@ -76,7 +76,7 @@ async def aio_withdraw_audited(connection: Any, task_id: int, ident: UUID | None
 async def aio_change(
     connection: Any, process_type: str, process_id: str, act: Act, *, operator: Operator, lease_s: int
 ) -> tuple[ProcessRecord, Acted]:
-    """Do it; the process as it is then, or was if it is removed (asyncio-flavoured)."""
+    """Change a process (asyncio-flavored). Return it as it is afterward, or as it was if it was removed."""
     async with aio_short_transaction(connection):
         before = await aio_get_process(connection, process_type, process_id)
         acted = await aio_act(connection, process_type, process_id, act, lease_s)
@@ -101,7 +101,7 @@ def _conflict(act: Act, process_type: str, process_id: str, acted: Acted) -> Pro
 
 
 async def aio_import(connection: Any, process: ProcessImport, operator: Operator, lease_s: int) -> ProcessRecord:
-    """Store a process that another system has begun (asyncio-flavoured)."""
+    """Store a process that another system has begun (asyncio-flavored)."""
     async with aio_short_transaction(connection):
         stored = await aio_put(connection, process, lease_s)
         record = await aio_get_process(connection, process.type, process.process_id)
@@ -122,7 +122,7 @@ async def aio_change_some(
     limit: int,
     after: After,
 ) -> ProcessesChanged:
-    """Do it to processes in error that match, by type and error, oldest first (asyncio-flavoured)."""
+    """Change the matching processes in error, by type and error, oldest first (asyncio-flavored)."""
     values: list[Any] = [*(_FIRST if after is None else _BY_ERROR.key(after)), limit]
     more = []
     for condition, value in (

@@ -1,8 +1,8 @@
-"""What delivers the outbox of processes asks of the database (P9, P10).
+"""Statements for the delivery of processes' events and messages.
 
-A partition's job takes what comes next, sends it, and settles: rows that were delivered go by their ids and idents,
-never by a watermark. A message is delivered by the statement that asks the other process, in one transaction with the
-end of its row, so that it is delivered once.
+A partition's job takes the next rows, sends them, and records the results. Delivered rows are deleted by their IDs and
+idents, never by a watermark. A message is delivered by the statement that sends the request to the other process, in
+one transaction with the deletion of its row, so that it is delivered once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.requests import Asked, aio_ask
 
 TAKEN: Final = 32
-"""Rows that one look takes, and as many processes whose next try is due."""
+"""Maximum rows of one read, and maximum processes whose next try is due."""
 KNOWN_S: Final = 7_200
-"""So long after it was named last a sink is known."""
+"""Seconds for which a sink is known after it was last named."""
 DELIVERED: Final = frozenset({"added", "again", "exists"})
-"""Verdicts with which a message is delivered: a process that is to be started may be there already."""
+"""Verdicts of a delivered message: a process to start may already exist."""
 
 _PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = on"
 _TAKE: Final = """
@@ -62,10 +62,10 @@ ON CONFLICT (sink) DO UPDATE SET types = excluded.types, kinds = excluded.kinds,
 
 @attrs.frozen(kw_only=True)
 class OutboxRow:
-    """Something that is to be delivered. `again`: it has failed before; `held_up`: so has one before it, or itself.
+    """Pending delivery. `again`: it has failed before. `held_up`: it or an earlier one of its process has failed.
 
-    `ident` tells it from all that is ever delivered; None: a program of an earlier release has written it.
-    `type` and `process_id` are None where the process is gone without a trace.
+    `ident` identifies it among all deliveries; None if a program of an earlier release has written it. `type` and
+    `process_id` are None if the process was deleted.
     """
 
     id: int
@@ -85,7 +85,7 @@ class OutboxRow:
 
 @attrs.frozen
 class Partition:
-    """A partition of a sink, and the run of the job that delivers it."""
+    """Partition of a sink, and the run of the job that delivers it."""
 
     sink: str
     number: int
@@ -95,7 +95,7 @@ class Partition:
 
 @attrs.define(eq=False)
 class Settled:
-    """Results of deliveries: the numbers and idents of rows that were delivered, and processes by key."""
+    """Results of deliveries: the IDs and idents of delivered rows, and processes by key."""
 
     done: dict[int, UUID | None] = attrs.field(factory=dict)
     mended: set[int] = attrs.field(factory=set)
@@ -104,7 +104,7 @@ class Settled:
 
 
 async def know_sinks(database: Database, sinks: Sequence[Sink]) -> None:
-    """Let the database know these sinks for two hours: steps tell them from now on."""
+    """Make these sinks known to the database for two hours, so that steps write deliveries for them."""
     if not sinks:
         return
     await database.write(_aio_know, sinks)
@@ -121,18 +121,18 @@ async def _aio_know(connection: Any, sinks: Sequence[Sink]) -> None:
 
 
 async def post(database: Database, lease_s: int) -> int:
-    """Give partitions with something to deliver a job for it; how many have something comes back."""
+    """Add a job for each partition with pending deliveries; return the number of these partitions."""
     return await database.write(aio_post, lease_s)
 
 
 async def aio_post(connection: Any, lease_s: int) -> int:
-    """The same, asyncio-flavoured."""
+    """Add the jobs, see `post` (asyncio-flavored)."""
     found: int = await connection.fetchval(_POST, lease_s)
     return found
 
 
 async def take(database: Database, partition: Partition) -> list[OutboxRow]:
-    """What is to be delivered next, in order."""
+    """Return the next deliveries, in order."""
     return await database.run(_aio_take, partition)
 
 
@@ -146,10 +146,10 @@ async def _aio_take(connection: Any, partition: Partition) -> list[OutboxRow]:
 async def settle(
     database: Database, partition: Partition, settled: Settled, *, tries: int, base_s: float, cap_s: float
 ) -> bool:
-    """Write what came of deliveries. False: the partition is another run's, which goes on with it.
+    """Record the results of deliveries. Return False if the partition belongs to another run, which continues with it.
 
-    After `tries` failures in a row a process is held; between two are `base_s` seconds, twice as many each time, up to
-    `cap_s`.
+    After `tries` consecutive failures a process is held. Between two tries there are `base_s` seconds, doubled each
+    time, up to `cap_s`.
     """
     ours: bool = await database.write(
         _aio_value,
@@ -172,7 +172,7 @@ async def settle(
 
 
 async def rest(database: Database, partition: Partition, *, yields: bool, lease_s: int) -> str:
-    """Write the job's last word: `rest`; `more`: there is something to deliver; `void`: it is another run's."""
+    """End the job: `rest`. Or return `more` if a delivery is pending, `void` if the job is another run's."""
     verdict: str = await database.write(
         _aio_value, _REST, partition.sink, partition.number, partition.job_id, partition.token, yields, lease_s
     )
@@ -180,9 +180,9 @@ async def rest(database: Database, partition: Partition, *, yields: bool, lease_
 
 
 async def pass_on(database: Database, row: OutboxRow, request: ProcessRequest, lease_s: int) -> Asked | None:
-    """Deliver a message, once: ask, and delete its row, in one transaction. None: it was delivered before.
+    """Deliver a message once: send the request and delete the row in one transaction. None if delivered before.
 
-    Nothing is written where the verdict says that it can't be asked now.
+    Nothing is written if the verdict is that the request is not possible now.
     """
     return await database.write(_aio_pass_on, row, request, lease_s)
 
@@ -198,7 +198,7 @@ async def _aio_pass_on(connection: Any, row: OutboxRow, request: ProcessRequest,
 
 
 class _NotNowError(Exception):
-    """A message can't be delivered now: the transaction is rolled back."""
+    """A message cannot be delivered now; the transaction is rolled back."""
 
 
 def _check_delivered(asked: Asked) -> None:

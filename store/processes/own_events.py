@@ -1,4 +1,4 @@
-"""Pages of its own events, for a process's step (P1)."""
+"""Pages of a process's own events, for its step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def read_own_events(
     limit: int = 100,
     newest_first: bool = False,
 ) -> list[ProcessEvent]:
-    """Up to `limit` events of a process between two numbers, without what came after its step began."""
+    """Return up to `limit` events of a process between two numbers, without those after its step began."""
     end = last_event_id + 1 if before is None else min(before, last_event_id + 1)
     rows = await database.run(_aio_events, _NEWEST if newest_first else _OLDEST, key, after, end, limit)
     return [

@@ -1,6 +1,6 @@
-"""Processes as lists of pages have them: without their states, with the calls that wait, and how many there are (E11).
+"""Processes for the lists of pages: without their states, with the numbers of waiting calls and of processes.
 
-Each look is bounded: a page of rows, calls of a process up to `MOST_WAITING`, processes up to `MOST_COUNTED`.
+Each read is limited: a page of rows, calls of a process up to `MOST_WAITING`, processes up to `MOST_COUNTED`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.processes.search import PLAN, TYPES, aio_keys, group_of, statuses_of
 
 MOST_COUNTED: Final = 10_000
-"""So many processes mean so many or more."""
+"""Maximum count of processes; it stands for this many or more."""
 MOST_WAITING: Final = 100
-"""Calls of one process that are counted."""
+"""Maximum count of the calls of one process."""
 PATIENCE_S: Final = 2.0
-"""A search that takes longer is given up: it must be narrowed."""
+"""Seconds after which a search is stopped, so that it must be narrowed."""
 _MAX_METADATA: Final = 2_000
 _MAX_DETAIL: Final = 300
 _MOST_TYPES: Final = 100
@@ -34,9 +34,9 @@ _BY_KEY: Final = PageCursor(tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)
 
 
 def brief(column: str, most: int) -> str:
-    """A column of JSON in a SELECT, as text; one of more than `most` bytes is not read: `has_…` says that it is there.
+    """Return a JSON column for a SELECT, as text, or NULL above `most` bytes; `has_…` is true if there is a value.
 
-    How long it is stored is looked at first, since what is long must not be read for that.
+    The stored size is checked first, because long values must not be read only for that.
     """
     text = f"{column}::text"
     name = column.rpartition(".")[2]
@@ -102,7 +102,7 @@ SELECT type FROM (
 
 @attrs.frozen(kw_only=True)
 class ProcessRow:
-    """A process in a list. `metadata` is None if it is long; `waiting` counts calls up to `MOST_WAITING`."""
+    """Process in a list. `metadata` is None if it is long. `waiting` counts calls up to `MOST_WAITING`."""
 
     type: str
     process_id: str
@@ -119,10 +119,10 @@ class ProcessRow:
 
 @attrs.frozen(kw_only=True)
 class ProcessRows:
-    """A page of a list.
+    """Page of a list.
 
-    count: how many processes fit the filter, `MOST_COUNTED` if there are more; None: they were not counted.
-    is_whole: whether the search came to an end in `PATIENCE_S`.
+    count: number of processes that match the filter, `MOST_COUNTED` if there are more; None if they were not counted.
+    is_whole: whether the search ended within `PATIENCE_S`.
     """
 
     rows: Sequence[ProcessRow] = ()
@@ -134,7 +134,7 @@ class ProcessRows:
 async def list_process_rows(
     database: Database, wanted: ProcessFilter, *, limit: int, after: After = None, count: bool = False
 ) -> ProcessRows:
-    """A page of at most `limit` processes, newest first; `count`: also how many there are. Raises `BadRequest`."""
+    """Return a page of at most `limit` processes, newest first, with their number if `count`. Raises `BadRequest`."""
     before = 2**63 - 1 if after is None else _BY_KEY.key(after)[0]
     found = await database.run(_aio_list, wanted, limit, before, count=count)
     if found is None:
@@ -187,7 +187,7 @@ def _row_of(row: Mapping[str, Any]) -> ProcessRow:
 
 
 def timer_of(row: Mapping[str, Any], *, context: Any) -> ProcessTimer | None:
-    """The timer in a process's row."""
+    """Return the timer in a process's row."""
     if row["timer_task"] is None:
         return None
     return ProcessTimer(
@@ -200,14 +200,14 @@ def timer_of(row: Mapping[str, Any], *, context: Any) -> ProcessTimer | None:
 
 
 def running_of(row: Mapping[str, Any]) -> RunningStep | None:
-    """The step that runs, by the mark in a process's row."""
+    """Return the running step, by the mark in a process's row."""
     if row["running_task"] is None:
         return None
     return RunningStep(task_id=row["running_task"], kind=row["running_kind"], since=row["running_at"])
 
 
 async def get_process_error(database: Database, process_type: str, group: str) -> ProcessErrorGroup | None:
-    """A group of errors as it is now, its processes counted up to `MOST_COUNTED`; None: none is in it any more.
+    """Return the current group of errors, its processes counted up to `MOST_COUNTED`; None if it has no process.
 
     Raises `BadRequest`.
     """
@@ -222,7 +222,7 @@ async def get_process_error(database: Database, process_type: str, group: str) -
 
 
 async def known_types(database: Database) -> list[str]:
-    """Types of which there are processes, or that workers have declared, by name."""
+    """Return the types that have processes or that workers have declared, by name."""
     return [row["type"] for row in await database.run(_aio_rows, _KNOWN)]
 
 

@@ -1,8 +1,8 @@
-"""One process as its page has it: how it stands, who could run it, and its tasks with their events (E11).
+"""Process for its page: its state, the workers for it, and its tasks with their events.
 
-Two statements, of one snapshot, that cost the same for a process of ten tasks and one of a hundred thousand: the newest
-tasks by their ids, and the events of each by where they begin, which is searched by halves. A step's events are stored
-at the instant at which its task ends. What is long is left out here, and read by a page of its own.
+Two statements on one snapshot, whose cost is the same for ten tasks and for a hundred thousand: they read the newest
+tasks by their IDs, and find the first event of each task by binary search. The events of a step have the timestamp of
+its task's end. Long values are left out here and read by a separate page.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dataloader.store.processes.reads import not_found
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 MOST_WAITING: Final = 1_000
-"""Calls that are counted."""
+"""Maximum count of calls."""
 OPEN: Final = 10
-"""Calls that wait and are shown, those that come next."""
+"""Number of waiting calls that are shown: the next ones."""
 EVENTS: Final = 5
-"""Events of one task that are shown."""
+"""Maximum shown events of one task."""
 _NEWEST_EVENTS: Final = 10
-"""Whose tasks are shown however old they are: a timer may have waited for long."""
+"""Number of newest events whose tasks are shown however old they are: a timer may have waited for a long time."""
 _MAX_STATE: Final = 20_000
 _MAX_VALUE: Final = 2_000
 _MAX_EVENT: Final = 500
@@ -63,8 +63,7 @@ CROSS JOIN LATERAL (
 ) AS s
 WHERE p.type = $1 AND p.process_id = $2 AND p.removed_at IS NULL
 """
-# LIMIT 1 where there is but one: or a plan for any values reads all tasks and events, to join them.
-# $2: tasks before this one; $3: how many; $4: whether it is the first page, which has what is not ended, too.
+# LIMIT 1 although there is only one: otherwise a generic plan reads all tasks and events to join them.
 _TASKS: Final = f"""
 WITH RECURSIVE ended AS MATERIALIZED (
   SELECT task_id FROM dl_process_tasks
@@ -113,7 +112,7 @@ LEFT JOIN LATERAL (
 
 @attrs.frozen
 class Brief:
-    """A JSON value; one that `is_long` was left out."""
+    """JSON value. A value that `is_long` was left out."""
 
     value: Any
     is_long: bool = False
@@ -121,7 +120,7 @@ class Brief:
 
 @attrs.frozen
 class StoryEvent:
-    """An event: its number, and what its author wrote."""
+    """Event: its number and its payload from the author."""
 
     event_id: int
     payload: Brief
@@ -129,9 +128,9 @@ class StoryEvent:
 
 @attrs.frozen(kw_only=True)
 class StoryTask:
-    """A task with the first `EVENTS` of its events; `has_more_events`: there are others.
+    """Task with the first `EVENTS` of its events. `has_more_events`: there are others.
 
-    The fields are those of `ProcessTask`; a timer that has not begun is in the process's row, not here.
+    The fields are those of `ProcessTask`. A timer that has not begun is in the process's row, not here.
     """
 
     task_id: int
@@ -157,7 +156,7 @@ class StoryTask:
 
 @attrs.frozen(kw_only=True)
 class WakeUp:
-    """The wake-up job of a process."""
+    """Wake-up job of a process."""
 
     job_id: UUID
     status: str
@@ -169,7 +168,7 @@ class WakeUp:
 
 @attrs.frozen(kw_only=True)
 class Serving:
-    """Who serves the queue of a type: workers in all, and those that know the version of the process."""
+    """Workers of a type's queue: all, and those that know the version of the process."""
 
     workers: int
     knowing: int
@@ -179,9 +178,9 @@ class Serving:
 
 @attrs.frozen(kw_only=True)
 class ProcessStory:
-    """A process as its page has it; `waiting` counts calls up to `MOST_WAITING`. `is_due`: its timer's time has come.
+    """Process for its page. `waiting` counts calls up to `MOST_WAITING`. `is_due`: the time of its timer has passed.
 
-    `held_up`: sinks to which its deliveries have failed.
+    `held_up`: number of sinks to which its deliveries have failed.
 
     The other fields are those of `ProcessRecord`.
     """
@@ -216,7 +215,7 @@ class ProcessStory:
 async def read_story(
     database: Database, process_type: str, process_id: str, *, limit: int = 25, after: After = None
 ) -> ProcessStory:
-    """The process, and a page of `limit` of its tasks, newest first. Raises `ProcessNotFound`, `BadRequest`."""
+    """Return the process with a page of `limit` of its tasks, newest first. Raises `ProcessNotFound`, `BadRequest`."""
     check_type("type", process_type)
     check_process_id("id", process_id)
     before = 2**63 - 1 if after is None else BY_NUMBER.key(after)

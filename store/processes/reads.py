@@ -1,4 +1,4 @@
-"""What readers see of a process: itself, its events, its tasks. Needs no worker, and writes nothing (P1)."""
+"""Reads of a process: its record, its events, its tasks. They need no worker and write nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SELECT key, type, process_id, version, status, previous_status, status_changed_a
        timer_task, timer_kind, timer_at, timer_attempt, {shown("timer_context")}, running_task, running_kind, running_at
 FROM dl_processes
 """
-"""The rows of processes; `aux_state` and `timer_context` may be long."""
+"""Rows of processes. `aux_state` and `timer_context` may be long."""
 LONG: Final = ("aux_state", "timer_context", "detail")
 _ONE: Final = f"{RECORD} WHERE type = $1 AND process_id = $2 AND removed_at IS NULL"
 _KEY: Final = "SELECT key FROM dl_processes WHERE type = $1 AND process_id = $2 AND removed_at IS NULL"
@@ -48,7 +48,8 @@ _TASK_COLUMNS: Final = f"""
 task_id, kind, method, {shown("args")}, {shown("context")}, idempotency_key, {shown("response")}, error, attempt,
 first_task, created_at, scheduled_at, started_at, finished_at, expires_at, ident
 """
-# What runs is said by the process's mark. A live timer is in the process's row: here it is a task as the others.
+# The process's mark identifies the running task. A live timer is in the process's row; here it is a task like the
+# others.
 _TASKS: Final = f"""
 SELECT * FROM (
   SELECT * FROM (
@@ -78,14 +79,14 @@ _TEXTS: Final = ("args", "context", "response", "error")
 
 
 async def get_process(database: Database, process_type: str, process_id: str) -> ProcessRecord:
-    """The process as it stands. Raises `ProcessNotFound`, `BadRequest`."""
+    """Return the current process. Raises `ProcessNotFound`, `BadRequest`."""
     check_type("type", process_type)
     check_process_id("process_id", process_id)
     return await database.run(aio_get_process, process_type, process_id)
 
 
 async def aio_get_process(connection: Any, process_type: str, process_id: str) -> ProcessRecord:
-    """`get_process` inside another operation (asyncio-flavoured)."""
+    """Return the process, see `get_process`, in another operation (asyncio-flavored)."""
     row = await connection.fetchrow(_ONE, process_type, process_id)
     if row is None:
         raise not_found(process_type, process_id)
@@ -93,12 +94,12 @@ async def aio_get_process(connection: Any, process_type: str, process_id: str) -
 
 
 def not_found(process_type: str, process_id: str) -> ProcessNotFound:
-    """The error for a process that is not there."""
+    """Return the error for a process that does not exist."""
     return ProcessNotFound(f"there is no process {process_type}/{process_id}")
 
 
 def record_of(row: Mapping[str, Any]) -> ProcessRecord:
-    """The record of a row of `RECORD`."""
+    """Return the record of a row of `RECORD`."""
     timer = running = None
     if row["timer_task"] is not None:
         timer = ProcessTimer(
@@ -133,7 +134,7 @@ async def list_events(
     after: After = None,
     newest_first: bool = False,
 ) -> ProcessEventPage:
-    """A page of a process's events. Raises `ProcessNotFound`, `BadRequest`."""
+    """Return a page of a process's events. Raises `ProcessNotFound`, `BadRequest`."""
     rows, more = await _page(
         database, _EVENTS, ("payload",), (process_type, process_id), limit=limit, after=after, newest_first=newest_first
     )
@@ -143,7 +144,7 @@ async def list_events(
             event_id=row["event_id"], task_id=row["task_id"], at=row["at"], payload=shown_json(row["payload"])
         )
         events.append(event)
-        # Each may be long: the loop must turn in between.
+        # Each may be long, so other tasks of the event loop must run in between.
         await trio.lowlevel.checkpoint()
     return ProcessEventPage(events, BY_NUMBER.text(events[-1].event_id) if more else None)
 
@@ -157,7 +158,7 @@ async def list_tasks(
     after: After = None,
     newest_first: bool = False,
 ) -> ProcessTaskPage:
-    """A page of a process's tasks, its timer included. Raises `ProcessNotFound`, `BadRequest`."""
+    """Return a page of a process's tasks, including its timer. Raises `ProcessNotFound`, `BadRequest`."""
     rows, more = await _page(
         database, _TASKS, _TEXTS, (process_type, process_id), limit=limit, after=after, newest_first=newest_first
     )
@@ -190,7 +191,7 @@ async def _page(
 async def _aio_page(
     connection: Any, sql: str, texts: Sequence[str], process: tuple[str, str], *, limit: int, behind: int
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of a page, each with its process's mark, of one snapshot."""
+    """Return the rows of a page, each with its process's mark, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         key = await connection.fetchval(_KEY, *process)
         if key is None:
@@ -216,19 +217,19 @@ async def _aio_task(connection: Any, task_id: int) -> Any:
 
 
 def check_ident(task_id: int, found: UUID | None, wanted: UUID | None) -> None:
-    """Raise `HistoryChanged` if the task that has this number is another one than the caller's."""
+    """Raise `HistoryChanged` if the task with this ID is not the caller's."""
     if found is not None and wanted is not None and found != wanted:
         message = f"the task {task_id} has another ident than {wanted}: the database was restored since"
         raise HistoryChanged(message)
 
 
 def no_task(task_id: int) -> ProcessNotFound:
-    """The error for a task that is not there."""
+    """Return the error for a task that does not exist."""
     return ProcessNotFound(f"there is no task {task_id} of a process")
 
 
 async def aio_answers(connection: Any, task_ids: Sequence[int]) -> dict[int, tuple[ProcessAnswer, datetime | None]]:
-    """How these tasks stand, and when they expire, as far as they are there (asyncio-flavoured)."""
+    """Return the states of the existing tasks among these, and when they expire (asyncio-flavored)."""
     found = {}
     for row in await connection.fetch(_ANSWERS, task_ids):
         answer = ProcessAnswer(
@@ -243,7 +244,7 @@ async def aio_answers(connection: Any, task_ids: Sequence[int]) -> dict[int, tup
 
 
 def task_of(row: Mapping[str, Any]) -> ProcessTask:
-    """The task of a row that has its process's mark."""
+    """Return the task of a row with its process's mark."""
     fields = dict(row)
     is_running = fields.pop("running_task") == fields["task_id"]
     running_at = fields.pop("running_at")

@@ -1,4 +1,4 @@
-"""What clients ask of a process, and operators do with it: one statement each, decided under its lock (P2)."""
+"""Requests of clients to a process, and actions of operators: one statement each, decided under the process's lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SELECT dl_process_put($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6::text::js
 """
 _TAKE_BACK: Final = "SELECT dl_process_withdraw($1, $2, $3)"
 
-# The function sees what it has done for the rows before.
+# The function sees its own changes for the rows before.
 _START_REST: Final = """
 SELECT r.verdict, r.status, r.task_id, r.ident
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[],
@@ -45,10 +45,10 @@ Row: TypeAlias = tuple[Any, ...]
 
 @attrs.frozen
 class Asked:
-    """The answer to a request; `status` is the process's, where that does not allow it.
+    """Answer to a request. `status` is the process's status, if that does not allow the request.
 
-    `locked`: somebody has locked the process, and it was not waited for. `ident` tells the task from another that has
-    its number after a restore.
+    `locked`: another session has locked the process, and the request did not wait. `ident` distinguishes the task from
+    another one with the same ID after a restore.
     """
 
     verdict: Literal["added", "again", "conflict", "exists", "missing", "status", "busy", "locked"]
@@ -59,7 +59,7 @@ class Asked:
 
 @attrs.frozen
 class Acted:
-    """The answer to an act; `told` are tasks that were answered with it."""
+    """Answer to an operator's action. `told` are the tasks that it has answered."""
 
     verdict: Literal["done", "missing", "status", "busy"]
     status: str | None
@@ -67,7 +67,7 @@ class Acted:
 
 
 async def aio_ask(connection: Any, request: Request, lease_s: int, *, ident: UUID | None = None) -> Asked:
-    """Ask it (asyncio-flavoured); `ident` is the task's, None: a random one. Raises `BadRequest`."""
+    """Send a request (asyncio-flavored). `ident` is the task's, random if None. Raises `BadRequest`."""
     row = await connection.fetchrow(
         _ASK,
         request.type,
@@ -91,7 +91,7 @@ async def aio_ask(connection: Any, request: Request, lease_s: int, *, ident: UUI
 
 
 def row_of(request: Request) -> Row:
-    """A call or a start as the row of a statement for many. Raises `BadRequest`."""
+    """Return a call or a start as a row of the statement for many. Raises `BadRequest`."""
     return (
         request.type,
         request.process_id,
@@ -111,9 +111,9 @@ def row_of(request: Request) -> Row:
 
 
 async def aio_ask_many(connection: Any, rows: Sequence[Row], lease_s: int, *, waits: bool = False) -> dict[int, Asked]:
-    """Ask for them in one statement (asyncio-flavoured); by their place, which were added or are locked.
+    """Send requests in one statement (asyncio-flavored). Return the answers "added" and "locked" by their places.
 
-    `waits`: for processes that somebody has locked. What has no entry has another answer, which it is given by itself.
+    `waits`: wait for locked processes. A request without an entry has another answer, and must be sent by itself.
     """
     rows = await connection.fetch(_ASK_MANY, *map(list, zip(*rows, strict=True)), lease_s, waits)
     return {
@@ -123,7 +123,7 @@ async def aio_ask_many(connection: Any, rows: Sequence[Row], lease_s: int, *, wa
 
 
 async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: int) -> list[Asked]:
-    """Start processes, within a transaction (asyncio-flavoured). Raises `BadRequest`."""
+    """Start processes, within a transaction (asyncio-flavored). Raises `BadRequest`."""
     rows = [row_of(one) for one in requests]
     asked = await aio_ask_many(connection, rows, lease_s)
     if rest := [place for place in range(len(rows)) if place not in asked]:
@@ -134,13 +134,13 @@ async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: 
 
 
 async def aio_act(connection: Any, process_type: str, process_id: str, act: Act, lease_s: int) -> Acted:
-    """Do it (asyncio-flavoured)."""
+    """Change a process (asyncio-flavored)."""
     row = await connection.fetchrow(_ACT, process_type, process_id, act, uuid7(), lease_s)
     return Acted(row["verdict"], row["status"], row["told"])
 
 
 async def aio_put(connection: Any, process: ProcessImport, lease_s: int) -> bool:
-    """Store a process; whether there was none of its id (asyncio-flavoured). Raises `BadRequest`."""
+    """Store a process (asyncio-flavored). Return whether its ID was free. Raises `BadRequest`."""
     after = process.next
     context = after.context if isinstance(after, Timer) else None
     stored: bool = await connection.fetchval(
@@ -162,12 +162,12 @@ async def aio_put(connection: Any, process: ProcessImport, lease_s: int) -> bool
 
 
 async def aio_take_back(connection: Any, tasks: Mapping[int, UUID | None], *, expired: bool) -> list[int]:
-    """Take back calls that have not begun; return which (asyncio-flavoured).
+    """Withdraw calls that have not begun; return their IDs (asyncio-flavored).
 
     Args:
-        connection: where.
-        tasks: the calls, and their idents: a task that has another ident stays as it is.
-        expired: take back only those that have expired.
+        connection: connection to the database.
+        tasks: IDs of the calls with their idents. A task with another ident is unchanged.
+        expired: withdraw only expired calls.
     """
     taken: list[int] = await connection.fetchval(_TAKE_BACK, list(tasks), list(tasks.values()), expired)
     return taken

@@ -1,7 +1,8 @@
-"""Processes are found by type, status, metadata and error, and counted by error (P2, P6).
+"""Search of processes by type, status, metadata and error, and counts by error.
 
-A page walks an index from its end: that of type and status for each type, or the errors' one. For metadata the newest
-`WALK` processes are looked at first, which finds what many have; what few have is found by the index of metadata.
+A page walks an index from its end: the index of type and status for each type, or the index of errors. A search by
+metadata first examines the newest `WALK` processes, which finds common metadata. Rare metadata is found by the index of
+metadata.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from dataloader.store.processes.reads import LONG, RECORD, record_of
 from dataloader.store.queue.reads import MAX_PAGE_TEXT, aio_fetch_page
 
 WALK: Final = 5_000
-"""Processes that a search by metadata looks at before it uses the index."""
+"""Processes that a search by metadata examines before it uses the index."""
 
 _Big = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _BY_KEY: Final = PageCursor(tuple[_Big])
 _BY_SIZE: Final = PageCursor(tuple[_Big, str, _Big])
-"""The most processes first: less their number, then their type and the number of the group."""
+"""Most processes first: their negative number, then their type and the number of the group."""
 
 PLAN: Final = (
     "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_hashagg = off;"
     " SET LOCAL max_parallel_workers_per_gather = 0"
 )
-"""Which index is best depends on the values of a filter."""
-# $1 is the key that all are below, $2 how many are wanted. BETWEEN for =: no other index has this order.
+"""The best index depends on the values of a filter."""
+# $1 is the upper limit of the keys, $2 the maximum number. BETWEEN instead of =: no other index has this order.
 _NEWEST: Final = "SELECT key FROM dl_processes WHERE removed_at IS NULL AND key < $1 ORDER BY key DESC LIMIT $2"
 TYPES: Final = """
 RECURSIVE types (type) AS (
@@ -50,7 +51,7 @@ RECURSIVE types (type) AS (
   FROM types t WHERE t.type IS NOT NULL
 )
 """
-"""The types that there are, each by one look at the index: what follows WITH."""
+"""Existing types, each by one index lookup. Follows WITH."""
 _NEWEST_OF_EACH: Final = """
 WITH {types}
 SELECT k.key FROM types t CROSS JOIN unnest({statuses}::text[]) AS s (status) CROSS JOIN LATERAL (
@@ -60,7 +61,7 @@ SELECT k.key FROM types t CROSS JOIN unnest({statuses}::text[]) AS s (status) CR
   ORDER BY type DESC, status DESC, key DESC LIMIT $2
 ) AS k ORDER BY k.key DESC LIMIT $2
 """
-# One of each type at the most: no order is needed to find them.
+# At most one of each type, so finding them needs no order.
 _OF_ID: Final = """
 WITH {types}
 SELECT p.key FROM types t CROSS JOIN LATERAL (
@@ -88,7 +89,7 @@ WHERE ($2::text IS NULL OR type = $2) AND status = ANY ($3::text[]) AND ($4::big
   AND ($5::text IS NULL OR process_id = $5) AND key < $6
 ORDER BY key DESC LIMIT $7
 """
-# It stops when it has found as many as are wanted.
+# Stops when the wanted number is found.
 _FITTING: Final = """
 WITH walked AS MATERIALIZED ({walk})
 SELECT ARRAY(SELECT p.key FROM dl_processes p
@@ -118,7 +119,7 @@ ORDER BY g.processes DESC, g.type, g.error_group
 async def find_processes(
     database: Database, wanted: ProcessFilter, *, limit: int = 50, after: After = None
 ) -> ProcessPage:
-    """A page of at most `limit` (1 to 1,000) processes, newest first; one of long states has fewer.
+    """Return a page of at most `limit` (1 to 1,000) processes, newest first, fewer if their states are long.
 
     Raises `BadRequest`.
     """
@@ -128,7 +129,7 @@ async def find_processes(
     found = []
     for row in rows:
         found.append(record_of(row))
-        # Each may be long: the loop must turn in between.
+        # Each may be long, so other tasks of the event loop must run in between.
         await trio.lowlevel.checkpoint()
     return ProcessPage(found, _BY_KEY.text((rows[-1]["key"],)) if more else None)
 
@@ -141,7 +142,7 @@ async def _aio_find(connection: Any, wanted: ProcessFilter, limit: int, before: 
 
 
 async def aio_keys(connection: Any, wanted: ProcessFilter, before: int, most: int) -> list[int]:
-    """The keys of the newest processes that match, newest first (asyncio-flavoured)."""
+    """Return the keys of the newest processes that match, newest first (asyncio-flavored)."""
     if wanted.metadata is None:
         sql, values = _walk(wanted, before, most)
         return await _aio_column(connection, sql, *values) if sql else []
@@ -168,7 +169,7 @@ async def aio_keys(connection: Any, wanted: ProcessFilter, before: int, most: in
 
 
 def _walk(wanted: ProcessFilter, before: int, most: int) -> tuple[str, list[Any]]:
-    """The statement for the same without regard to the metadata, and its values; no statement: there are none."""
+    """Return the statement that ignores the metadata, and its values; an empty statement if nothing can match."""
     values: list[Any] = [before, most]
 
     def place(value: object) -> str:
@@ -192,12 +193,12 @@ def _walk(wanted: ProcessFilter, before: int, most: int) -> tuple[str, list[Any]
 
 
 def statuses_of(wanted: ProcessFilter) -> list[str]:
-    """The statuses that a filter allows."""
+    """Return the statuses that a filter allows."""
     return list(PROCESS_STATUSES) if wanted.status is None else [wanted.status]
 
 
 def group_of(wanted: ProcessFilter) -> int | None:
-    """The number of the group of errors that a filter names."""
+    """Return the number of a filter's error group."""
     return None if wanted.error_group is None else group_key("error_group", wanted.error_group)[0]
 
 
@@ -212,7 +213,7 @@ async def _aio_rows(connection: Any, sql: str, *values: Any) -> list[Any]:
 async def list_error_groups(
     database: Database, *, process_type: str | None = None, limit: int = 50, after: After = None
 ) -> ProcessErrorPage:
-    """A page of at most `limit` (1 to 1,000) groups, those with the most processes first. Raises `BadRequest`."""
+    """Return a page of at most `limit` (1 to 1,000) groups, the largest first. Raises `BadRequest`."""
     check_between("limit", limit, 1, MAX_PAGE)
     if process_type is not None:
         check_type("type", process_type)

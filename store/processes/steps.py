@@ -1,7 +1,8 @@
-"""The two statements of a step: `begin` gives a wake-up job its work, `commit` writes what came of it (P3 to P7).
+"""Two statements of a step: `begin` gives a wake-up job its work, `commit` writes the step's outcome.
 
-Many processes share a statement. Both are functions of the database (migrations/functions/processes.sql), since each
-needs a lock, then a new snapshot, in one round trip. Who sends a batch that can't be stored sends its steps one by one.
+Many processes share a statement. Both are functions of the database (migrations/functions/processes.sql), because each
+needs a lock and then a new snapshot in one round trip. The caller sends the steps of a batch that cannot be stored one
+by one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ LOCKED_TRIES: Final = 200
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """A task that a run is to do: `attempt` counts the tries before, `first_task` is the first of them.
+    """Task for a run. `attempt` counts the earlier tries, `first_task` is the first of them.
 
-    `ident` is the same in each try; None where a program of an earlier release has begun it.
+    `ident` is the same in each try; None if a program of an earlier release has begun it.
     """
 
     task_id: int
@@ -53,10 +54,10 @@ class Work:
     ident: UUID | None = None
 
 
-# As the outcome below not frozen, and never evolved: a step makes some, and so they take a fifth of the time.
+# Like the outcome below, not frozen and never evolved: each step makes some, and this takes a fifth of the time.
 @attrs.define(kw_only=True)
 class Snapshot:
-    """A process as its step sees it. Nobody changes one."""
+    """Process as its step sees it. Not to be changed."""
 
     type: str
     process_id: str
@@ -70,7 +71,7 @@ class Snapshot:
 
 @attrs.frozen
 class Wakeup:
-    """A claimed wake-up job. `crashes`: how often in a row a step that has lost its worker is run again."""
+    """Claimed wake-up job. `crashes`: number of consecutive runs of a step again after its worker died."""
 
     key: int
     job_id: UUID
@@ -80,7 +81,7 @@ class Wakeup:
 
 @attrs.frozen
 class Begun:
-    """What `begin` says of a wake-up job. `told`: tasks that were answered with it."""
+    """Result of `begin` for a wake-up job. `told`: tasks that were answered with it."""
 
     verdict: Literal["step", "zombie", "rest", "void", "locked"]
     snapshot: Snapshot | None
@@ -88,16 +89,16 @@ class Begun:
     told: Sequence[int]
 
     def on(self, before: Snapshot) -> Snapshot:
-        """The process as it is now."""
+        """Return the process as it is now."""
         return self.snapshot or before
 
 
 @attrs.define(kw_only=True)
 class StepOutcome:
-    """What came of a step. None leaves `state` and `metadata` as they were; all JSON is text.
+    """Outcome of a step. None leaves `state` and `metadata` unchanged. All JSON is text.
 
-    `at` and `after_s`: when the timer or the next try is. `go_on`: this run can do the next task.
-    `version`: that of the new state, where it is another one.
+    `at` and `after_s`: time of the timer or the next try. `go_on`: this run can do the next task. `version`: version of
+    the new state, if it differs.
     """
 
     wakeup: Wakeup
@@ -115,12 +116,12 @@ class StepOutcome:
     go_on: bool = False
     version: int | None = None
     messages: str | None = None
-    """To other processes, a list."""
+    """Messages to other processes, a list."""
 
 
 @attrs.frozen
 class Committed:
-    """What `commit` says of a step: with `next` there is `work`; the rest is the process's, as it is now."""
+    """Result of `commit` for a step. `next` has `work`. The other fields are the process's, as it is now."""
 
     verdict: Literal["next", "rest", "gone", "locked", "void"]
     work: Work | None
@@ -130,7 +131,7 @@ class Committed:
     told: Sequence[int]
 
     def on(self, before: Snapshot) -> Snapshot:
-        """The process as it is after the step."""
+        """Return the process as it is after the step."""
         return Snapshot(
             type=before.type,
             process_id=before.process_id,
@@ -144,7 +145,7 @@ class Committed:
 
 
 async def aio_begin(connection: Any, wakeups: Sequence[Wakeup]) -> list[Begun]:
-    """Begin a step of each (asyncio-flavoured); the answers come in their order."""
+    """Begin a step of each wake-up job (asyncio-flavored). The answers have the same order."""
     rows = await connection.fetch(
         _BEGIN,
         [one.key for one in wakeups],
@@ -173,7 +174,7 @@ def _begun(row: Any) -> Begun:
 
 
 async def aio_commit(connection: Any, steps: Sequence[StepOutcome]) -> list[Committed]:
-    """Write the outcomes of steps, each of another process (asyncio-flavoured); the answers come in their order."""
+    """Write the outcomes of steps of different processes (asyncio-flavored). The answers have the same order."""
     rows = await connection.fetch(
         _COMMIT,
         [one.wakeup.key for one in steps],
@@ -199,13 +200,13 @@ async def aio_commit(connection: Any, steps: Sequence[StepOutcome]) -> list[Comm
 
 
 async def aio_begin_in_turn(connection: Any, wakeups: Sequence[Wakeup]) -> list[Begun]:
-    """As `aio_begin`; rows that others have locked are waited for, behind those who came before."""
+    """Begin steps like `aio_begin`, but queue for rows that other sessions have locked."""
     async with _aio_in_turn(connection, wakeups):
         return await aio_begin(connection, wakeups)
 
 
 async def aio_commit_in_turn(connection: Any, steps: Sequence[StepOutcome]) -> list[Committed]:
-    """As `aio_commit`; rows that others have locked are waited for, behind those who came before."""
+    """Write outcomes like `aio_commit`, but queue for rows that other sessions have locked."""
     async with _aio_in_turn(connection, [one.wakeup for one in steps]):
         return await aio_commit(connection, steps)
 
@@ -213,14 +214,14 @@ async def aio_commit_in_turn(connection: Any, steps: Sequence[StepOutcome]) -> l
 @asynccontextmanager
 async def _aio_in_turn(connection: Any, wakeups: Sequence[Wakeup]) -> AsyncIterator[None]:
     async with aio_short_transaction(connection):
-        # Else a plan that was made while the table was empty would walk over it for ever.
+        # Otherwise a plan from the time when the table was empty would scan it forever.
         await connection.execute("SET LOCAL enable_seqscan = off")
         await connection.fetch(_IN_TURN, [one.key for one in wakeups])
         yield
 
 
 async def aio_commit_within(step: StepOutcome, connection: Any) -> Committed:
-    """Write one outcome in a transaction that others have begun (asyncio-flavoured); a locked row is waited for.
+    """Write one outcome in the caller's transaction, and wait for a locked row (asyncio-flavored).
 
     Raises `LeaseLost` if the process belongs to another run, `StoreUnavailable` if it stays locked.
     """

@@ -1,4 +1,4 @@
-"""Moves processes through time, for tests of their authors: the times in their rows are moved back (P5, P7)."""
+"""Time travel for tests of processes' authors: moves the times in the rows of processes back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE queue IN (SELECT 'process.' || t FROM u
   OR $2 AND (EXISTS (SELECT FROM dl_process_outbox WHERE NOT held_up)
              OR EXISTS (SELECT FROM dl_process_holdups WHERE next_at <= now()))
 """
-# As the reaper does with the job of a worker that has died.
+# Like the reaper for the job of a dead worker.
 _LOSE: Final = """
 UPDATE dl_jobs SET status = 'queued', available_at = now(), waits_for = NULL, crashes = crashes + 1
 WHERE status = 'running' AND job_id = (
@@ -46,23 +46,23 @@ _SENT: Final = "SELECT id, body::text FROM dl_process_outbox WHERE sink = $1 ORD
 
 
 async def next_timer_s(database: Database, types: Sequence[str]) -> float | None:
-    """In how many seconds the next timer of these types is due; None: no timer is still to come."""
+    """Return the seconds until the next timer of these types; None if there is no future timer."""
     found: float | None = await database.run(_aio_value, _NEXT, list(types))
     return found
 
 
 async def advance(database: Database, types: Sequence[str], seconds: float) -> None:
-    """Let so many seconds pass for the processes of these types."""
+    """Advance the time of the processes of these types by `seconds`."""
     await database.write(_aio_value, _ADVANCE, list(types), seconds)
 
 
 async def is_busy(database: Database, types: Sequence[str], *, with_deliveries: bool) -> bool:
-    """Whether a process of these types runs a step, or could now, or tells something that can be delivered now."""
+    """Return whether a process of these types runs a step, could run one now, or has a delivery that is due."""
     return bool(await database.run(_aio_value, _BUSY, list(types), with_deliveries))
 
 
 async def sent_messages(database: Database) -> list[ProcessRequest]:
-    """Messages to other processes that wait, in the order in which they were sent."""
+    """Return the pending messages to other processes, in the order in which they were sent."""
     return await database.run(_aio_sent)
 
 
@@ -72,7 +72,7 @@ async def _aio_sent(connection: Any) -> list[ProcessRequest]:
 
 
 async def lose_worker(database: Database, process_type: str, process_id: str) -> bool:
-    """Take the step that runs from its worker, as if that had died; whether there was one."""
+    """Take the running step from its worker, as if that had died; return whether there was one."""
     return bool(await database.write(_aio_value, _LOSE, process_type, process_id))
 
 

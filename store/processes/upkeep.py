@@ -1,7 +1,7 @@
-"""What keeps processes in order: wake-up jobs that others have ended are replaced, and what is old is deleted (P1, P2).
+"""Maintenance of processes: replaces wake-up jobs that were ended externally, and deletes old rows.
 
-Removed processes are deleted a day later, since their idempotency keys are known until then. Of those that live, a
-walk over all of them, page by page, finds what is missing or too old.
+Removed processes are deleted a day later, because their idempotency keys are valid until then. A walk over all live
+processes, page by page, finds missing jobs and old rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataloader.store.queue.control import aio_short_transaction
 
 PAGE: Final = 1_000
 MOST: Final = 10_000
-"""Rows of a table that go with one page; what is left goes on a later walk."""
+"""Maximum rows of a table that are deleted with one page. A later walk deletes the rest."""
 MOVED: Final = 1_000
-"""Processes that one statement moves to another version."""
+"""Maximum processes that one statement moves to another version."""
 
-# Of jobs that have ended there are hardly any: a run's end leaves no such row, others do.
+# There are few ended jobs: the end of a run leaves no row, unlike an external end.
 _ENDED: Final = """
 WITH RECURSIVE types AS (
   (SELECT type FROM dl_processes WHERE removed_at IS NULL ORDER BY type LIMIT 1)
@@ -52,7 +52,7 @@ SELECT array_agg(key) AS keys, array_agg(job_id) FILTER (WHERE has_job) AS jobs,
          SELECT FROM dl_process_tasks t WHERE t.key = page.key AND t.status = 'waiting'))) AS without_job
 FROM page
 """
-# By the indexes alone: whatever is estimated, no table is read whole each minute.
+# Use only the indexes: no table may be read completely each minute, whatever the estimates.
 _PLAN: Final = set_local(dict.fromkeys(("enable_seqscan", "enable_hashjoin", "enable_mergejoin"), "off"))
 _MEND: Final = "SELECT dl_process_mend($1, $2)"
 _JOURNAL: Final = """
@@ -62,7 +62,7 @@ DELETE FROM dl_job_events WHERE event_id = ANY (ARRAY(
     ORDER BY event_id LIMIT 100) AS e
   LIMIT $2))
 """
-# Those of a process that has something to tell stay until it was told.
+# Events of a process with pending deliveries stay until these are delivered.
 _EVENTS: Final = """
 DELETE FROM dl_process_events d USING (
   SELECT e.key, e.event_id FROM unnest($1::bigint[]) AS k (key) JOIN dl_processes p USING (key) CROSS JOIN LATERAL (
@@ -72,7 +72,7 @@ DELETE FROM dl_process_events d USING (
   LIMIT $2) AS old
 WHERE d.key = old.key AND d.event_id = old.event_id
 """
-# What a process has failed by stays: to resume it is to try that again.
+# The task by which a process has failed stays, because a resume tries it again.
 _TASKS: Final = """
 DELETE FROM dl_process_tasks WHERE task_id = ANY (ARRAY(
   SELECT t.task_id FROM unnest($1::bigint[]) AS k (key) JOIN dl_processes p USING (key) CROSS JOIN LATERAL (
@@ -85,7 +85,7 @@ DELETE FROM dl_process_tasks WHERE task_id = ANY (ARRAY(
 
 @attrs.frozen
 class Tended:
-    """What a page came to: the key after which the next one begins (0: from the start), and what was done."""
+    """Result of a page: the key after which the next one begins (0: from the start), and the numbers of changes."""
 
     after: int
     mended: int = 0
@@ -93,24 +93,24 @@ class Tended:
 
 
 async def mend_ended(database: Database, lease_s: int) -> int:
-    """Replace wake-up jobs that others have ended; how many comes back."""
+    """Replace wake-up jobs that were ended externally; return their number."""
     return await database.write(_aio_mend_ended, lease_s)
 
 
 async def move_unserved(database: Database) -> int:
-    """Move processes that have not begun from versions that no worker serves to the newest that one serves."""
+    """Move processes that have not begun from versions without a worker to the newest version with one."""
     return await database.write(_aio_move, MOVED)
 
 
 async def tend(database: Database, after: int, *, lease_s: int, keep_events: int, task_days: int) -> Tended:
-    """Mend a page of processes, and delete what is old of them.
+    """Repair a page of processes, and delete their old rows.
 
     Args:
-        database: where.
-        after: the key of the last process of the page before.
-        lease_s: the lease of a wake-up job, in seconds.
-        keep_events: how many of its newest events a process keeps; 0: all.
-        task_days: after how many days a task that has ended goes; 0: never.
+        database: database of the processes.
+        after: key of the last process of the page before.
+        lease_s: lease of a wake-up job, in seconds.
+        keep_events: number of newest events that a process keeps; 0 for all.
+        task_days: days after which an ended task is deleted; 0 for never.
     """
     return await database.write(_aio_tend, after, lease_s, keep_events, task_days)
 

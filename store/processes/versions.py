@@ -1,7 +1,7 @@
-"""Versions of types of durable processes: how many processes each has, and whether a running worker serves it.
+"""Versions of process types: their numbers of processes, and whether a running worker serves them.
 
-A version that has no process left, and one whose processes wait for its workers, are seen here. What is counted is
-counted up to `EXACT`, so it costs the same however many there are.
+Shows versions without processes, and versions whose processes wait for a worker. Counts end at `EXACT`, so their cost
+is constant.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataloader.store.processes.counting import EXACT
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 MOST_VERSIONS: Final = 200
-"""Versions that are counted, by type: so many that have processes, and so many that are served."""
+"""Maximum versions that are counted, by type: of those with processes, and of those that are served."""
 
-# From one type and version to the next in one step of the index. Workers of the release before show their tasks alone.
+# One step of the index from each type and version to the next. Workers of the previous release only have their tasks.
 STATEMENT: Final = f"""
 WITH RECURSIVE stored (type, version) AS (
   (SELECT p.type, p.version FROM dl_processes p
@@ -66,7 +66,7 @@ async def list_versions(database: Database, process_type: str | None = None) -> 
 
 
 async def aio_versions(connection: Any, process_type: str | None) -> list[ProcessVersion]:
-    """See `list_versions`; asyncio-flavoured."""
+    """Return the versions, see `list_versions` (asyncio-flavored)."""
     async with connection.transaction(readonly=True):
         await connection.execute(_PLAN)
         return [ProcessVersion(**dict(row)) for row in await connection.fetch(STATEMENT, process_type)]
