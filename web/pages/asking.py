@@ -1,6 +1,6 @@
-"""A page that asks before something is done: what will happen, what there is to choose, a button, and a way back.
+"""Confirmation pages: what will happen, fields with choices, a button, and a way back.
 
-With a script it opens as a dialog (`ui.confirm`), without one it is a page of its own.
+With scripts it opens as a dialog (`ui.confirm`), without scripts as a separate page.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataloader.web.pages.page_answers import Page
 Kind = Literal["text", "number", "datetime-local", "checkbox", "area", "select"]
 
 MOST_UNTYPED: Final = 1_000
-"""An act on more jobs is done only if their number is typed."""
+"""An operation on more jobs than this requires typing their number."""
 
 
 @attrs.frozen(kw_only=True)
 class Field:
-    """A field of a form; `options` are the values of a `select` and what they are called, or what a text may be."""
+    """Form field; `options` are the values and labels of a `select`, or suggestions for a text."""
 
     name: str
     label: str
@@ -35,13 +35,13 @@ class Field:
 
 @attrs.frozen(kw_only=True)
 class Question:
-    """What is asked. `path` and `hidden` make the form that is sent; `back` is one of our own addresses.
+    """Confirmation question. `path` and `hidden` make the form that is sent; `back` is one of our own addresses.
 
     verb: the button's label.
-    is_read: the form is not sent to act, but to show another page (GET).
+    is_read: the form does not act, but shows another page (GET).
     hidden, lists: hidden fields, with one value and with several.
-    fault: what was wrong with the form that was sent before.
-    told: lines of a list below the sentences, such as what a dry run has found.
+    fault: the error of the form that was sent before.
+    told: lines of a list below the sentences, such as the results of a dry run.
     """
 
     title: str
@@ -59,10 +59,10 @@ class Question:
 
     @property
     def page(self) -> Page:
-        """The page that asks."""
+        """Page that asks the question."""
         return Page("ask.html", self.title, {"ask": self})
 
 
 def once() -> str:
-    """An id for a form: it becomes the id of the job that the form adds, so that a form sent twice adds one."""
+    """Return an ID for a form: it becomes the ID of the job that the form adds, so that a form sent twice adds one."""
     return str(uuid7())

@@ -14,12 +14,12 @@ from dataloader.web.problems import ProblemError
 _FOLDER: Final = Path(__file__).with_name("static")
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 CACHED: Final = "public, max-age=31536000, immutable"
-"""For how long a browser keeps a file: for ever, since another one has another address."""
+"""Cache-Control of a file. It never expires, since a changed file has another address."""
 
 
 @attrs.frozen
 class Asset:
-    """A file as it is sent."""
+    """File as it is sent."""
 
     data: bytes = attrs.field(repr=False)
     media_type: str
@@ -31,18 +31,18 @@ ASSETS: Final = {
     if path.suffix in _TYPES
 }
 VERSION: Final = hashlib.sha256(b"".join(asset.data for asset in ASSETS.values())).hexdigest()[:12]
-"""Names all files together: scripts import each other by relative addresses."""
+"""Version of all files together, since scripts import each other by relative addresses."""
 
 
 def asset_path(name: str) -> str:
-    """The path of a file."""
+    """Return the path of a file."""
     if name not in ASSETS:
         raise KeyError(name)
     return f"/ui/static/{VERSION}/{name}"
 
 
 def find_asset(version: str, name: str) -> tuple[Asset, bool]:
-    """The file, and whether it may be kept: a page of another release asks by another version. Raises 404."""
+    """Return the file, and whether it may be cached: a page of another release asks by another version. Raises 404."""
     asset = ASSETS.get(name)
     if asset is None:
         raise ProblemError(HTTPStatus.NOT_FOUND, "The pages have no file of this name.")

@@ -1,4 +1,4 @@
-"""The operators' log: who did what, when, and to what (Q4)."""
+"""Audit log: each operator's actions, with their time and subject."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SUBJECTS: Final = {
     "schedule": ("/ui/schedule", "name"),
     "supplier": ("/ui/supplier", "name"),
 }
-"""What an action may be on, beside a job: where its page is, and the name in that page's query."""
+"""Subjects of an action besides a job: the path of each one's page, and the name in that page's query."""
 
 
 class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"begin": "from", "end": "to"}):
-    """Which actions. `begin` and `end` by the clock of the zone that is shown."""
+    """Filter of actions. `begin` and `end` are by the clock of the displayed zone."""
 
     actor: str | None = None
     action: str | None = None
@@ -53,7 +53,7 @@ def _subject(record: AuditRecord) -> dict[str, Any] | None:
 
 @pages.show("/audit", role=Role.ADMIN, query=AuditQuery)
 async def show_audit(visit: Visit, query: AuditQuery) -> PageAnswer:
-    """What operators did, latest first."""
+    """Show the operators' actions, latest first."""
     tz = visit.preferences.tz
     begin, end = instant_of_field("from", query.begin, tz), instant_of_field("to", query.end, tz)
     found = await search_audit(

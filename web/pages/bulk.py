@@ -1,4 +1,4 @@
-"""Acts on many jobs: what will happen, its confirmation, its progress, its stop (U16)."""
+"""Bulk operations: their effect, confirmation, progress and stop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORDS: Final[dict[str, tuple[str, str]]] = {
     "run_now": ("Run now", "Their time comes now; what waits for a key, for limits or for other jobs goes on waiting."),
     "set_priority": ("Priority", "A smaller number runs first."),
 }
-"""By act, what it is called, and what it does."""
+"""Label and effect of each action."""
 _BUTTONS: Final = {
     "cancel": "Cancel jobs",
     "retry": "Retry jobs",
@@ -51,7 +51,7 @@ _MEANT: Final = {
 
 
 class BulkChoice(JobChoice, kw_only=True):
-    """What is to be done, and to which jobs: those that are chosen, or `all` that match the filter."""
+    """Action, and the jobs: the chosen ones, or `all` that match the filter."""
 
     action: Action
     all: bool = False
@@ -60,7 +60,7 @@ class BulkChoice(JobChoice, kw_only=True):
 
 
 class BulkForm(BulkChoice, kw_only=True):
-    """A confirmed act: the id that it gets, the number that was shown, and what was typed."""
+    """Confirmed operation: its ID, the number that was shown, and the number that was typed."""
 
     bulk_id: UUID
     shown: int
@@ -69,20 +69,20 @@ class BulkForm(BulkChoice, kw_only=True):
 
 
 class BulkQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of the acts, latest first."""
+    """Page of bulk operations, latest first."""
 
     after: str | None = None
 
 
 @pages.show("/bulk/new", role=Role.ADMIN, query=BulkChoice)
 async def ask_bulk(visit: Visit, query: BulkChoice) -> PageAnswer:
-    """Say what would happen, and ask."""
+    """Ask for confirmation, and say what will happen."""
     return await _asked(visit, query)
 
 
 @pages.act("/bulk", role=Role.ADMIN, form=BulkForm, deadline_s=FREEZE_S)
 async def start_bulk(visit: Visit, form: BulkForm) -> PageAnswer:
-    """Freeze the jobs and have the act begun; its page shows how many they are."""
+    """Freeze the jobs and begin the operation; its page shows their number."""
     is_typed = form.typed.replace(",", "").strip() == str(form.shown)
     if not is_typed and _needs_typing(BulkCount(form.shown, form.exact)):
         return await _asked(visit, form, "What was typed is not the number of jobs.")
@@ -101,7 +101,7 @@ async def start_bulk(visit: Visit, form: BulkForm) -> PageAnswer:
 
 @pages.show("/bulk/<uuid:bulk_id>", role=Role.ADMIN)
 async def show_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
-    """An act and how far it has come."""
+    """Show an operation and its progress."""
     record = shown.bulk(await visit.bulk.get(bulk_id))
     values = {"act": record, "label": _label(record), "meant": _meant(record)}
     return Page("bulk.html", _label(record), values, refresh_s=REFRESH_S if record.state == "open" else None)
@@ -109,7 +109,7 @@ async def show_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
 
 @pages.act("/bulk/<uuid:bulk_id>/stop", role=Role.ADMIN)
 async def stop_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
-    """End an act before its time."""
+    """Stop an operation before its end."""
     record = await visit.bulk.stop(bulk_id)
     said = "Stopped: what was changed stays so." if record.state == "stopped" else "It had ended before."
     return Redirect(f"/ui/bulk/{bulk_id}", said)
@@ -117,7 +117,7 @@ async def stop_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
 
 @pages.show("/bulk", role=Role.ADMIN, query=BulkQuery)
 async def list_bulk(visit: Visit, query: BulkQuery) -> PageAnswer:
-    """The acts, latest first."""
+    """Show the operations, latest first."""
     page = await visit.bulk.find(limit=PAGE, after=query.after)
     acts = [(record, _label(record), _meant(record)) for record in map(shown.bulk, page.bulk)]
     return Page("bulk_list.html", "Bulk acts", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
@@ -132,7 +132,7 @@ def _change(choice: BulkChoice) -> Change:
 
 
 def _chosen(visit: Visit, choice: BulkChoice) -> Chosen:
-    """The jobs that are meant. Raises `BadRequest` where none are chosen, or all jobs that there are."""
+    """Return the chosen jobs. Raises `BadRequest` if none are chosen, or if no criterion is given."""
     if not choice.all:
         if not choice.job:
             raise BadRequest("job", "is missing: choose jobs in the list, or all that match its filter")
@@ -151,7 +151,7 @@ def _needs_typing(counted: BulkCount) -> bool:
 
 async def _asked(visit: Visit, choice: BulkChoice, fault: str | None = None) -> Page:
     chosen = _chosen(visit, choice)
-    # Before it is known which priority, nobody has it.
+    # The priority is not known yet: count with one that no job has.
     change = Change(action=choice.action, priority=MAX_INT)
     counted = await visit.bulk.count(change, chosen)
     verb, does = _WORDS[choice.action]
@@ -198,7 +198,7 @@ def _label(record: BulkRecord) -> str:
 
 
 def _meant(record: BulkRecord) -> list[tuple[str, str]]:
-    """The filter, as a reader sees it: it was stored without secrets."""
+    """Return the filter as labels and texts; it was stored without secrets."""
     if "chosen" in record.filter:
         return [("chosen", f"{record.filter['chosen']:,} jobs")]
     return [(name.replace("_", " "), _text(value)) for name, value in record.filter.items()]

@@ -1,4 +1,4 @@
-"""Where links lead that would need a name with a secret in it: no page has one, as no answer of the API has (Q16)."""
+"""Target of links that would need a name with a secret in it: no page shows one, nor does the API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pages: Final = PageRoutes()
 
 @pages.show(CONCEALED.removeprefix(HOME))
 async def show_concealed(_visit: Visit) -> PageAnswer:
-    """Say why there is no link."""
+    """Explain why there is no link."""
     raise ProblemError(
         HTTPStatus.NOT_FOUND,
         "This name has a secret in it, which no page shows or links by. Who knows it can type it into a filter.",

@@ -1,4 +1,4 @@
-"""What a page offers to copy (U24): its link, the same as a call of the API, and as a command."""
+"""Texts that a page offers to copy: its link, and the equivalent API call and command."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dataloader.web.pages.visit import Visit
 
 @attrs.frozen
 class Copy:
-    """A text to copy, and what it is."""
+    """Text to copy, and its label."""
 
     label: str
     text: str
 
 
 def copies(visit: Visit, api: str, query: Mapping[str, Any], command: Sequence[str]) -> tuple[Copy, ...]:
-    """The page as a link, the address `api` as curl, and the arguments of `dataloader`; without secrets."""
+    """Return the page's link, the address `api` as curl, and a `dataloader` command, without secrets."""
     origin = visit.public.origin or f"{'https' if visit.https else 'http'}://{visit.headers.get('Host', '')}"
     given = f"?{urlencode(query, quote_via=quote)}" if query else ""
     url = f"{origin}{visit.public.base}{api}{given}"

@@ -1,4 +1,4 @@
-"""What failed: groups of jobs by their error, the jobs of a group and their retry, and the log of errors (R2)."""
+"""Failures: groups of jobs by their error, the jobs of a group and their retry, and the error log."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ pages: Final = PageRoutes()
 GROUPS: Final = 25
 JOBS: Final = 25
 ERRORS: Final = 20
-"""Errors of a page: each may have 4,000 characters."""
+"""Number of errors on a page: each may have 4,000 characters."""
 NEWEST: Final = 3
-"""Of a group so many, with their whole texts."""
+"""Number of a group's errors that are shown with their full texts."""
 BATCH: Final = 1_000
 REFRESH_S: Final = 5.0
-"""The groups are counted anew each time."""
+"""Seconds between refreshes; the groups are counted again each time."""
 _STATES: Final = (("", "all"), ("failed", "failed for good"), ("waiting", "waiting for a retry"))
 
 
 class GroupsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which groups."""
+    """Filter of groups."""
 
     task: str | None = None
     state: FailureState | None = None
@@ -46,13 +46,13 @@ class GroupsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of a group's jobs."""
+    """Page of a group's jobs."""
 
     after: str | None = None
 
 
 class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How a retry that was begun goes on: behind which job, and with which choices."""
+    """Continuation of a retry: the job after which it continues, and its choices."""
 
     after: str | None = None
     state: FailureState | None = None
@@ -61,14 +61,14 @@ class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RetryForm(RetryQuery, kw_only=True):
-    """`shown` and `typed`: the number of jobs that the form has shown, and that somebody has typed."""
+    """Confirmed retry. `shown` and `typed`: the number of jobs that the form has shown, and that was typed."""
 
     shown: int = 0
     typed: str | None = None
 
 
 class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which errors of the log."""
+    """Filter of the error log."""
 
     task: str | None = None
     queue: str | None = None
@@ -79,7 +79,7 @@ class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @pages.show("/errors", query=GroupsQuery)
 async def show_groups(visit: Visit, query: GroupsQuery) -> PageAnswer:
-    """The groups of errors, those with the most jobs first."""
+    """Show the groups of errors, those with the most jobs first."""
     page = await visit.jobs.error_groups(
         task=query.task, state=query.state, exact=query.exact, limit=GROUPS, after=query.after
     )
@@ -90,13 +90,13 @@ async def show_groups(visit: Visit, query: GroupsQuery) -> PageAnswer:
         "query": query,
         "states": _STATES,
     }
-    # By the whole line every job is read: that is asked for once, not again and again.
+    # Exact groups read every job: they are requested once, without refreshes.
     return Page("errors.html", "Errors", values, refresh_s=None if query.exact else REFRESH_S)
 
 
 @pages.show("/errors/log", query=LogQuery)
 async def show_log(visit: Visit, query: LogQuery) -> PageAnswer:
-    """The log of errors: a row for each run that failed, also of jobs that were deleted."""
+    """Show the error log: a row for each failed run, also of jobs that were deleted."""
     found = await search_errors(
         visit.services.database,
         task=query.task,
@@ -112,7 +112,7 @@ async def show_log(visit: Visit, query: LogQuery) -> PageAnswer:
 
 @pages.show("/errors/<group>", query=GroupQuery)
 async def show_group(visit: Visit, group: str, query: GroupQuery) -> PageAnswer:
-    """A group of errors: its jobs, and its newest errors with their whole texts."""
+    """Show a group of errors: its jobs, and its newest errors with their full texts."""
     database = visit.services.database
     found = await get_error_group(database, group)
     jobs = await list_failing_jobs(database, group, limit=JOBS, after=query.after)
@@ -131,7 +131,7 @@ async def show_group(visit: Visit, group: str, query: GroupQuery) -> PageAnswer:
 
 @pages.show("/errors/<group>/retry", role=Role.ADMIN, query=RetryQuery)
 async def ask_retry(visit: Visit, group: str, query: RetryQuery) -> PageAnswer:
-    """What a retry of the group will do, and when."""
+    """Ask for confirmation of a group's retry, and for its time."""
     found = await get_error_group(visit.services.database, group)
     count = at_least(found.jobs, MAX_COUNTED)
     failed = found.jobs - found.waiting
@@ -173,7 +173,7 @@ async def ask_retry(visit: Visit, group: str, query: RetryQuery) -> PageAnswer:
 
 @pages.act("/errors/<group>/retry", role=Role.ADMIN, form=RetryForm)
 async def retry(visit: Visit, group: str, form: RetryForm) -> PageAnswer:
-    """Retry the jobs of a group, each once, oldest first; a request goes on for some seconds."""
+    """Retry the jobs of a group, each once, oldest first. A request takes a few seconds; the next one continues."""
     here = f"/ui/errors/{group}"
     at = instant_of_field("at", form.at, visit.preferences.tz)
     if not 0 <= form.spread_min * 60 <= MAX_SPREAD_S:

@@ -1,4 +1,4 @@
-"""Cookies of pages, and the message that the page after an action shows once, with its undo."""
+"""Cookies of pages, and the message about an action that the next page shows once, with its undo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SAID: Final = 1_000
 
 
 def set_cookies(response: Response, cookies: Sequence[Cookie], visit: Visit) -> None:
-    """Set the cookies for the pages alone, unreadable for scripts."""
+    """Set the cookies, only for the pages and not readable for scripts."""
     for cookie in cookies:
         response.set_cookie(
             cookie_name(cookie.kind, visit.headers),
@@ -36,7 +36,7 @@ def set_cookies(response: Response, cookies: Sequence[Cookie], visit: Visit) -> 
 
 
 def session_cookie(value: str) -> Cookie:
-    """The cookie of a sign-in; "" ends it."""
+    """Return the cookie of a sign-in; "" ends it."""
     return Cookie("session", value, LASTS_S if value else 0)
 
 
@@ -54,7 +54,7 @@ def cookie_of_flash(answer: Redirect, visit: Visit) -> list[Cookie]:
 
 
 def flash_of(visit: Visit, request: Request) -> dict[str, Any] | None:
-    """Return what the action before this page has done, from a cookie that this process has signed."""
+    """Return the message about the previous action, from a cookie that this process has signed."""
     cookie = request.cookies.get(cookie_name("said", visit.headers))
     if not cookie:
         return None

@@ -1,7 +1,7 @@
-"""How values look on a page: instants in the reader's zone, durations, numbers, JSON, texts that somebody wrote.
+"""Display of values on a page: timestamps in the reader's zone, durations, numbers, JSON, users' texts.
 
-Names here are Jinja's filters. Nothing here trusts a text: what would move or hide other text (control characters,
-changes of the writing direction) is shown by its number (U10).
+Names here are Jinja's filters. No text is trusted: characters that would move or hide other text (control characters,
+changes of the writing direction) are shown by their number.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ _UNSEEN: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 NOTHING: Final = "–"
-"""Stands where there is no value."""
+"""Placeholder for a missing value."""
 
 
 def inert(value: Any) -> Any:
-    """A text whose invisible characters are shown by their numbers; anything else as it is. Jinja's `finalize`."""
+    """Return a text with its invisible characters shown by their numbers; any other value unchanged.
+
+    Jinja's `finalize`.
+    """
     if isinstance(value, Markup):
         return value
     if value is None:
@@ -35,7 +38,10 @@ def inert(value: Any) -> Any:
 
 
 def instant(value: datetime | None, tz: tzinfo, *, ms: bool = False) -> str | Markup:
-    """An instant in a zone, `2026-11-23 12:00:07`; its title has it in UTC. In a doubled hour the offset follows."""
+    """Return a timestamp in a zone, `2026-11-23 12:00:07`, with UTC in its title.
+
+    In a repeated hour it has an offset.
+    """
     if value is None:
         return NOTHING
     there = in_zone(value, tz)
@@ -46,7 +52,7 @@ def instant(value: datetime | None, tz: tzinfo, *, ms: bool = False) -> str | Ma
 
 
 def clock(value: datetime | None, tz: tzinfo, *, ms: bool = False) -> str | Markup:
-    """The time of day alone, `12:00:07`, where the day is seen elsewhere."""
+    """Return only the time of day, `12:00:07`, for places where the day is visible nearby."""
     if value is None:
         return NOTHING
     there = in_zone(value, tz)
@@ -57,7 +63,7 @@ def clock(value: datetime | None, tz: tzinfo, *, ms: bool = False) -> str | Mark
 
 
 def ago(value: datetime | None, tz: tzinfo) -> str | Markup:
-    """An instant that a script turns into `3 s ago` or `in 3 s` and keeps so; without a script it is `instant`."""
+    """Return a timestamp that a script shows and updates as `3 s ago` or `in 3 s`; without a script it is `instant`."""
     if value is None:
         return NOTHING
     there = in_zone(value, tz)
@@ -70,7 +76,7 @@ _KNOWN: Final = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ|[0-9a-f]{8}(?:-[
 
 
 def sentence(text: str, tz: tzinfo, address: Callable[[str], str]) -> Markup:
-    """A sentence of ours: instants such as `2026-11-23 12:00:07Z` in a zone, ids of jobs as links."""
+    """Return one of our sentences: timestamps such as `2026-11-23 12:00:07Z` in a zone, job IDs as links."""
     parts: list[Any] = list(map(inert, _KNOWN.split(text)))
     for place in range(1, len(parts), 2):
         known = parts[place]
@@ -83,7 +89,7 @@ def sentence(text: str, tz: tzinfo, address: Callable[[str], str]) -> Markup:
 
 
 def in_zone(value: datetime, tz: tzinfo) -> datetime:
-    """An instant by the clock of a zone; the ends of time, such as PostgreSQL's `infinity`, are no instants there."""
+    """Return a timestamp by the clock of a zone, or in UTC at the limits of time, such as PostgreSQL's `infinity`."""
     try:
         return value.astimezone(tz)
     except OverflowError:
@@ -107,7 +113,7 @@ def _offset_if_doubled(there: datetime) -> str:
 
 
 def duration(seconds: float | timedelta | None) -> str:
-    """Seconds as people say them: `40 ms`, `2.1 s`, `4 min 10 s`, `2 h 3 min`, `3 d 4 h`."""
+    """Return readable seconds: `40 ms`, `2.1 s`, `4 min 10 s`, `2 h 3 min`, `3 d 4 h`."""
     if seconds is None:
         return NOTHING
     given = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
@@ -123,7 +129,7 @@ _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _two_units(left: int) -> str:
-    """Whole seconds in the largest unit that fits, and the next smaller one."""
+    """Return whole seconds in the largest unit that fits, and the next smaller one."""
     at = next(index for index, (unit, _) in enumerate(_UNITS) if left >= unit)
     parts = []
     for unit, name in _UNITS[at : at + 2]:
@@ -134,19 +140,19 @@ def _two_units(left: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number with its thousands apart: `1,204`."""
+    """Return a number with thousands separators: `1,204`."""
     if value is None:
         return NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}".rstrip("0").rstrip(".")
 
 
 def signed(value: int | None) -> str:
-    """A difference: `+1,204`, `-3`, `0`."""
+    """Return a difference: `+1,204`, `-3`, `0`."""
     return NOTHING if value is None else f"{value:+,}" if value else "0"
 
 
 def signed_duration(value: timedelta | None) -> str:
-    """A difference of durations: `+2 min 3 s`."""
+    """Return a difference of durations: `+2 min 3 s`."""
     if value is None:
         return NOTHING
     if not value:
@@ -155,27 +161,27 @@ def signed_duration(value: timedelta | None) -> str:
 
 
 def at_least(count: int, most: int) -> str:
-    """A count that was not taken further than `most`: `≥ 10,000`."""
+    """Return a count that was limited to `most`: `≥ 10,000`."""
     return f"≥ {most:,}" if count >= most else f"{count:,}"
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
-    """A JSON value to read, its integers exact (U9)."""
+    """Return readable JSON of a value, with exact integers."""
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
 def short_id(value: UUID | str) -> str:
-    """The end of an id, which tells jobs of one moment apart; the whole stands in the link's title."""
+    """Return the end of an ID, which distinguishes jobs of one moment; the link's title has the full ID."""
     return f"…{str(value)[-8:]}"
 
 
 def words(value: str) -> str:
-    """A constant's name as words: `unknown_task` is `unknown task`."""
+    """Return a constant's name as words: `unknown_task` is `unknown task`."""
     return value.replace("_", " ")
 
 
 def cut(value: str, most: int) -> str:
-    """The beginning of a long text."""
+    """Return a text, cut to its beginning if it is longer than `most`."""
     return value if len(value) <= most else f"{value[: most - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""What an operator does to one job: cancel, retry, run now, another priority, run again (U14, U15)."""
+"""Operator's actions on one job: cancel, retry, run now, change the priority, run again."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ _MOST_ARGS: Final = 4_000
 
 
 class RetryForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`seen`: when the job had ended that the reader saw; one that has ended again since is another matter."""
+    """Retry. `seen`: when the job had ended according to the page; a job that has ended again since is not retried."""
 
     seen: str | None = None
 
 
 class CancelForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`waiting`: only if the job has not begun; so a retry is taken back, and what runs is not stopped by that."""
+    """Cancel. `waiting`: only if the job has not begun, so that the undo of a retry never stops a run."""
 
     waiting: bool = False
 
 
 class PriorityForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A new priority. `seen`: what it was when the form was made; one that others have changed since is left."""
+    """New priority. `seen`: the previous one on the page; a priority that has changed since is not replaced."""
 
     priority: Annotated[int, Meta(ge=0, le=MAX_INT)]
     seen: int | None = None
 
 
 class PostponeForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Until when the job waits."""
+    """Time until which the job waits."""
 
     until: Instant
 
 
 class AgainForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`once`: the id of the job that is added; the same form adds it once."""
+    """Run again. `once`: the ID of the job that is added, so that the same form adds it once."""
 
     once: UUID
 
@@ -63,7 +63,7 @@ def _path(job_id: UUID) -> str:
 
 @pages.show("/jobs/<uuid:job_id>/cancel", role=Role.OPERATE)
 async def ask_to_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
-    """Say what a cancel will do."""
+    """Ask for confirmation of a cancel, and say what it does."""
     job = await visit.jobs.get(job_id)
     if job.status is Status.RUNNING:
         where = mask_text(job.claimed_by) if job.claimed_by else "another service"
@@ -126,7 +126,7 @@ async def run_job_now(visit: Visit, job_id: UUID) -> PageAnswer:
 
 @pages.act("/jobs/<uuid:job_id>/postpone", role=Role.OPERATE, form=PostponeForm)
 async def postpone_job(visit: Visit, job_id: UUID, form: PostponeForm) -> PageAnswer:
-    """Let a job wait for its time again, unless it has begun meanwhile."""
+    """Make a job wait for its time again, unless it has begun meanwhile."""
     try:
         await postpone(visit.services.database, job_id, form.until, visit.operator)
     except Conflict:
@@ -150,7 +150,7 @@ async def ask_priority(visit: Visit, job_id: UUID) -> PageAnswer:
 
 @pages.act("/jobs/<uuid:job_id>/priority", role=Role.OPERATE, form=PriorityForm)
 async def set_priority(visit: Visit, job_id: UUID, form: PriorityForm) -> PageAnswer:
-    """Give a job that waits another priority."""
+    """Change the priority of a waiting job."""
     before = (await visit.jobs.get(job_id)).priority
     if form.seen not in {None, before}:
         return Redirect(_path(job_id), f"Nothing was done: its priority is {before} by now.")
@@ -185,7 +185,7 @@ async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
 
 @pages.act("/jobs/<uuid:job_id>/again", role=Role.OPERATE, form=AgainForm)
 async def run_again(visit: Visit, job_id: UUID, form: AgainForm) -> PageAnswer:
-    """Add a new job with what this one was requested with."""
+    """Add a new job with the values of this job's request."""
     job = await visit.jobs.get(job_id)
     if not isinstance(job.args, dict) or set(job.args) == {"truncated", "bytes"}:
         return Redirect(_path(job_id), "Nothing was done: its args are too long to be read here, or no object.")

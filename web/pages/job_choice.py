@@ -1,4 +1,4 @@
-"""The filter of a list of jobs as it stands in a page's address (U6): read, shown, and made into addresses again."""
+"""Filter of a list of jobs in a page's address: parsing, display, and conversion to an address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUSES: Final = (
     *((str(status), str(status)) for status in Status),
     ("failed,lost", "failed or lost"),
 )
-"""What the form offers: the value in the address, and the words."""
+"""Choices of the form: the value in the address, and its label."""
 _LABELS: Final = {
     "status": "status", "queue": "queue", "task": "task", "key": "key", "worker": "worker", "args": "args",
     "from": "created from", "to": "created before", "finished_from": "ended from", "finished_to": "ended before",
@@ -29,7 +29,7 @@ _LABELS: Final = {
 
 
 class JobChoice(Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_": "from"}):
-    """Which jobs; instants without an offset are in the reader's time zone. `after`: from which place on."""
+    """Filter of jobs; times without an offset are in the reader's time zone. `after` is the page's cursor."""
 
     status: frozenset[Status] | None = None
     queue: str | None = None
@@ -47,7 +47,7 @@ class JobChoice(Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_
     after: str | None = None
 
     def job_filter(self, tz: tzinfo) -> JobFilter:
-        """The same for the store, but for `args`. Raises `BadRequest`."""
+        """Return the store's filter, without `args`. Raises `BadRequest`."""
         return JobFilter(
             status=self.status,
             queue=self.queue,
@@ -65,7 +65,7 @@ class JobChoice(Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is given, by its name in an address, without the place."""
+        """Given values by their names in an address, without the cursor."""
         values = {
             "status": ",".join(sorted(self.status)) if self.status else None,
             "queue": self.queue,
@@ -85,7 +85,7 @@ class JobChoice(Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_
 
     @property
     def chips(self) -> Iterator[Chip]:
-        """What is filtered, as a reader sees it."""
+        """Criteria for display, without secrets."""
         for name, value in self.given.items():
             text = str(value).replace(",", " or ") if name == "status" else mask_text(str(value))
             yield Chip(name, _LABELS[name], text)
@@ -93,7 +93,7 @@ class JobChoice(Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_
 
 @attrs.frozen
 class Chip:
-    """One criterion: its name in the address, and what it is called."""
+    """Criterion: its name in the address, its label and its text."""
 
     name: str
     label: str

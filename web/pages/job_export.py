@@ -1,4 +1,4 @@
-"""The jobs of a filter as a file (U24): NDJSON or CSV, newest first, in UTC, without secrets, sent while it is read."""
+"""Jobs of a filter as a file: NDJSON or CSV, newest first, in UTC, without secrets, sent while it is read."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _COLUMNS: Final = (
     "created_at", "available_at", "started_at", "finished_at", "schedule", "producer", "claimed_by", "error", "args",
     "result",
 )  # fmt: skip
-# A spreadsheet takes a cell for a formula by its first sign; a Japanese one also by a full-width sign. Where `;`, a tab
-# or `|` separates cells (Excel in German or French), a cell begins also behind these, whatever the quotes.
+# A spreadsheet treats a cell as a formula by its first sign; a Japanese one also by a full-width sign. If `;`, a tab or
+# `|` separates cells (Excel in German or French), a cell also begins after these, even within quotes.
 _FORMULA: Final = re.compile(r"""\A(?=[\t\r\n])|(?:\A|[;|\t\r\n])(?=[ "]{0,4}[=+@\uff1d\uff0b\uff0d\uff20-])""")
 _MEDIA: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
 
 
 class ExportQuery(JobChoice, kw_only=True):
-    """The jobs of a filter, as which kind of file."""
+    """Filter of jobs, and the kind of file."""
 
     format: Literal["ndjson", "csv"] = "ndjson"
 
 
 @pages.show("/jobs/export", query=ExportQuery)
 async def export_jobs(visit: Visit, query: ExportQuery) -> PageAnswer:
-    """The jobs as a file. The first one is read before the answer begins, so that what is wrong is still told."""
+    """Send the jobs as a file. The first one is read before the answer begins, so that errors are still reported."""
     wanted = query.job_filter(visit.preferences.tz)
     pattern = None if query.args is None else ArgsPattern.parsed(query.args)
     if not visit.services.turns.files.available_tokens:
@@ -58,13 +58,13 @@ async def _pieces(
     visit: Visit, kind: str, wanted: JobFilter, pattern: ArgsPattern | None, after: str | None
 ) -> AsyncGenerator[bytes]:
     turns, most = visit.services.turns, visit.services.http_limits.exported_jobs
-    # Where many begin at one moment, those that are too many wait here, with nothing in memory.
+    # If many requests begin at the same time, those over the limit wait here, with no jobs in memory.
     async with turns.files:
         if kind == "csv":
-            yield _csv([_COLUMNS])  # noqa: ASYNC119 - whoever sends the pieces closes them
+            yield _csv([_COLUMNS])  # noqa: ASYNC119 - the sender of the pieces closes them
         read = 0
         while True:
-            # One part of one file at a time, so that many files take no more connections than one.
+            # One part of one file at a time, so that many files use no more connections than one.
             async with turns.exports:
                 page = await visit.jobs.find(wanted, limit=_READ, after=after)
             jobs, after = page.jobs[: most - read], page.next

@@ -1,4 +1,4 @@
-"""The list of jobs: newest first, filtered by what stands in the address, live."""
+"""List of jobs: newest first, filtered by the address, refreshed live."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_ERROR: Final = 200
 
 @pages.show("/jobs", query=JobChoice)
 async def show_jobs(visit: Visit, query: JobChoice) -> PageAnswer:
-    """The jobs that fit the filter. A search of args is made once: it reads much."""
+    """Show the jobs that match the filter. A search of args is not refreshed, since it reads many rows."""
     try:
         found, fault = await _found(visit, query), None
     except BadRequest as error:
@@ -62,11 +62,11 @@ _OPTIONS: Final = {
     "schedule": "--schedule", "root": "--root", "error_group": "--error-group", "created_from": "--since",
     "created_to": "--until", "finished_from": "--ended-since", "finished_to": "--ended-until",
 }  # fmt: skip
-"""The options of `dataloader jobs`."""
+"""Options of `dataloader jobs`."""
 
 
 def _copies(visit: Visit, query: JobChoice) -> tuple[Copy, ...]:
-    """The same list elsewhere. Only a page finds jobs by their args."""
+    """Return the list as a link, an API call and a command. Only pages search by args."""
     if visit.part is not None:
         return ()
     try:
@@ -95,7 +95,7 @@ async def _found(visit: Visit, query: JobChoice) -> JobRows:
 
 
 def _statuses(query: JobChoice) -> list[tuple[str, str]]:
-    """The choices of the form, and one more if the address has another."""
+    """Return the form's choices, and one more if the address has another value."""
     chosen = query.given.get("status")
     offered = [(",".join(sorted(value.split(","))), words) for value, words in STATUSES]
     if chosen is not None and chosen not in dict(offered):
@@ -104,7 +104,7 @@ def _statuses(query: JobChoice) -> list[tuple[str, str]]:
 
 
 def shown_row(row: JobRow) -> JobRow:
-    """A row without secrets."""
+    """Return a row without secrets."""
     return attrs.evolve(
         row,
         queue=mask_text(row.queue),

@@ -1,4 +1,4 @@
-"""One job: why it waits or who runs it, its attempts, args, result, log and journal."""
+"""Page of one job: its wait reason or worker, attempts, args, result, log and event history."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ REFRESH_S: Final = 1.0
 LINES: Final = 100
 LOG_PAGE: Final = 500
 MOST_COMPARED: Final = 2_000
-"""Lines of args that are compared: more of them take long."""
+"""Maximum number of compared lines of args; more would take long."""
 
 
 class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of a job's log."""
+    """Page of a job's log."""
 
     level: Level | None = None
     after: str | None = None
@@ -44,7 +44,7 @@ class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @attrs.frozen
 class Step:
-    """A moment of a job's life, and how long after the one before it came."""
+    """Step in a job's life, and the time since the previous one."""
 
     name: str
     at: datetime
@@ -53,8 +53,8 @@ class Step:
 
 @pages.show("/jobs/<uuid:job_id>")
 async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
-    """A job. What changes while it waits and runs is the live part."""
-    # Args do not change, and may be long: the part has none.
+    """Show a job. The live part has the values that change while it waits and runs."""
+    # Args do not change, and may be long: the live part leaves them out.
     view = await read_job_view(visit.services.database, job_id, brief=visit.part is not None)
     own = view.job
     job = await visit.in_thread(shown.job, own)
@@ -64,7 +64,7 @@ async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
         "job": job,
         "own": own,
         "why": None if view.why is None else shown.wait_reason(view.why),
-        # By this machine's clock: a moment more or less does not matter here.
+        # By this machine's clock: small differences do not matter here.
         "is_silent": job.lease_expires_at is not None and job.lease_expires_at < datetime.now(UTC),
         "steps": _steps(job, journal.attempts),
         "attempts": journal.attempts[::-1],
@@ -79,7 +79,7 @@ async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
     }
     if visit.part in {None, "log"}:
         log = await visit.jobs.logs(job_id, limit=LINES)
-        # Loads and flows alone log so.
+        # Only loads and flows log this way.
         values["is_run"] = any(line.kind == "log" and "load" in line.fields for line in log.lines)
         values["log"] = attrs.evolve(log, lines=[shown.log_line(line) for line in log.lines])
         values["copies"] = copies(visit, f"/api/v1/jobs/{job_id}", {}, ["status", str(job_id)])
@@ -87,12 +87,12 @@ async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
 
 
 def _wakes(job: JobRecord) -> bool:
-    """Whether a job is the wake-up job of a durable process: it has no acts of its own."""
+    """Return True for the wake-up job of a durable process, which has no actions of its own."""
     return job.lock_key is None and job.queue.startswith("process.") and job.task.startswith(f"{job.queue}.v")
 
 
 def _process(job: JobRecord) -> dict[str, Any] | None:
-    """The durable process that a job wakes, if it does."""
+    """Return the durable process that a job wakes, if any."""
     args = job.args if isinstance(job.args, dict) else {}
     kind, name = args.get("type"), args.get("process_id")
     if not _wakes(job) or not isinstance(kind, str) or not isinstance(name, str):
@@ -116,10 +116,10 @@ def _masked(journal: Journal) -> Journal:
 
 
 def _steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[Step]:
-    """Created, ready, started and ended, as far as they have come."""
+    """Return the steps that have occurred: created, ready, started and ended."""
     moments: list[tuple[str, datetime | None]] = [("created", job.created_at)]
     started = job.started_at
-    # While it waits for its key, this is when the key is tried again.
+    # While it waits for its key, `available_at` is when the key is tried again.
     is_due = job.available_at > job.created_at and job.waits_for is not WaitsFor.LOCK
     begun_or_ended = started or job.finished_at
     if is_due and (begun_or_ended is None or job.available_at <= begun_or_ended):
@@ -138,7 +138,7 @@ def _steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[Step]:
 
 @pages.show("/jobs/<uuid:job_id>/log", query=LogQuery)
 async def show_log(visit: Visit, job_id: UUID, query: LogQuery) -> PageAnswer:
-    """A job's log, line by line, with where its attempts began and how they ended."""
+    """Show a job's log, line by line, with the beginnings and ends of its attempts."""
     found = await read_job_log(visit.services.database, job_id, limit=LOG_PAGE, after=query.after, level=query.level)
     page, task = found.page, mask_text(found.task)
     lines = []
@@ -158,7 +158,7 @@ async def show_log(visit: Visit, job_id: UUID, query: LogQuery) -> PageAnswer:
 
 @pages.show("/jobs/<uuid:job_id>/compare")
 async def compare_args(visit: Visit, job_id: UUID) -> PageAnswer:
-    """A job's args beside those of the last job of its task that has succeeded."""
+    """Compare a job's args with those of the last job of its task that has succeeded."""
     job = await visit.jobs.get(job_id)
     other = await last_success(visit.services.database, job.task, job_id)
     lines = None
@@ -170,7 +170,7 @@ async def compare_args(visit: Visit, job_id: UUID) -> PageAnswer:
 
 
 def _differences(before: Any, now: Any) -> list[str] | None:
-    """Lines of both, those that differ with - and +; None if there are too many."""
+    """Return the lines of both, differing ones with - and +; None if there are too many."""
     texts = [json.dumps(mask(one), indent=2, ensure_ascii=False, sort_keys=True).splitlines() for one in (before, now)]
     if max(map(len, texts)) > MOST_COMPARED:
         return None

@@ -1,4 +1,4 @@
-"""The line of a lock_key: who holds it, who waits, who ended lately."""
+"""Queue of a lock_key: its holder, the waiting jobs, and the jobs that ended recently."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ REFRESH_S: Final = 2.0
 
 
 class KeyQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which key."""
+    """Query with a key."""
 
     k: Annotated[str, Meta(min_length=1)]
 
 
 @pages.show("/key", query=KeyQuery)
 async def show_key(visit: Visit, query: KeyQuery) -> PageAnswer:
-    """The line of a key."""
+    """Show the queue of a key."""
     line = await key_line(visit.services.database, query.k)
     session = None
     if line.session is not None:

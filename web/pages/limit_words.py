@@ -1,4 +1,4 @@
-"""Limits of tasks and suppliers as pages show and take them: rows of a table, reasons in words, fields of a form."""
+"""Limits of tasks and suppliers on pages: rows of a table, reasons in words, fields of a form."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CLOSED: Final = {
     "budget": "a rate limit of its supplier is used up",
     "error": "its limits cannot be evaluated",
 }
-"""Why no job of a task may start now."""
+"""Reasons why no job of a task may start now."""
 ALWAYS: Final = "always"
 NO_RATE_LIMIT: Final = "none"
 
 
 def why_closed(closed: str | None, error: str | None) -> str | None:
-    """Why no job of a task may start now, in words."""
+    """Return the reason why no job of a task may start now, in words."""
     if closed is None:
         return None
     return CLOSED[closed] if error is None else f"{CLOSED[closed]} ({mask_text(error)})"
@@ -58,13 +58,13 @@ def _text(_name: str, text: str) -> str:
 
 
 def _periods(_name: str, text: str) -> list[str]:
-    """A period a line, or several between `;`."""
+    """Parse periods: one per line, or several separated by `;`."""
     parts = [part.strip() for part in text.replace(";", "\n").splitlines()]
     return [] if text.strip().lower() == ALWAYS else [part for part in parts if part]
 
 
 def _rate_limits(name: str, text: str) -> list[object]:
-    """A rate limit a line, such as `100 / 60`, units and seconds, or `10000 / day / Europe/Berlin`."""
+    """Parse rate limits, one per line: `100 / 60`, units and seconds, or `10000 / day / Europe/Berlin`."""
     if text.strip().lower() == NO_RATE_LIMIT:
         return []
     rate_limits: list[object] = []
@@ -96,7 +96,7 @@ def _said_rate_limits(value: Any) -> str:
 
 @attrs.frozen(kw_only=True)
 class Limit:
-    """A limit: how it is called, said and taken. `typed` makes the text of its field."""
+    """Limit: its name, label, display and parser. `typed` makes the text of its field."""
 
     name: str
     label: str
@@ -162,7 +162,7 @@ SUPPLIER_LIMITS: Final = (
 
 @attrs.frozen
 class LimitRow:
-    """A limit in three views: the program's, the operators', and what holds."""
+    """Limit in three views: the program's, the operators', and the effective one."""
 
     label: str
     declared: str
@@ -174,7 +174,7 @@ class LimitRow:
 def limit_rows(
     limits: Iterable[Limit], declared: Mapping[str, Any], override: Mapping[str, Any], holds: Mapping[str, Any]
 ) -> list[LimitRow]:
-    """The limits that anybody has set."""
+    """Return the rows of limits that are set anywhere."""
     rows = []
     for limit in limits:
         views = [given.get(limit.name) for given in (declared, override, holds)]
@@ -187,12 +187,12 @@ def limit_rows(
 def _said(limit: Limit, value: Any) -> str:
     try:
         return limit.said(value)
-    except (ArithmeticError, AttributeError, TypeError, ValueError):  # as SQL by hand has stored it
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # a value that manual SQL has stored
         return json.dumps(value)
 
 
 def fields_of(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[Field]:
-    """A form's fields: what operators have set; an empty one means what programs declare."""
+    """Return a form's fields with the operators' overrides; an empty field means the programs' declaration."""
     return [
         Field(
             name=limit.name,
@@ -206,7 +206,7 @@ def fields_of(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mappi
 
 
 def typed(limit: Limit, override: Mapping[str, Any]) -> str:
-    """The text of a limit's field."""
+    """Return the text of a limit's field."""
     value = override.get(limit.name)
     try:
         return "" if value is None else limit.typed(value)
@@ -220,12 +220,12 @@ def _now(limit: Limit, holds: Mapping[str, Any]) -> str:
 
 
 def shown_texts(limits: Iterable[Limit], override: Mapping[str, Any]) -> str:
-    """What the fields show when the form is made, for `changes`."""
+    """Return the initial texts of the form's fields, for `changes`."""
     return json.dumps({limit.name: typed(limit, override) for limit in limits})
 
 
 def changes(limits: Iterable[Limit], was: str, given: Mapping[str, str | None]) -> dict[str, Any]:
-    """What somebody has changed in the form, and nothing else: others may have changed the rest meanwhile."""
+    """Return only the values that were changed in the form: other operators may have changed the rest meanwhile."""
     try:
         before = json.loads(was)
         texts = {limit.name: str(before[limit.name]) for limit in limits}
@@ -240,7 +240,7 @@ def changes(limits: Iterable[Limit], was: str, given: Mapping[str, str | None]) 
 
 
 def week_of(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """The minutes of a week in which limits allow a start; None: always, or this program cannot read them."""
+    """Return the minutes of a week in which limits allow a start; None: always, or not readable by this program."""
     periods = limits.get("work_periods")
     try:
         return WorkPeriods.parsed(periods, zone_named("UTC")).ranges if periods else None

@@ -1,4 +1,4 @@
-"""The loads: how far each has come, its last runs, what each day wrote, what failed; run and retry (E10, E12)."""
+"""Loads: the progress of each, its last runs, rows written per day, failures; run and retry."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class LoadsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of loads, by name."""
+    """Page of loads, by name."""
 
     after: str | None = None
 
 
 class LoadQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A load, and a page of its failures."""
+    """Load, and a page of its failures."""
 
     name: Name
     after: str | None = None
 
 
 class AskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A load."""
+    """Query with a load."""
 
     name: Name
 
 
 class StartForm(AskQuery, kw_only=True):
-    """How a load is to run. `once`: the id that the job gets, so that a form sent twice adds one job."""
+    """Run of a load. `once`: the job's ID, so that a form sent twice adds one job."""
 
     once: UUID
     queue: str | None = None
@@ -73,7 +73,7 @@ class StartForm(AskQuery, kw_only=True):
 
 
 class RetryForm(AskQuery, kw_only=True):
-    """`failure`: only that one; else all that are unresolved."""
+    """Retry of failures. `failure`: only that one; else all unresolved ones."""
 
     once: UUID
     queue: str | None = None
@@ -81,7 +81,7 @@ class RetryForm(AskQuery, kw_only=True):
 
 
 def page_of(name: str) -> str:
-    """The address of a load's page."""
+    """Return the address of a load's page."""
     return PublicAddress().url("/ui/load", {"name": name})
 
 
@@ -98,7 +98,7 @@ def _row(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]:
 
 @pages.show("/loads", query=LoadsQuery)
 async def show_loads(visit: Visit, query: LoadsQuery) -> PageAnswer:
-    """The loads that this database knows, by name."""
+    """Show the loads of this database, by name."""
     database = visit.services.database
     page = await list_loads(database, limit=PAGE, after=query.after)
     runs = await last_runs_of_loads(database, [load.load for load in page.loads], number=LAST)
@@ -108,7 +108,7 @@ async def show_loads(visit: Visit, query: LoadsQuery) -> PageAnswer:
 
 @pages.show("/load", query=LoadQuery)
 async def show_load(visit: Visit, query: LoadQuery) -> PageAnswer:
-    """A load: how far it has come, its runs, what each day has written, and its unresolved failures."""
+    """Show a load: its progress, its runs, rows written per day, and its unresolved failures."""
     database = visit.services.database
     load = await get_load(database, query.name)
     runs = (await last_runs_of_loads(database, [query.name], number=LAST_OF_ONE))[query.name]
@@ -131,7 +131,7 @@ async def show_load(visit: Visit, query: LoadQuery) -> PageAnswer:
 
 
 def _each_day(days: Sequence[LoadDay], first: date) -> list[LoadDay]:
-    """A row for each day, also for those on which nothing was written; none if nothing was on any."""
+    """Return a row for each day, also for days without writes; none if no day has any."""
     if not days:
         return []
     there = {one.day: one for one in days}
@@ -147,7 +147,7 @@ def _queue_field(queue: str | None) -> Field:
 
 @pages.show("/loads/run", role=Role.OPERATE, query=AskQuery)
 async def ask_run(visit: Visit, query: AskQuery) -> PageAnswer:
-    """How a load is to run."""
+    """Ask for the span and settings of a run."""
     name = mask_text(query.name)
     return Question(
         title=f"Run {name}",
@@ -171,7 +171,7 @@ async def ask_run(visit: Visit, query: AskQuery) -> PageAnswer:
 
 @pages.act("/loads/run", role=Role.OPERATE, form=StartForm)
 async def run_load(visit: Visit, form: StartForm) -> PageAnswer:
-    """Add a job of a load; the same form again adds none."""
+    """Add a job of a load; the same form sent again adds none."""
     args: dict[str, Any] = {}
     for name, field, text in (("from", "begin", form.begin), ("to", "end", form.end)):
         if text is not None:
@@ -183,7 +183,7 @@ async def run_load(visit: Visit, form: StartForm) -> PageAnswer:
 
 @pages.show("/loads/retry", role=Role.OPERATE, query=AskQuery)
 async def ask_retry(visit: Visit, query: AskQuery) -> PageAnswer:
-    """What a retry of a load's failures will do."""
+    """Ask for confirmation of a retry of a load's failures."""
     load = await get_load(visit.services.database, query.name)
     count = at_least(load.unresolved, MAX_COUNTED)
     return Question(
@@ -202,13 +202,13 @@ async def ask_retry(visit: Visit, query: AskQuery) -> PageAnswer:
 
 @pages.act("/loads/retry", role=Role.OPERATE, form=RetryForm)
 async def retry_failures(visit: Visit, form: RetryForm) -> PageAnswer:
-    """Add a job that retries failures of a load: all, or one; the same form again adds none."""
+    """Add a job that retries failures of a load: all, or one. The same form sent again adds none."""
     return await _add(visit, form, {"failures": "all" if form.failure is None else [form.failure]})
 
 
 async def _add(visit: Visit, form: StartForm | RetryForm, args: dict[str, Any]) -> PageAnswer:
     database = visit.services.database
-    await get_load(database, form.name)  # only what is a load
+    await get_load(database, form.name)  # raises if it is not a load
     queue = form.queue or await queue_of_load(database, form.name)
     if queue is None:
         raise BadRequest("queue", "must be given: the load has no queue of its own, and no run of it is kept")

@@ -1,7 +1,8 @@
-"""The log of a run on its page: the lines of one block, and all of them as a text (U2).
+"""Log of a run on its page: the lines of one block, and the whole log as text.
 
-Lines are masked as everywhere. A search looks at what is shown: a line in which only a hidden value has the text is no
-find, or searching would tell secrets.
+Lines are masked as everywhere. A search matches only the displayed text: a match in a hidden value does not count,
+since
+searches would otherwise reveal secrets.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from dataloader.web import shown
 from dataloader.web.pages.formats import inert
 
 OWN: Final = 0
-"""The number of the block with the lines of no task: where attempts began and ended, and what the job itself logged."""
+"""Number of the block with the lines of no task: beginnings and ends of attempts, and lines of the job itself."""
 MOST_TEXT: Final = 16 << 20
-"""Characters of a log as text; the rest is left out, and the last line says so."""
+"""Maximum number of characters of a log as text; the rest is left out, and the last line says so."""
 _AT_ONCE: Final = 100
-"""Lines that are masked before other tasks get a turn."""
+"""Lines that are masked before other tasks may run."""
 
 
 @attrs.frozen(kw_only=True)
 class LogFilter:
-    """Which lines a reader wants: of these tasks (none named: of all), so serious, with this text."""
+    """Filter of lines: of these tasks (all if none is named), of at least this level, with this text."""
 
     tasks: Sequence[str] = ()
     level: Level | None = None
@@ -42,7 +43,7 @@ class LogFilter:
 
 @attrs.frozen
 class ShownLine:
-    """A line as it is shown. `task`: whose it is, None for the run's own; `said`: its fields, `name=value`."""
+    """Displayed line. `task`: its task, None for the run's own; `said`: its fields, `name=value`."""
 
     line: LogLine
     task: str | None
@@ -51,9 +52,9 @@ class ShownLine:
 
 @attrs.frozen
 class BlockOfLines:
-    """Lines of a block. `number`: the task's, `OWN`, or None for all lines. `begins`: the event behind which it begins.
+    """Lines of a block. `number`: the task's, `OWN`, or None for all lines. `begins`: the event after which it begins.
 
-    `behind`: the event behind which the next lines come; `is_more`: whether there are some now.
+    `behind`: the event after which the next lines come; `is_more`: whether there are more now.
     """
 
     number: int | None
@@ -66,13 +67,13 @@ class BlockOfLines:
 async def read_block(
     database: Database, run_id: UUID, wanted: LogFilter, number: int | None, behind: int
 ) -> BlockOfLines:
-    """The next lines of a block."""
+    """Return the next lines of a block."""
     lines: list[ShownLine] = []
     at = behind
     while True:
         page = await read_lines(database, run_id, _wanted(wanted, number), after=at, limit=MAX_LINES)
         lines += await _shown(page, wanted)
-        # Where a page of a search ends is told by what it shows alone: so no guess is known to stand in a secret.
+        # The end of a search's page depends only on displayed lines, so that it confirms no guess about a secret.
         if page.after is None or len(page.lines) < MAX_LINES or len(lines) >= MAX_LINES:
             break
         at = page.after
@@ -116,7 +117,7 @@ def _said(name: str, value: Any) -> str:
 
 
 async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by_task: bool) -> bytes:
-    """The log as a text: a paragraph for each task, in order, or all lines in order, each with its task."""
+    """Return the log as text: a paragraph for each task, in order, or all lines in order, each with its task."""
     masked = mask_text(run.name)
     texts = [f"# {_on_one_line(masked)}, run {run.run_id}: {run.status}\n"]
     length = 0
@@ -150,7 +151,7 @@ async def _lines(database: Database, run: RunView, wanted: LogFilter, number: in
 
 
 def _as_text(one: ShownLine, *, with_task: bool) -> str:
-    """A line as one line, whatever it says."""
+    """Return a line as one line, whatever its content."""
     at = one.line.ts.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
     task = f"[{one.task or 'run'}] " if with_task else ""
     text = _on_one_line(f"{task}{one.line.message} {one.said}".rstrip())

@@ -1,4 +1,4 @@
-"""The menu of the pages: each subject, its address, and the key that leads there after `g`."""
+"""Menu of the pages: each subject, its address, and its shortcut key after `g`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.web.pages.addresses import HOME
 
 @attrs.frozen
 class Entry:
-    """A subject of the menu, and the role that its page needs."""
+    """Subject of the menu, and the role that its page needs."""
 
     path: str
     label: str
@@ -20,7 +20,7 @@ class Entry:
     role: str = "read"
 
     def is_current(self, path: str) -> bool:
-        """Tell whether a page belongs to this subject: `/ui/jobs/ID` to `/ui/jobs`, `/ui/queue` to `/ui/queues`."""
+        """Return True if a page belongs to this subject: `/ui/jobs/ID` to `/ui/jobs`, `/ui/queue` to `/ui/queues`."""
         if self.path == HOME:
             return path == HOME
         if self.path == f"{HOME}/jobs" and path == f"{HOME}/key":
@@ -47,6 +47,6 @@ _ALL: Final = (
 
 
 def menu_of(paths: Iterable[str]) -> tuple[Entry, ...]:
-    """The subjects that have a page."""
+    """Return the subjects that have a page."""
     there = set(paths)
     return tuple(entry for entry in _ALL if entry.path in there)

@@ -1,4 +1,4 @@
-"""The first page: what needs somebody, with a link to where it is mended; counts, what runs, what ended an hour."""
+"""Overview page: problems, each with a link; counts, running jobs, and ended jobs per hour."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pages: Final = PageRoutes()
 
 REFRESH_S: Final = 5.0
 _EACH: Final = 10
-"""Queues of one kind that are named."""
+"""Maximum number of queues of one kind that are named."""
 _LONGEST: Final = 60
 _DOING: Final = {"init": "starting", "running": "running", "error": "in error"}
 """Statuses of durable processes in words."""
@@ -31,7 +31,7 @@ _DOING: Final = {"init": "starting", "running": "running", "error": "in error"}
 
 @attrs.frozen(kw_only=True)
 class Concern:
-    """One sentence about what needs somebody: a link, what is the matter, and `when` that began or was last."""
+    """Problem as a sentence: a link, the problem, and `when` it began or last occurred."""
 
     level: Literal["bad", "warn"]
     href: str
@@ -44,13 +44,13 @@ class Concern:
 
 @pages.show("/")
 async def lead_to_overview(_visit: Visit) -> PageAnswer:
-    """The same page under the address that people type."""
+    """Redirect to the same page without the trailing slash."""
     return Redirect(HOME)
 
 
 @pages.show("")
 async def show_overview(visit: Visit) -> PageAnswer:
-    """What needs somebody, and how things are."""
+    """Show the problems and the state of the service."""
     depths, overview = await read_overview(visit.services.database)
     concerns = [*_of_queues(visit, depths), *_of_tasks(visit, depths, overview), *_of_schedules(visit, overview)]
     concerns += [*_of_errors(visit, overview), *_of_durable(visit, overview), *_of_processes(visit, overview)]
@@ -78,7 +78,7 @@ def _link(visit: Visit, path: str, **query: object) -> str:
 
 
 def _name(text: str) -> str:
-    """A name within a sentence: without secrets, and not for ever long."""
+    """Return a name for a sentence: without secrets, and not too long."""
     masked = mask_text(text)
     return masked if len(masked) <= _LONGEST else f"{masked[:_LONGEST]}…"
 
@@ -177,7 +177,7 @@ def _of_errors(visit: Visit, overview: Overview) -> Iterator[Concern]:
 
 
 def _failed(number: int) -> str:
-    # A job that is retried fails more than once.
+    # A retried job fails more than once.
     return f"{at_least(number, ERRORS)} {'failure' if number == 1 else 'failures'} in the last hour"
 
 
@@ -217,7 +217,7 @@ def _counts(depths: Depths) -> dict[str, Any]:
 
 
 def _charts(overview: Overview) -> list[tuple[str, Any]]:
-    """Bars of what ended an hour, and of what failed of it."""
+    """Return bars of ended and failed jobs per hour."""
     hours = overview.hours
     ended = [one.succeeded + one.failed + one.canceled for one in hours]
     failed = [one.failed for one in hours]

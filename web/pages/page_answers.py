@@ -12,8 +12,9 @@ import attrs
 class Page:
     """HTML to be rendered: a template of templates/, the page's title, and the values of the template.
 
-    refresh_s: seconds after which the live part should be asked for again, as long as the page is looked at; None: it
-        has none, or it changes no more.
+    refresh_s: seconds after which the live part should be requested again while the page is visible; None if it has no
+    live
+    part, or no longer changes.
     """
 
     template: str
@@ -26,7 +27,7 @@ class Page:
 
 @attrs.frozen
 class Cookie:
-    """A cookie to be set; without a value it is taken away."""
+    """Cookie to be set; an empty value deletes it."""
 
     kind: str
     value: str
@@ -35,7 +36,7 @@ class Cookie:
 
 @attrs.frozen
 class Undo:
-    """A form that takes an act back: one of our own addresses for POST, and its fields."""
+    """Form that undoes an action: one of our own addresses for POST, and its fields."""
 
     path: str
     fields: Mapping[str, str]
@@ -43,7 +44,7 @@ class Undo:
 
 @attrs.frozen
 class Redirect:
-    """After an act: the page to go to (a path of ours, with its query), and what it shall say has been done."""
+    """Redirect after an action: our path with its query, and the message about the action."""
 
     to: str
     said: str | None = None
@@ -53,7 +54,7 @@ class Redirect:
 
 @attrs.frozen(kw_only=True)
 class Download:
-    """Bytes as they are, such as a file of the pages or a text. `cached`: the Cache-Control."""
+    """Bytes to send unchanged, such as a file of the pages or a text. `cached`: the Cache-Control."""
 
     data: bytes
     media_type: str
@@ -63,7 +64,7 @@ class Download:
 
 @attrs.frozen
 class Stream:
-    """A file that is sent while it is made; what fails in its pieces ends the connection."""
+    """File that is sent while it is created; an error in its pieces ends the connection."""
 
     pieces: AsyncGenerator[bytes]
     media_type: str

@@ -1,4 +1,4 @@
-"""Declares pages: the address, the view, the role that a visitor needs, and the types of its query and form.
+"""Declarations of pages: the address, the view, the role that a visitor needs, and the types of its query and form.
 
 A view is an async function. It gets a `Visit` and returns a `Page` (a template and its values), a `Redirect`,
 a `Download` or a `Stream`. It raises the same errors as views of the API.
@@ -22,10 +22,10 @@ View = Callable[..., Awaitable[PageAnswer]]
 
 @attrs.frozen(kw_only=True)
 class PageRoute:
-    """One method of one address of the pages, and its view.
+    """Method of an address of the pages, and its view.
 
     role: the role that a visitor needs; None: open to all.
-    query, form: their types; the view gets them as `query` and `form`. A form's fields come as text.
+    query, form: their types; the view gets them as `query` and `form`. A form's fields are texts.
     deadline_s: the seconds in which it must answer.
     """
 
@@ -39,7 +39,7 @@ class PageRoute:
 
 
 class PageRoutes(list[PageRoute]):
-    """The routes of one file of pages/, in the order of their declaration."""
+    """Routes of one file of pages/, in the order of their declaration."""
 
     def show(
         self, path: str, *, role: Role | None = Role.READ, query: type[Struct] | None = None, **more: Any
@@ -50,7 +50,7 @@ class PageRoutes(list[PageRoute]):
     def act(
         self, path: str, *, role: Role | None, form: type[Struct] | None = None, **more: Any
     ) -> Callable[[View], View]:
-        """Declare the decorated function as what a form does when it is sent."""
+        """Declare the decorated function as the action of a form."""
         return self._declare("POST", path, role=role, form=form, **more)
 
     def _declare(self, method: str, path: str, **more: Any) -> Callable[[View], View]:

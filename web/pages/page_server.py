@@ -1,7 +1,7 @@
 """Serves every request for a page in the same steps.
 
-The visitor by the cookie → origin → decode query or form → call the view within a deadline → render. Errors become
-pages, too.
+The steps: identify the visitor by the cookie → check the origin → decode query or form → call the view within a
+deadline → render. Errors also become pages.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dataloader.web.services import Services
 
 FORM: Final = "application/x-www-form-urlencoded"
 MOST_FORM: Final = 64 << 10
-"""Bytes that a form may have."""
+"""Maximum size of a form, in bytes."""
 MOST_FIELDS: Final = 2_000
 SIGN_IN: Final = f"{HOME}/sign-in"
 
 
 class SignInNeededError(ProblemError):
-    """Nobody whom we know has sent the request."""
+    """The request has no valid sign-in."""
 
     def __init__(self) -> None:
         super().__init__(HTTPStatus.UNAUTHORIZED, "Sign in to see this page.")
@@ -46,7 +46,7 @@ class SignInNeededError(ProblemError):
 async def serve_page(
     route: PageRoute, services: Services, request: Request, request_id: str, parts: Mapping[str, Any]
 ) -> Response:
-    """Answer a request to a page, whatever happens. Only `Cancelled` leaves here."""
+    """Answer a request for a page in all cases. Only `Cancelled` is raised."""
     visit = visit_of(services, request, request_id)
     try:
         check_origin(request.method, request.headers, visit.public, tokens=bool(services.settings.tokens))
@@ -63,12 +63,12 @@ async def serve_page(
             to = visit.public.url(SIGN_IN, {"to": visit.here})
             return Response(b"", HTTPStatus.SEE_OTHER, {"Location": to, **HEADERS})
         return await error_page(error, visit)
-    except Exception as error:  # noqa: BLE001 - the edge: what nobody expected is logged and becomes a 500
+    except Exception as error:  # noqa: BLE001 - the edge: an unexpected error is logged and becomes a 500
         return await error_page(error, visit)
 
 
 async def refuse_page(error: Exception, services: Services, request: Request, request_id: str) -> Response:
-    """The page for a request that fits no page."""
+    """Return the page for a request that matches no page."""
     visit = visit_of(services, request, request_id)
     visitor = await _visitor(visit, needed=False)
     problem = problem_of(error)
@@ -78,7 +78,7 @@ async def refuse_page(error: Exception, services: Services, request: Request, re
 
 
 async def _visitor(visit: Visit, *, needed: bool) -> Visitor | None:
-    """Return the visitor, or None. Where none is `needed`, it is None also if the database does not answer."""
+    """Return the visitor, or None. If none is `needed`, also return None if the database does not answer."""
     try:
         return await visit.services.sessions.visitor(visit.session)
     except StoreError:
@@ -127,6 +127,6 @@ async def _fields(request: Request) -> dict[str, list[str]]:
         raise ProblemError(HTTPStatus.BAD_REQUEST, f"The form can't be read: {error}.") from error
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
-        if value:  # an empty field is one that is not given
+        if value:  # an empty field means not given
             fields.setdefault(name, []).append(value)
     return fields

@@ -1,4 +1,4 @@
-"""What a reader has chosen for all pages: time zone, colours, shortcuts; a cookie of this browser keeps it (U21)."""
+"""Reader's preferences for all pages: time zone, colors, shortcuts; kept in a cookie of the browser."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import attrs
 Theme = Literal["system", "light", "dark"]
 THEMES: Final[tuple[Theme, ...]] = ("system", "light", "dark")
 LASTS_S: Final = 400 * 86_400
-"""As long as browsers keep a cookie."""
+"""Longest time for which browsers keep a cookie."""
 
 
 @attrs.frozen
 class Preferences:
-    """The choices of one reader. `zone`: a name of the IANA database."""
+    """Preferences of one reader. `zone`: a name of the IANA database."""
 
     zone: str = "UTC"
     theme: Theme = "system"
@@ -26,7 +26,7 @@ class Preferences:
 
     @classmethod
     def of(cls, cookie: str | None) -> Self:
-        """Those of a cookie; what is missing or unknown there is as by default."""
+        """Return the preferences of a cookie, with defaults for missing or unknown values."""
         zone, _, rest = (cookie or "").partition("|")
         theme, _, shortcuts = rest.partition("|")
         return cls(
@@ -37,16 +37,16 @@ class Preferences:
 
     @property
     def cookie(self) -> str:
-        """The cookie that says this."""
+        """Cookie with these preferences."""
         return f"{self.zone}|{self.theme}|{'on' if self.shortcuts else 'off'}"
 
     @property
     def tz(self) -> tzinfo:
-        """The zone in which instants are shown."""
+        """Zone in which times are shown."""
         return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
 
 
 @lru_cache(maxsize=1)
 def zones() -> Mapping[str, None]:
-    """The names of all zones, in order: those of the package tzdata, the same on every machine."""
+    """Return the names of all zones, in order. They are those of the package tzdata, the same on every machine."""
     return dict.fromkeys(sorted(name for name in available_timezones() if not name.startswith(("posix", "right"))))

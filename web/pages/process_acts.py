@@ -1,6 +1,6 @@
-"""What an operator does to one durable process: start, call, repair, resume, stop, remove, withdraw (U14, U15).
+"""Operator's actions on one durable process: start, call, repair, resume, stop, remove, withdraw.
 
-Each asks first. What a status does not allow is said in words, and what was typed stays in the form.
+Each asks for confirmation. Conflicts with the status are explained in words, and typed values stay in the form.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _JSON_HINT: Final = 'A JSON value, such as 5, "text" or {"amount": 5}; empty: nu
 
 
 class WhichProcess(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One process."""
+    """Query with one process."""
 
     type: str
     id: str
 
 
 class WhichIdent(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The ident of the task that the page has shown: after a restore its number may be another task's."""
+    """Ident of the displayed task: after a restore, its number may belong to another task."""
 
     ident: UUID | None = None
 
 
 class CallForm(WhichProcess, kw_only=True):
-    """A call. `once`: its idempotency key, so that the same form calls once."""
+    """Call. `once`: its idempotency key, so that the same form calls once."""
 
     method: str = ""
     args: str | None = None
@@ -56,14 +56,14 @@ class CallForm(WhichProcess, kw_only=True):
 
 
 class RepairForm(WhichProcess, kw_only=True):
-    """A repair; `once` as of a call."""
+    """Repair; `once` as in a call."""
 
     args: str | None = None
     once: str | None = None
 
 
 class StartForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A process that is to be started; `once` as of a call."""
+    """Start of a process; `once` as in a call."""
 
     type: str = ""
     id: str = ""
@@ -73,7 +73,7 @@ class StartForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def _processes(visit: Visit) -> DatabaseProcesses:
-    """The processes for somebody who acts by hand: the audit has all that is asked."""
+    """Return the processes for manual actions, all of which the audit log records."""
     services = visit.services
     answers = services.waiting.of(visit.operator.name)
     return attrs.evolve(services.processes, operator=visit.operator, answers=answers, by_hand=True)
@@ -113,7 +113,7 @@ def _call_form(form: CallForm) -> Page:
 
 @pages.act("/process/call", role=Role.OPERATE, form=CallForm)
 async def call_process(visit: Visit, form: CallForm) -> PageAnswer:
-    """Call a method; the page of the process shows the answer."""
+    """Call a method. The process's page shows the answer."""
     try:
         request = ProcessRequest(
             type=form.type, process_id=form.id, kind="call", method=form.method, args=_args(form.args), key=form.once
@@ -148,7 +148,7 @@ def _repair_form(form: RepairForm) -> Page:
 
 @pages.act("/process/repair", role=Role.OPERATE, form=RepairForm)
 async def repair_process(visit: Visit, form: RepairForm) -> PageAnswer:
-    """Ask for a repair; the page of the process shows what came of it."""
+    """Request a repair. The process's page shows the result."""
     try:
         request = ProcessRequest(
             type=form.type, process_id=form.id, kind="repair", args=_args(form.args), key=form.once
@@ -161,7 +161,7 @@ async def repair_process(visit: Visit, form: RepairForm) -> PageAnswer:
 
 @pages.show("/processes/new", role=Role.OPERATE, query=StartForm)
 async def ask_start(visit: Visit, query: StartForm) -> PageAnswer:
-    """Ask for a process that is to be started."""
+    """Ask for the values of a new process."""
     return await _start_form(visit, query)
 
 
@@ -192,7 +192,7 @@ async def start_process(visit: Visit, form: StartForm) -> PageAnswer:
     try:
         metadata = None if form.metadata is None else json_of("metadata", form.metadata)
         if metadata is not None and not isinstance(metadata, dict):
-            raise BadRequest("metadata", "must be a JSON object")  # noqa: TRY301 - as the store's
+            raise BadRequest("metadata", "must be a JSON object")  # noqa: TRY301 - as the store does
         request = ProcessRequest(
             type=form.type, process_id=form.id, kind="init", args=_args(form.args), key=form.once, metadata=metadata
         )
@@ -210,7 +210,7 @@ _Refusal = BadRequest | ProcessConflict | IdempotencyConflict
 
 
 def _refused(page: Page, error: _Refusal) -> Page:
-    """The form again, with what is wrong above it, and with what was typed."""
+    """Return the form again, with the error above it and the typed values."""
     match error:
         case BadRequest():
             fault, status = f"{error.field}: {error.message}", HTTPStatus.UNPROCESSABLE_ENTITY
@@ -255,7 +255,7 @@ _ACTS: Final[dict[_Act, tuple[str, Sequence[str], str, str]]] = {
         "Removed.",
     ),
 }
-"""What an act is called, what it does, its button, and what is said when it is done."""
+"""Title, effect, button and result message of each action."""
 
 
 def _ask_act(which: WhichProcess, act: _Act) -> Page:
@@ -286,31 +286,31 @@ async def _act(visit: Visit, which: WhichProcess, act: _Act) -> Redirect:
 
 @pages.show("/process/resume", role=Role.OPERATE, query=WhichProcess)
 async def ask_resume(_visit: Visit, query: WhichProcess) -> PageAnswer:
-    """Say what a resume does."""
+    """Ask for confirmation of a resume, and say what it does."""
     return _ask_act(query, "resume")
 
 
 @pages.act("/process/resume", role=Role.OPERATE, form=WhichProcess)
 async def resume_process(visit: Visit, form: WhichProcess) -> PageAnswer:
-    """Let a process in error go on."""
+    """Let a process in error continue."""
     return await _act(visit, form, "resume")
 
 
 @pages.show("/process/stop", role=Role.OPERATE, query=WhichProcess)
 async def ask_stop(_visit: Visit, query: WhichProcess) -> PageAnswer:
-    """Say what a stop does."""
+    """Ask for confirmation of a stop, and say what it does."""
     return _ask_act(query, "stop")
 
 
 @pages.act("/process/stop", role=Role.OPERATE, form=WhichProcess)
 async def stop_process(visit: Visit, form: WhichProcess) -> PageAnswer:
-    """Stop the step that runs."""
+    """Stop the running step."""
     return await _act(visit, form, "stop")
 
 
 @pages.show("/process/remove", role=Role.OPERATE, query=WhichProcess)
 async def ask_remove(_visit: Visit, query: WhichProcess) -> PageAnswer:
-    """Say what a removal does."""
+    """Ask for confirmation of a removal, and say what it does."""
     return _ask_act(query, "remove")
 
 
@@ -322,7 +322,7 @@ async def remove_process(visit: Visit, form: WhichProcess) -> PageAnswer:
 
 @pages.show("/process/task/<int:task_id>/withdraw", role=Role.OPERATE, query=WhichIdent)
 async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAnswer:
-    """Say what a withdrawal does."""
+    """Ask for confirmation of a withdrawal, and say what it does."""
     task = await visit.processes.task(task_id, ident=query.ident)
     which = WhichProcess(type=task.type, id=task.process_id)
     back = f"/ui/process/task/{task_id}" if visit.conceals(task.type, task.process_id) else _path(which)
@@ -339,7 +339,7 @@ async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAns
 
 @pages.act("/process/task/<int:task_id>/withdraw", role=Role.OPERATE, form=WhichIdent)
 async def withdraw_call(visit: Visit, task_id: int, form: WhichIdent) -> PageAnswer:
-    """Take a call back."""
+    """Withdraw a call."""
     answer = await _processes(visit).withdraw(task_id, ident=form.ident)
     said = "Withdrawn: it never runs." if answer.status == "cancelled" else "Nothing was done: it has begun or ended."
     return Redirect(f"/ui/process/task/{task_id}", said)

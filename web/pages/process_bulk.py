@@ -1,4 +1,4 @@
-"""Repair or resume of all processes in error that fit: of a group of errors, or of a type (U16)."""
+"""Repair or resume of all matching processes in error: of a group of errors, or of a type."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DOES: Final[dict[Action, str]] = {
 
 
 class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which processes in error, and what is done."""
+    """Group of processes in error, and the action."""
 
     action: Action
     type: str
@@ -43,9 +43,9 @@ class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GroupForm(GroupQuery, kw_only=True):
-    """`after`: where an act that was begun goes on. `shown`: the number of processes that the form has shown.
+    """Confirmed action. `after`: the cursor from which it continues. `shown`: the number of processes in the form.
 
-    `typed`: what somebody has typed for it.
+    `typed`: the number that was typed.
     """
 
     args: str | None = None
@@ -60,7 +60,7 @@ def _list_of(choice: GroupQuery) -> str:
 
 @pages.show("/processes/errors/mend", role=Role.ADMIN, query=GroupQuery)
 async def ask_mend(visit: Visit, query: GroupQuery) -> PageAnswer:
-    """Say what a repair or a resume of a group will do."""
+    """Ask for confirmation of a group's repair or resume."""
     return await _asked(visit, GroupForm(action=query.action, type=query.type, error_group=query.error_group))
 
 
@@ -100,7 +100,10 @@ async def _asked(visit: Visit, choice: GroupForm, fault: str | None = None) -> P
 
 @pages.act("/processes/errors/mend", role=Role.ADMIN, form=GroupForm)
 async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
-    """Repair or resume the processes of a group, each once, oldest first; a request goes on for some seconds."""
+    """Repair or resume a group's processes, each once, oldest first.
+
+    A request takes a few seconds; the next continues.
+    """
     try:
         if form.after is None:
             await _check_number(visit, form)
@@ -117,7 +120,7 @@ async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
         if after is None:
             return Redirect(_list_of(form), f"{did} {changed:,} {'process' if changed == 1 else 'processes'}.")
         if trio.current_time() > until:
-            # Args may have what no address should: the form that goes on is the answer itself.
+            # Args may have values that no address should contain: the answer itself is the form that continues.
             left = msgspec.structs.replace(form, after=after)
             return await _asked(visit, left, f"{did} {changed:,} processes so far; there are more: go on.")
 

@@ -1,4 +1,4 @@
-"""Deliveries of durable processes that are held up: to which sink, since when and why; and their release (P9)."""
+"""Held-up deliveries of durable processes: the sink, the time and the error; and their release."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HERE: Final = "/ui/processes/deliveries"
 
 
 class WhichDeliveries(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which deliveries; `held`: only those that wait for an operator."""
+    """Filter of deliveries; `held`: only those that wait for an operator."""
 
     sink: str | None = None
     type: str | None = None
@@ -33,25 +33,25 @@ class WhichDeliveries(Struct, forbid_unknown_fields=True, kw_only=True):
     held: bool = False
 
     def wanted(self) -> HeldFilter:
-        """The same for the store."""
+        """Return the store's filter."""
         return HeldFilter(sink=self.sink, type=self.type, process_id=self.id, held=self.held)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is given, by its name in an address."""
+        """Given values by their names in an address."""
         values = {"sink": self.sink, "type": self.type, "id": self.id, "held": "true" if self.held else None}
         return {name: value for name, value in values.items() if value is not None}
 
 
 class DeliveriesQuery(WhichDeliveries, kw_only=True):
-    """A page of them."""
+    """Page of deliveries."""
 
     after: str | None = None
 
 
 @pages.show("/processes/deliveries", query=DeliveriesQuery)
 async def show_deliveries(visit: Visit, query: DeliveriesQuery) -> PageAnswer:
-    """The processes whose deliveries have failed, by sink."""
+    """Show the processes whose deliveries have failed, by sink."""
     page = await visit.processes.deliveries(query.wanted(), limit=PAGE, after=query.after)
     values = {
         "deliveries": [(one, _shown(one)) for one in page.deliveries],
@@ -68,7 +68,7 @@ def _shown(one: HeldDelivery) -> HeldDelivery:
 
 @pages.show("/processes/deliveries/release", role=Role.OPERATE, query=WhichDeliveries)
 async def ask_release(_visit: Visit, query: WhichDeliveries) -> PageAnswer:
-    """Say what a release does."""
+    """Ask for confirmation of a release, and say what it does."""
     return Question(
         title="Release deliveries?",
         sentences=[
@@ -85,7 +85,7 @@ async def ask_release(_visit: Visit, query: WhichDeliveries) -> PageAnswer:
 
 @pages.act("/processes/deliveries/release", role=Role.OPERATE, form=WhichDeliveries)
 async def release_deliveries(visit: Visit, form: WhichDeliveries) -> PageAnswer:
-    """Try deliveries again."""
+    """Retry deliveries."""
     released = await visit.processes.release(form.wanted())
     said = f"Released the deliveries of {released:,} {'process' if released == 1 else 'processes'}."
     return Redirect(PublicAddress().url(_HERE, form.given), said)

@@ -1,4 +1,4 @@
-"""The list of durable processes, filtered by what stands in the address, and the groups of their errors."""
+"""List of durable processes, filtered by the address, and the groups of their errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LABELS: Final = {
 
 
 class ProcessChoice(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which processes; `metadata` is `name=value` or a JSON object. `after`: from which place on."""
+    """Filter of processes; `metadata` is `name=value` or a JSON object. `after` is the page's cursor."""
 
     type: str | None = None
     status: ProcessStatus | None = None
@@ -55,7 +55,7 @@ class ProcessChoice(Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
     def wanted(self) -> ProcessFilter:
-        """The same for the store. Raises `BadRequest`."""
+        """Return the store's filter. Raises `BadRequest`."""
         return ProcessFilter(
             type=self.type,
             status=self.status,
@@ -66,25 +66,25 @@ class ProcessChoice(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, str]:
-        """What is given, by its name in an address, without the place."""
+        """Given values by their names in an address, without the cursor."""
         return {name: value for name in _LABELS if (value := getattr(self, name)) is not None}
 
     @property
     def chips(self) -> Iterator[Chip]:
-        """What is filtered, as a reader sees it."""
+        """Criteria for display, without secrets."""
         for name, value in self.given.items():
             yield Chip(name, _LABELS[name], mask_text(value))
 
 
 class ProcessErrorsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of groups of errors."""
+    """Page of groups of errors."""
 
     type: str | None = None
     after: str | None = None
 
 
 def _searched(text: str) -> dict[str, Any]:
-    """The metadata that a reader has typed. What is masked can't be searched, or a search would tell of it (U8)."""
+    """Parse the typed metadata. Masked values cannot be searched for, since a search would reveal them."""
     stripped = text.strip()
     if stripped.startswith("{"):
         value = json_of("metadata", stripped)
@@ -99,7 +99,7 @@ def _searched(text: str) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> Any:
-    """What `name=value` means: a number, true, false, null, or a text."""
+    """Return the value of `name=value`: a number, true, false, null, or a text."""
     try:
         value = json_of("metadata", text)
     except BadRequest:
@@ -108,7 +108,7 @@ def _scalar(text: str) -> Any:
 
 
 def json_of(name: str, text: str) -> Any:
-    """The JSON value of a field. Raises `BadRequest` that says where it is wrong."""
+    """Return the JSON value of a field. Raises `BadRequest`, which names the place of an error."""
     try:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
@@ -132,7 +132,7 @@ def _finite(digits: str) -> float:
 
 @pages.show("/processes", query=ProcessChoice)
 async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
-    """The processes that fit the filter, newest first."""
+    """Show the processes that match the filter, newest first."""
     database = visit.services.database
     group, fault, found = None, None, ProcessRows()
     versions: list[ProcessVersion] = []
@@ -168,14 +168,14 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         "processes.html",
         "Processes",
         values,
-        # A search of metadata may read much: it is made once.
+        # A search of metadata may read many rows: it is not refreshed.
         refresh_s=None if fault or query.metadata is not None else REFRESH_S,
         status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK,
     )
 
 
 def shown_row(row: ProcessRow) -> ProcessRow:
-    """A row without secrets."""
+    """Return a row without secrets."""
     return attrs.evolve(
         row,
         type=mask_text(row.type),
@@ -186,12 +186,12 @@ def shown_row(row: ProcessRow) -> ProcessRow:
 
 
 def _doing(row: ProcessRow) -> str | None:
-    """What runs, if something does."""
+    """Return the running step in words, if any."""
     return None if row.running is None else what_of(row.running.kind, None)
 
 
 def _copies(visit: Visit, query: ProcessChoice, fault: object) -> tuple[Copy, ...]:
-    """The same list elsewhere."""
+    """Return the list as a link, an API call and a command."""
     if visit.part is not None or fault is not None:
         return ()
     wanted = query.wanted()
@@ -207,7 +207,7 @@ def _copies(visit: Visit, query: ProcessChoice, fault: object) -> tuple[Copy, ..
 
 @pages.show("/processes/errors", query=ProcessErrorsQuery)
 async def show_process_errors(visit: Visit, query: ProcessErrorsQuery) -> PageAnswer:
-    """The processes in error, counted by type and error; those with the most processes first."""
+    """Show the processes in error, counted by type and error; those with the most processes first."""
     page = await visit.processes.errors(process_type=query.type, limit=GROUPS, after=query.after)
     groups = [(one, attrs.evolve(shown.process_error_group(one), type=mask_text(one.type))) for one in page.groups]
     values = {"groups": groups, "next": page.next, "query": query}

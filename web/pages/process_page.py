@@ -1,4 +1,4 @@
-"""One durable process: how it stands and why it waits, its state, and its tasks with their events as one timeline."""
+"""Page of one durable process: its status and wait reason, its state, and a timeline of its tasks and events."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ REFRESH_S: Final = 1.0
 TASKS: Final = 25
 EVENTS: Final = 50
 _MOST_EVENT: Final = 4_000
-"""Characters of an event that are shown."""
+"""Maximum number of displayed characters of an event."""
 
 
 class ProcessQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which process; `after`: a page of its tasks or events."""
+    """Query with a process; `after`: the cursor of its tasks or events."""
 
     type: str
     id: str
@@ -36,7 +36,7 @@ class ProcessQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @pages.show("/process", query=ProcessQuery)
 async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
-    """A process. All that changes is the live part."""
+    """Show a process. The live part has everything that changes."""
     own = await read_story(visit.services.database, query.type, query.id, limit=TASKS, after=query.after)
     story = await visit.in_thread(shown_story, own)
     is_mended = own.running is not None or own.timer is not None or own.waiting > 0
@@ -59,7 +59,7 @@ async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
 
 @pages.show("/process/task/<int:task_id>")
 async def show_process_task(visit: Visit, task_id: int) -> PageAnswer:
-    """A task of a process with all that it was given and has answered."""
+    """Show a task of a process with its input and its answer."""
     own = await visit.processes.task(task_id)
     task = await visit.in_thread(shown.process_task, own)
     values = {
@@ -73,7 +73,7 @@ async def show_process_task(visit: Visit, task_id: int) -> PageAnswer:
 
 @pages.show("/process/events", query=ProcessQuery)
 async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
-    """All that has happened in a process, in its order."""
+    """Show all events of a process, in order."""
     page = await visit.processes.events(query.type, query.id, limit=EVENTS, after=query.after)
     events = await visit.masked(lambda event: (event, in_line(shown.process_event(event).payload)), page.events)
     values = {
@@ -89,7 +89,7 @@ async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
 
 @pages.show("/process/state", query=ProcessQuery)
 async def show_process_state(visit: Visit, query: ProcessQuery) -> PageAnswer:
-    """A state, and metadata, that are too long for the page of their process."""
+    """Show a state, and metadata, that are too long for the page of their process."""
     own = await visit.processes.get(query.type, query.id)
     record = await visit.in_thread(shown.process, own)
     values = {"record": attrs.evolve(record, type=mask_text(own.type)), "which": {"type": query.type, "id": query.id}}

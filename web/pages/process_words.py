@@ -1,4 +1,4 @@
-"""A durable process in words: what it does now, or why it does not run, and what its tasks are called."""
+"""Durable process in words: its current step or wait reason, and the names of its tasks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dataloader.web import shown
 from dataloader.web.pages.formats import at_least
 
 KINDS: Final = {"init": "start", "call": "call", "repair": "repair", "timeout": "timeout", "remove": "removal"}
-"""What a task is called by its kind."""
+"""Names of tasks by kind."""
 
 
 @attrs.frozen(kw_only=True)
 class ProcessState:
-    """What a process does, in one sentence: `until` it waits, and a page that says more.
+    """Sentence about a process: `until` when it waits, and a page with details.
 
-    lead: the words before the sentence; is_bad: somebody has to do something.
+    lead: the words before the sentence; is_bad: an operator has to act.
     """
 
     lead: str
@@ -34,7 +34,7 @@ class ProcessState:
 
 
 def state_of(story: ProcessStory) -> ProcessState:
-    """The sentence. It says nothing that depends on the time at which it is read."""
+    """Return the sentence. It does not depend on the time at which it is read."""
     if story.running is not None:
         return _of_step(story)
     has_work = story.waiting > 0 or story.is_due
@@ -97,18 +97,18 @@ def _of_work(story: ProcessStory) -> ProcessState:
 
 
 def what_of(kind: str, method: str | None) -> str:
-    """A task in a word or two: `call pay`, `timeout`."""
+    """Return a task in one or two words: `call pay`, `timeout`."""
     word = KINDS.get(kind, kind)
     return word if method is None else f"{word} {mask_text(method)}"
 
 
 def shown_brief(value: Brief) -> Brief:
-    """A value without secrets."""
+    """Return a value without secrets."""
     return value if value.is_long else Brief(mask(value.value))
 
 
 def shown_task(task: StoryTask) -> StoryTask:
-    """A task without secrets."""
+    """Return a task without secrets."""
     return attrs.evolve(
         task,
         args=shown_brief(task.args),
@@ -121,7 +121,7 @@ def shown_task(task: StoryTask) -> StoryTask:
 
 
 def shown_story(story: ProcessStory) -> ProcessStory:
-    """A process without secrets."""
+    """Return a process without secrets."""
     timer = story.timer
     return attrs.evolve(
         story,
@@ -137,5 +137,5 @@ def shown_story(story: ProcessStory) -> ProcessStory:
 
 
 def in_line(value: Any) -> str:
-    """A JSON value on one line."""
+    """Return a JSON value on one line."""
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""The queues: what waits in each and why, what runs, who serves it; pause and resume; and the processes."""
+"""Queues: the waiting jobs of each by reason, running jobs, workers; pause and resume; and the processes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ pages: Final = PageRoutes()
 
 PAGE: Final = 100
 REFRESH_S: Final = 5.0
-"""As seldom as depths should be seen to change."""
+"""Seconds between refreshes of the depths."""
 
 
 class QueuesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of queues, by name: behind so many of them."""
+    """Page of queues, by name: `after` is the number of queues to skip."""
 
     after: Annotated[int, Meta(ge=0)] = 0
 
 
 class QueueQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which queue."""
+    """Query with a queue."""
 
     name: str
 
 
 class QueueForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A queue, and the page to go back to."""
+    """Queue, and the page to return to."""
 
     queue: Annotated[str, Meta(min_length=1)]
     to: str = "/ui/queues"
@@ -45,7 +45,7 @@ class QueueForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @pages.show("/queues", query=QueuesQuery)
 async def show_queues(visit: Visit, query: QueuesQuery) -> PageAnswer:
-    """The queues that have work, are served or are paused, by name."""
+    """Show the queues that have work, are served or are paused, by name."""
     depths = await read_depths(visit.services.database)
     end = query.after + PAGE
     values = {
@@ -58,7 +58,7 @@ async def show_queues(visit: Visit, query: QueuesQuery) -> PageAnswer:
 
 @pages.show("/queue", query=QueueQuery)
 async def show_queue(visit: Visit, query: QueueQuery) -> PageAnswer:
-    """One queue: its depths, who serves it, what runs, what starts next."""
+    """Show one queue: its depths, its workers, its running jobs, and the jobs that start next."""
     depths, detail = await read_queue(visit.services.database, query.name)
     counted = next((record for record in depths.queues if record.queue == query.name), None)
     pause = depths.paused.get(query.name)
@@ -78,7 +78,7 @@ async def show_queue(visit: Visit, query: QueueQuery) -> PageAnswer:
 
 @pages.show("/workers")
 async def show_workers(visit: Visit) -> PageAnswer:
-    """The processes: what they serve, how many slots are taken, and which are gone."""
+    """Show the processes: their queues, their used slots, and which have ended."""
     processes = list(map(shown.worker_process, await read_processes(visit.services.database)))
     return Page("workers.html", "Workers", {"processes": processes, "most": PROCESSES}, refresh_s=REFRESH_S)
 

@@ -1,9 +1,10 @@
 """Makes the response of a view's answer: a template as HTML, a part of one, a file, or a page for an error.
 
-**Parts.** A block `part_NAME` of a template can be requested alone, by `?part=NAME`: the same view, which can leave out
-what the part does not show (`visit.part`), and the block's HTML without the frame. A page stays up to date this way:
-static/live.js requests its live part repeatedly, with the `ETag` of what the browser has, and gets 304 if nothing has
-changed. `Refresh-In` is the number of seconds until the next request.
+**Parts.** A block `part_NAME` of a template can be requested alone, by `?part=NAME`. This calls the same view, which
+can
+skip values that the part does not show (`visit.part`), and returns the block's HTML without the frame. A page stays up
+to date this way: static/live.js requests its live part repeatedly, with the `ETag` of the browser's version, and gets
+304 if nothing has changed. `Refresh-In` is the number of seconds until the next request.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dl"
 )
-"""What a page may load, and from whom: from us alone, and nothing that stands in the page itself (U19)."""
+"""Allowed sources of a page: only our own files, and no inline scripts or styles."""
 HEADERS: Final = {
     "Content-Security-Policy": POLICY,
     "X-Frame-Options": "DENY",
@@ -43,7 +44,7 @@ HEADERS: Final = {
     "Referrer-Policy": "same-origin",
 }
 _PIECES: Final = 400
-"""Pieces of a template after which other tasks get a turn."""
+"""Pieces of a template after which other tasks may run."""
 
 
 async def response_of(answer: PageAnswer, visit: Visit, request: Request) -> Response:
@@ -90,7 +91,10 @@ async def _rendered(page: Page, visit: Visit, request: Request) -> Response:
 
 
 def _context(page: Page, visit: Visit, flash: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a template sees. `ui` has the macros: a block that is rendered alone knows nothing of its file's imports."""
+    """Return a template's values.
+
+    `ui` has the macros, since a block rendered alone does not have its file's imports.
+    """
     context = {
         **page.values,
         "visit": visit,
@@ -103,7 +107,7 @@ def _context(page: Page, visit: Visit, flash: Mapping[str, Any] | None) -> dict[
 
 
 async def _rendering(pieces: Iterator[str]) -> tuple[bytes, float]:
-    """What a template says, and the seconds that it took; other tasks get their turns meanwhile."""
+    """Return the rendered template, and the seconds that it took; other tasks may run meanwhile."""
     texts: list[str] = []
     took_s, since = 0.0, perf_counter()
     for index, piece in enumerate(pieces, 1):
@@ -117,7 +121,7 @@ async def _rendering(pieces: Iterator[str]) -> tuple[bytes, float]:
 
 
 async def error_page(error: Exception, visit: Visit) -> Response:
-    """The page for an error; for a part of a page, its text alone."""
+    """Return the page for an error; for a part of a page, only its text."""
     problem = problem_of(error, starting=visit.services.state().starting)
     if problem is None:
         log.error("a page failed", path=visit.path, exc_info=error)

@@ -1,4 +1,4 @@
-"""What an operator does to a run: cancel it, or let it go on after its end (U14, U15, E4)."""
+"""Operator's actions on a run: cancel it, or continue it after its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pages: Final = PageRoutes()
 
 @pages.show("/runs/<uuid:run_id>/cancel", role=Role.OPERATE)
 async def ask_to_cancel(visit: Visit, run_id: UUID) -> PageAnswer:
-    """Say what a cancel of the run will do."""
+    """Ask for confirmation of a cancel of the run, and say what it does."""
     run = await get_run_view(visit.services.database, run_id)
     if run.is_over:
         sentences = [f"It has ended already: {run.status}. A cancel changes nothing."]
@@ -53,7 +53,7 @@ async def cancel_run(visit: Visit, run_id: UUID, form: CancelForm) -> PageAnswer
 
 @pages.act("/runs/<uuid:run_id>/retry", role=Role.OPERATE, form=RetryForm)
 async def retry_run(visit: Visit, run_id: UUID, form: RetryForm) -> PageAnswer:
-    """Queue the run's job again: it goes on with what it has not done."""
+    """Queue the run's job again: it continues with the rest."""
     path = f"/ui/runs/{run_id}"
     job = await visit.jobs.get(run_id)
     if form.seen is not None and (job.finished_at is None or job.finished_at.isoformat() != form.seen):

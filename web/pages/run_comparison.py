@@ -1,4 +1,4 @@
-"""Two runs of one name side by side, task by task: status, duration, rows, failures, and what has changed."""
+"""Two runs of one name side by side, task by task: status, duration, rows, failures, and the changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dataloader.web.pages.visit import Visit
 pages: Final = PageRoutes()
 
 _SLOWER: Final = 1.5
-"""Tasks that took so many times as long, or as short, are marked."""
+"""Factor by which a duration must differ to be marked."""
 _LEAST: Final = timedelta(seconds=1)
-"""Durations that differ by less are the same."""
+"""Durations that differ by less are treated as equal."""
 
 
 @attrs.frozen
 class TaskPair:
-    """A task in both runs, or in one of them. `this` is the run that is looked at, `other` the one to compare with."""
+    """Task in both runs, or in one of them. `this` is the displayed run, `other` the one to compare with."""
 
     name: str
     this: RunTask | None
@@ -33,28 +33,28 @@ class TaskPair:
 
     @property
     def longer(self) -> timedelta | None:
-        """How much longer it took in this run."""
+        """Additional duration in this run."""
         this, other = _took(self.this), _took(self.other)
         return None if this is None or other is None else this - other
 
     @property
     def is_slower(self) -> bool:
-        """Whether it took much longer."""
+        """True if it took much longer."""
         return _is_much_longer(self.this, self.other)
 
     @property
     def is_faster(self) -> bool:
-        """Whether it took much shorter."""
+        """True if it was much faster."""
         return _is_much_longer(self.other, self.this)
 
     @property
     def more_rows(self) -> int | None:
-        """How many more rows it wrote in this run."""
+        """Additional rows written in this run."""
         return None if self.this is None or self.other is None else self.this.rows - self.other.rows
 
     @property
     def more_failures(self) -> int | None:
-        """How many more failures it had in this run."""
+        """Additional failures in this run."""
         return None if self.this is None or self.other is None else self.this.failures - self.other.failures
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a run: where each task stands on a line as long as the run, and what its phases did (U1)."""
+"""Timeline of a run: each task as a bar on a line for the whole run, with its phases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.store.etl.run_views import RunTask, RunView
 from dataloader.web.pages.formats import duration, in_zone, inert, words
 
 MOST_LANES: Final = 6
-"""Lanes that a bar has: more would be too thin to be seen."""
+"""Maximum number of lanes of a bar; more would be too thin to see."""
 _PHASES: Final = ("requests", "processing", "writing")
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
 _MOST_TICKS: Final = 6
@@ -20,7 +20,7 @@ _MOST_TICKS: Final = 6
 
 @attrs.frozen
 class Lane:
-    """What was at work in a task: a phase of a load, or a table of dimensions."""
+    """Part of a task: a phase of a load, or a table of dimensions."""
 
     name: str
     kind: str
@@ -31,14 +31,14 @@ class Lane:
 
 @attrs.frozen
 class Line:
-    """The time between two instants as a line from 0 to 1."""
+    """Time between two timestamps as a line from 0 to 1."""
 
     since: datetime
     until: datetime
 
     @classmethod
     def of(cls, run: RunView) -> Line:
-        """A run's. While it goes on, its end moves in steps: a page that is asked for again has mostly not changed."""
+        """Return the line of a run. During the run its end moves in steps, so that most refreshes find no change."""
         if run.is_over:
             instants = [run.finished_at, *(task.finished_at for task in run.tasks)]
             until = max((instant for instant in instants if instant is not None), default=run.started_at)
@@ -49,11 +49,11 @@ class Line:
         return cls(run.started_at, max(until, run.started_at + timedelta(milliseconds=1)))
 
     def at(self, instant: datetime) -> float:
-        """Where an instant stands."""
+        """Return the position of a timestamp."""
         return (instant - self.since) / (self.until - self.since)
 
     def marks(self, tz: tzinfo) -> list[tuple[float, str]]:
-        """Round times of a zone along the line, and how they are written."""
+        """Return round times of a zone along the line, with their labels."""
         whole_s = (self.until - self.since).total_seconds()
         step_s = next((step for step in _STEPS_S if whole_s / step <= _MOST_TICKS), None)
         if step_s is None:
@@ -66,12 +66,12 @@ class Line:
             at = datetime.fromtimestamp(first_s + number * step_s, UTC)
             if at <= self.until:
                 marks.append((self.at(at), in_zone(at, tz).strftime(form)))
-        # What stands at the end would be cut.
+        # A label at the end would be cut off.
         return [mark for mark in marks if mark[0] < 1 - len(mark[1]) / 60]
 
 
 def lanes_of(task: RunTask) -> list[Lane]:
-    """The phases or tables of a task whose times are known, in order."""
+    """Return the phases or tables of a task with known times, in order."""
     parts: Mapping[str, Any] = task.phases or task.tables
     found = []
     for number, (name, part) in enumerate(sorted(parts.items(), key=_place)):
@@ -98,7 +98,7 @@ def _instant(text: object) -> datetime | None:
 
 @attrs.frozen
 class Bar:
-    """A task on the line: what `svg.lanes` takes, and what a task that has not begun has not."""
+    """Bar of a task that has begun; the arguments of `svg.lanes`."""
 
     start: float
     end: float
@@ -108,7 +108,7 @@ class Bar:
 
 
 def bar_of(task: RunTask, line: Line, tz: tzinfo) -> Bar | None:
-    """The bar of a task that has begun."""
+    """Return the bar of a task, or None if it has not begun."""
     if task.started_at is None:
         return None
     ends = task.finished_at or line.until

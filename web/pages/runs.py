@@ -1,4 +1,4 @@
-"""Runs of loads and flows: the list, one run with its timeline and its log by tasks, two of them side by side (E11)."""
+"""Runs of loads and flows: the list, and one run with its timeline and its log by tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RunStatus = Literal[
 
 
 class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of runs, newest first, of one name or one status."""
+    """Page of runs, newest first, of one name or one status."""
 
     name: str | None = None
     status: RunStatus | None = None
@@ -53,9 +53,9 @@ class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A run: which of its lines, by task or all in order, which block is open, and behind which line it begins.
+    """Run, with a filter of its lines, the view by task or in order, the open block, and where the block begins.
 
-    `task` may be repeated; the view reads it itself, since a name may have a comma.
+    `task` may be repeated; the view reads it itself, since a name may contain a comma. `behind` is an event's number.
     """
 
     task: str | None = None
@@ -67,14 +67,14 @@ class RunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class FailuresQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of a run's failures."""
+    """Page of a run's failures."""
 
     after: str | None = None
 
 
 @attrs.frozen
 class ShownTask:
-    """A task as the page has it: its real name to link by, the masked record, its bar."""
+    """Task on the page: its real name for links, the masked record, its bar."""
 
     own: str
     record: RunTask
@@ -83,7 +83,7 @@ class ShownTask:
 
 @pages.show("/runs", query=RunsQuery)
 async def show_runs(visit: Visit, query: RunsQuery) -> PageAnswer:
-    """The runs of loads and flows, newest first."""
+    """Show the runs of loads and flows, newest first."""
     page = await list_run_lines(
         visit.services.database, name=query.name, status=query.status, limit=PAGE, after=query.after
     )
@@ -99,14 +99,14 @@ async def show_runs(visit: Visit, query: RunsQuery) -> PageAnswer:
 
 
 def _told(args: Mapping[str, Any] | None) -> str:
-    """What was asked for, which tells runs of one load apart: `from=2026-10-12 to=2026-10-16`."""
+    """Return the args, which distinguish runs of one load: `from=2026-10-12 to=2026-10-16`."""
     named = sorted(shown.fields(dict(args or {})).items())
     return " ".join(f"{name}={value if isinstance(value, str) else as_json(value, None)}" for name, value in named)
 
 
 @pages.show("/runs/<uuid:run_id>", query=RunQuery)
 async def show_run(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
-    """A run: how it stands, its timeline, and its log: a block for each task, or all lines in order."""
+    """Show a run: its status, its timeline, and its log: a block for each task, or all lines in order."""
     chosen = visit.arguments.get("task", [])
     wanted = LogFilter(tasks=[task for task in chosen if task], level=query.level, text=query.q)
     block = await _block(visit, run_id, query, wanted)
@@ -134,7 +134,7 @@ async def show_run(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
 
 
 async def _block(visit: Visit, run_id: UUID, query: RunQuery, wanted: LogFilter) -> BlockOfLines | None:
-    """The lines that the page shows, or the part that is asked for: of one task, of the run itself, or of all."""
+    """Return the lines of the page, or of the requested part: of one task, of the run itself, or all."""
     if visit.part not in {None, "lines"}:
         return None
     if query.view == "all":
@@ -145,7 +145,7 @@ async def _block(visit: Visit, run_id: UUID, query: RunQuery, wanted: LogFilter)
 
 
 def _live(run: RunView) -> Mapping[str, Any] | None:
-    """What a running load shows of itself: see `LoadProgress.snapshot`."""
+    """Return the live progress of a running load: see `LoadProgress.snapshot`."""
     if run.progress is None or run.is_over:
         return None
     known = {name: value for name, value in run.progress.items() if type(value) is int}
@@ -169,13 +169,13 @@ def _instant_of(text: object) -> datetime | None:
 
 @pages.show("/runs/<uuid:run_id>/failures", query=FailuresQuery)
 async def show_failures(visit: Visit, run_id: UUID, query: FailuresQuery) -> PageAnswer:
-    """What failed in a run, oldest first."""
+    """Show the failures of a run, oldest first."""
     run = masked_run(await get_run_view(visit.services.database, run_id))
     page = await list_failures_of_run(visit.services.database, run_id, after=query.after)
     failures = [
         (failure.load, attrs.evolve(failure.masked(), load=mask_text(failure.load))) for failure in page.failures
     ]
-    # Those of dimensions stand in no table of failures, but in the task's summary.
+    # Failures of dimensions are not in the table of failures, but in the task's summary.
     tables = [
         (task, name, table)
         for task in (run.tasks if query.after is None else ())
@@ -188,7 +188,7 @@ async def show_failures(visit: Visit, run_id: UUID, query: FailuresQuery) -> Pag
 
 @pages.show("/runs/<uuid:run_id>.txt", query=RunQuery, deadline_s=60.0)
 async def show_log_as_text(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
-    """The log as a text, in UTC: task by task, or all lines in order."""
+    """Return the log as text, in UTC: task by task, or all lines in order."""
     chosen = visit.arguments.get("task", [])
     wanted = LogFilter(tasks=[task for task in chosen if task], level=query.level, text=query.q)
     run = await get_run_view(visit.services.database, run_id)
@@ -197,7 +197,7 @@ async def show_log_as_text(visit: Visit, run_id: UUID, query: RunQuery) -> PageA
 
 
 def masked_run(run: RunView) -> RunView:
-    """A run without the secrets in what clients, sources and handlers wrote (Q16)."""
+    """Return a run without secrets in texts of clients, sources and handlers."""
     return attrs.evolve(
         run,
         name=mask_text(run.name),

@@ -1,4 +1,4 @@
-"""A schedule in words: when it is due, what becomes of missed and overlapping times, what is on record about it."""
+"""Schedule in words: its times, its policies for missed and overlapping times, its events."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OVERLAPS: Final = {
 
 
 def when(schedule: Schedule) -> str:
-    """Its times in short: the expression, or the period."""
+    """Return its times in short: the expression, or the period."""
     return schedule.cron if schedule.cron is not None else f"every {duration(schedule.every_s)}"
 
 
 def state(record: ScheduleRecord) -> str:
-    """How it stands: `on`, `paused`, `retired`, `faulty`, or `over` when no time is left."""
+    """Return its state: `on`, `paused`, `retired`, `faulty`, or `over` if no time is left."""
     if record.retired_at is not None:
         return "retired"
     if record.paused:
@@ -39,7 +39,7 @@ def state(record: ScheduleRecord) -> str:
 
 
 def policies(schedule: Schedule) -> Iterator[str]:
-    """What becomes of its times, in sentences."""
+    """Yield sentences about how its times are handled."""
     match schedule.missed:
         case Missed.ONCE:
             yield "Of times that passed while nobody could start them, the latest is made up for."
@@ -60,7 +60,7 @@ def policies(schedule: Schedule) -> Iterator[str]:
 
 @attrs.frozen
 class PlannedTime:
-    """A planned time. `there`: what the schedule's own clock shows; `changed`: how that clock was changed before it."""
+    """Planned time. `there`: by the schedule's own clock; `changed`: how that clock was changed before it."""
 
     at: datetime
     there: str
@@ -68,7 +68,7 @@ class PlannedTime:
 
 
 def planned_times(times: Sequence[datetime], zone: tzinfo, last: datetime | None) -> Iterator[PlannedTime]:
-    """The times with the changes of the schedule's clock between them marked; `last` is the one before them."""
+    """Yield the times, marking changes of the schedule's clock between them; `last` is the previous time."""
     before = None if last is None else last.astimezone(zone).utcoffset()
     for at in times:
         there = at.astimezone(zone)
@@ -82,7 +82,7 @@ def planned_times(times: Sequence[datetime], zone: tzinfo, last: datetime | None
 
 
 def zone_of(schedule: Schedule) -> ZoneInfo:
-    """The schedule's zone."""
+    """Return the schedule's zone."""
     return ZoneInfo(schedule.zone)
 
 
@@ -95,7 +95,7 @@ _WHY: Final = {
 
 @attrs.frozen
 class EventLine:
-    """What is on record, as a sentence, with the times that it is about."""
+    """Event as a sentence, with the times that it is about."""
 
     at: datetime
     kind: str
@@ -105,7 +105,7 @@ class EventLine:
 
 
 def event_line(event: ScheduleEvent) -> EventLine:
-    """An event in words; one of a kind that is not known is shown by its kind."""
+    """Return an event in words, or its kind if that is unknown."""
     given = event.payload or {}
     first, last = _instant(given.get("first") or given.get("begin")), _instant(given.get("last") or given.get("end"))
     match event.kind:

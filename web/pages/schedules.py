@@ -1,4 +1,4 @@
-"""The schedules: when each is due next, how its last jobs ended, what was left out; pause, run now, backfill (R7)."""
+"""Schedules: next time, outcomes of the last jobs, left-out times; pause, run now, backfill."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class SchedulesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of schedules, by name."""
+    """Page of schedules, by name."""
 
     after: str | None = None
 
 
 class ScheduleQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A schedule."""
+    """Query with a schedule."""
 
     name: Name
 
 
 class ScheduleForm(ScheduleQuery, kw_only=True):
-    """A schedule, and the page to go back to."""
+    """Schedule, and the page to return to."""
 
     to: str = "/ui/schedules"
 
 
 class RunForm(ScheduleForm, kw_only=True):
-    """`once`: the id that the job gets, so that a form sent twice adds one job."""
+    """Run of a schedule. `once`: the job's ID, so that a form sent twice adds one job."""
 
     once: UUID
 
 
 class BackfillQuery(ScheduleQuery, kw_only=True):
-    """The span of a backfill, by the clock of the zone that is shown."""
+    """Span of a backfill, by the clock of the displayed zone."""
 
     begin: str | None = None
     end: str | None = None
@@ -71,7 +71,7 @@ class BackfillQuery(ScheduleQuery, kw_only=True):
 
 
 class BackfillForm(BackfillQuery, kw_only=True):
-    """`once`: the backfill's id; `shown` and `typed`: the number of jobs that was shown and that somebody has typed."""
+    """Confirmed backfill. `once`: its ID; `shown` and `typed`: the displayed and the typed number of jobs."""
 
     once: UUID
     shown: int = 0
@@ -79,13 +79,13 @@ class BackfillForm(BackfillQuery, kw_only=True):
 
 
 def page_of(name: str) -> str:
-    """The address of a schedule's page."""
+    """Return the address of a schedule's page."""
     return PublicAddress().url("/ui/schedule", {"name": name})
 
 
 @pages.show("/schedules", query=SchedulesQuery)
 async def show_schedules(visit: Visit, query: SchedulesQuery) -> PageAnswer:
-    """The schedules, by name."""
+    """Show the schedules, by name."""
     page = await visit.schedules.find(limit=PAGE, after=query.after)
     jobs = await last_planned_jobs(visit.services.database, [one.name for one in page.schedules], number=LAST)
     shown_rows = await visit.masked(_row, page.schedules)
@@ -113,7 +113,7 @@ def _row(record: ScheduleRecord) -> dict[str, object]:
 
 @pages.show("/schedule", query=ScheduleQuery)
 async def show_schedule(visit: Visit, query: ScheduleQuery) -> PageAnswer:
-    """A schedule: its next times, its last jobs, what was left out, its policies in words."""
+    """Show a schedule: its next times, its last jobs, left-out times, its policies in words."""
     view = await read_schedule_view(visit.services.database, query.name, events=EVENTS, jobs=LAST_OF_ONE)
     [values] = await visit.masked(_values, [view])
     values["once"] = None if visit.part else once()
@@ -130,7 +130,7 @@ def _values(view: ScheduleView) -> dict[str, object]:
 
 
 def _planned(record: ScheduleRecord) -> dict[str, object]:
-    """What a schedule that can be read says: its times, its jobs, its policies."""
+    """Return the values of a valid schedule: its times, its jobs, its policies."""
     schedule = record.schedule
     times = record.next_times(NEXT)
     return {
@@ -161,7 +161,7 @@ async def resume_schedule(visit: Visit, form: ScheduleForm) -> PageAnswer:
 
 @pages.show("/schedules/run", role=Role.OPERATE, query=ScheduleQuery)
 async def ask_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
-    """What "run now" will do."""
+    """Ask for confirmation of "run now", and say what it does."""
     record = await visit.schedules.get(query.name)
     return Question(
         title=f"Run {mask_text(record.name)} now",
@@ -178,7 +178,7 @@ async def ask_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
 
 @pages.act("/schedules/run", role=Role.OPERATE, form=RunForm)
 async def run_schedule(visit: Visit, form: RunForm) -> PageAnswer:
-    """Add a job of a schedule beside its plan; the same form again adds none."""
+    """Add a job of a schedule in addition to its plan; the same form sent again adds none."""
     added = await visit.schedules.run(form.name, job_id=form.once)
     did = "Added the job" if added.created else "The job was added before:"
     return Redirect(own_path(form.to), f"{did} {added.job_id} in {mask_text(added.queue)}.")
@@ -186,7 +186,7 @@ async def run_schedule(visit: Visit, form: RunForm) -> PageAnswer:
 
 @pages.show("/schedules/backfill", role=Role.OPERATE, query=BackfillQuery)
 async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
-    """The span of a backfill; once it is given, the times that will get a job."""
+    """Ask for the span of a backfill, then show the times that will get a job."""
     tz, zone = visit.preferences.tz, visit.preferences.zone
     begin, end = instant_of_field("begin", query.begin, tz), instant_of_field("end", query.end, tz)
     name = mask_text(query.name)
@@ -262,7 +262,7 @@ def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_
 
 @pages.act("/schedules/backfill", role=Role.OPERATE, form=BackfillForm)
 async def backfill_schedule(visit: Visit, form: BackfillForm) -> PageAnswer:
-    """Add the jobs of planned times that have passed; the same form again adds none."""
+    """Add the jobs of past planned times; the same form sent again adds none."""
     tz = visit.preferences.tz
     begin, end = instant_of_field("begin", form.begin, tz), instant_of_field("end", form.end, tz)
     if begin is None or end is None:

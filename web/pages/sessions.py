@@ -1,10 +1,11 @@
-"""Who looks at a page, and may act on it: the sign-in, its cookie, and what other sites can't send (U17, U18).
+"""Visitors of pages: the sign-in, its cookie, and protection against requests of other sites.
 
-A sign-in posts an API token once. The cookie has the token's name and the time, signed with a key that is derived from
-the token's digest by scrypt: a stolen cookie is no cheap way to guess the token. There is no new secret: a cookie holds
-on all replicas. It ends with its token, after `LASTS_S`, or by a sign-out, which a table records for all replicas. Only
-the pages read it; the API takes bearer tokens alone, so that no page of another site can use what the browser sends by
-itself.
+A sign-in posts an API token once. The cookie has the token's name and the time, signed with a key that scrypt derives
+from the token's digest, so that a stolen cookie does not make it easy to guess the token. There is no additional
+secret,
+and a cookie is valid on all replicas. It ends with its token, after `LASTS_S` seconds, or by a sign-out, which a table
+records for all replicas. Only the pages read it. The API accepts only bearer tokens, so that a page of another site
+cannot use credentials that the browser sends automatically.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ _SALT: Final = b"dataloader: sessions of the pages"
 
 @attrs.frozen
 class Visitor:
-    """Who looks at a page: the name for the audit, and what it may do. `signed_in`: by a token."""
+    """Visitor of a page: the name in the audit log, and the role. `signed_in`: by a token."""
 
     name: str
     role: Role
     signed_in: bool = True
 
     def may(self, needed: Role) -> bool:
-        """Tell whether the role is enough."""
+        """Return True if the role includes `needed`."""
         return self.role >= needed
 
 
 LOCAL: Final = Visitor(LOCAL_ACTOR, Role.ADMIN, signed_in=False)
-"""Everybody on this machine, where no tokens are configured."""
+"""Any user of this machine, if no tokens are configured."""
 
 
 @attrs.define
 class Sessions:
-    """The sign-ins of one app. `own_key` signs what only this process needs to read again."""
+    """Sign-ins of one app. `own_key` signs values that only this process reads again."""
 
     tokens: Sequence[Token]
     database: Database
@@ -62,9 +63,9 @@ class Sessions:
     _one_at_a_time: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
 
     async def visitor(self, cookie: str | None) -> Visitor | None:
-        """Return who has this cookie; None: nobody whom we know, who has to sign in. Without tokens it is who is here.
+        """Return the visitor with this cookie, or None if a sign-in is needed. Without tokens it is `LOCAL`.
 
-        Raises `StoreError` if the database does not say whether the sign-in has ended.
+        Raises `StoreError` if the database cannot confirm that the sign-in has not ended.
         """
         if not self.tokens:
             return LOCAL
@@ -74,12 +75,12 @@ class Sessions:
         return Visitor(token.name, token.role)
 
     async def sign_out(self, cookie: str | None) -> None:
-        """End the sign-in of a cookie, on all replicas. One that is no valid cookie ends nothing."""
+        """End the sign-in of a cookie, on all replicas. An invalid cookie has no effect."""
         if cookie is not None and await self._token_of(cookie) is not None:
             await end_session(self.database, _hash_of(cookie), lasts_s=LASTS_S)
 
     async def _token_of(self, cookie: str | None) -> Token | None:
-        """The token by which a cookie was made, None if there is no such token or the cookie is not ours."""
+        """Return the token of a cookie, or None if there is no such token or the cookie is not ours."""
         if not cookie or len(cookie) > _MOST_COOKIE:
             return None
         name = cookie.rsplit(".", 3)[0]
@@ -94,11 +95,11 @@ class Sessions:
 
     async def sign_in(self, token: Token) -> str:
         """Return the cookie for a token."""
-        # Two sign-ins within a second have different cookies, so that each ends by itself.
+        # Two sign-ins within a second have different cookies, so that each ends separately.
         return (await self._signer(token)).sign(f"{token.name}.{secrets.token_hex(8)}").decode()
 
     async def _signer(self, token: Token) -> TimestampSigner:
-        """What signs for a token. Its key takes a twentieth of a second, once a process."""
+        """Return the signer for a token. Deriving its key takes 50 ms, once per process."""
         if token.name not in self._keys:
             self._keys[token.name] = await trio.to_thread.run_sync(_key_of, token, limiter=self._one_at_a_time)
         return TimestampSigner(self._keys[token.name], digest_method=hashlib.sha256)
@@ -113,16 +114,17 @@ def _hash_of(cookie: str) -> bytes:
 
 
 def cookie_name(kind: str, headers: Headers) -> str:
-    """The name of a cookie of ours: cookies are sent to all ports of a host, so it has the port."""
+    """Return the name of one of our cookies. It has the port, since cookies are sent to all ports of a host."""
     port = headers.get("Host", "").rpartition(":")[2]
     return f"dl_{kind}_{port if port.isascii() and port.isdigit() else 'web'}"
 
 
 def check_origin(method: str, headers: Headers, public: PublicAddress, *, tokens: bool) -> None:
-    """Refuse what another site's page sends, and a host that we are not known by. Raises `ProblemError` 403.
+    """Refuse requests from pages of other sites, and unknown hosts. Raises `ProblemError` 403.
 
-    A request that changes something must come from our own origin: its `Origin` says so, and `Sec-Fetch-Site`, which
-    browsers send over https and to this machine, does not contradict. Without tokens the `Host` is a loopback one.
+    A request that changes something must come from our own origin: its `Origin` must match, and `Sec-Fetch-Site`, which
+    browsers send over https and to this machine, must not contradict it. Without tokens the `Host` must be a loopback
+    one.
     """
     if not tokens:
         refuse_foreign_hosts(headers)

@@ -1,4 +1,4 @@
-"""Signing in and out, how pages look to a reader, and the pages' own files (U17, U21, U23)."""
+"""Sign-in and sign-out, display preferences, and the pages' own files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pages: Final = PageRoutes()
 
 
 class SignInQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where to go after the sign-in."""
+    """Page to go to after the sign-in."""
 
     to: str = HOME
 
 
 class SignInForm(SignInQuery, kw_only=True):
-    """An API token."""
+    """API token."""
 
     token: Annotated[str, Meta(max_length=4_096)] = ""
 
 
 class LookForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How pages shall look. `to`: the page to go back to."""
+    """Display preferences. `to`: the page to return to."""
 
     zone: str = "UTC"
     theme: Theme = "system"
@@ -44,7 +44,7 @@ class LookForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @pages.show("/sign-in", role=None, query=SignInQuery)
 async def show_sign_in(visit: Visit, query: SignInQuery) -> PageAnswer:
-    """The form for an API token."""
+    """Show the form for an API token."""
     if visit.visitor.name:
         return Redirect(own_path(query.to))
     return Page("sign_in.html", "Sign in", {"to": own_path(query.to), "wrong": False})
@@ -52,7 +52,7 @@ async def show_sign_in(visit: Visit, query: SignInQuery) -> PageAnswer:
 
 @pages.act("/sign-in", role=None, form=SignInForm)
 async def sign_in(visit: Visit, form: SignInForm) -> PageAnswer:
-    """Take a token; its text is not kept."""
+    """Check a token and sign in; its text is not kept."""
     to = own_path(form.to)
     token = visit.services.token_check.find(form.token, visit.address, forwarded=FORWARDED in visit.headers)
     if token is None:
@@ -69,13 +69,13 @@ async def sign_out(visit: Visit) -> PageAnswer:
 
 @pages.show("/look", role=None, query=SignInQuery)
 async def show_look(_visit: Visit, query: SignInQuery) -> PageAnswer:
-    """The form for time zone, colours and shortcuts."""
+    """Show the form for time zone, colors and shortcuts."""
     return Page("look.html", "Display", {"zones": list(zones()), "to": own_path(query.to)})
 
 
 @pages.act("/look", role=None, form=LookForm)
 async def set_look(_visit: Visit, form: LookForm) -> PageAnswer:
-    """Keep how pages shall look."""
+    """Store the display preferences."""
     if form.zone not in zones():
         raise unprocessable([FieldError("zone", f"must be a time zone such as Europe/Berlin, not {form.zone[:60]!r}")])
     chosen = Preferences(form.zone, form.theme, form.shortcuts == "on")
@@ -84,6 +84,6 @@ async def set_look(_visit: Visit, form: LookForm) -> PageAnswer:
 
 @pages.show("/static/<version>/<name>", role=None)
 async def show_asset(_visit: Visit, version: str, name: str) -> PageAnswer:
-    """A file of the pages."""
+    """Return a file of the pages."""
     asset, is_current = find_asset(version, name)
     return Download(data=asset.data, media_type=asset.media_type, cached=CACHED if is_current else None)

@@ -1,4 +1,4 @@
-"""All pages: the one list in which a new one is named, and the menu that follows from it."""
+"""List of all pages, to which a new one is added, and the menu derived from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of runs, by task and hour or day: how many ended, how, and how long they took (R3)."""
+"""Statistics of runs, by task and hour or day: numbers, outcomes and durations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
 pages: Final = PageRoutes()
 
 MOST_SUMS: Final = 10_000
-"""Sums of a task, a time and an outcome that a page reads; more are told to be narrowed."""
+"""Maximum number of sums per task, time and outcome that a page reads; beyond it, it asks for a narrower filter."""
 MOST_TASKS: Final = 30
 MOST_LINES: Final = 100
 """Lines of the table by time."""
@@ -34,7 +34,7 @@ _STEPS: Final = {"hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 
 class StatsQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"begin": "from", "end": "to"}):
-    """Which runs. `begin` and `end` by the clock of the zone that is shown."""
+    """Filter of runs. `begin` and `end` are by the clock of the displayed zone."""
 
     begin: str | None = None
     end: str | None = None
@@ -46,7 +46,7 @@ class StatsQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"begi
 
 @attrs.frozen
 class TaskLine:
-    """A task: its name without secrets, its sums, and the bars of its times."""
+    """Task: its name without secrets, its sums, and the bars of its times."""
 
     shown: str
     whole: TaskSums
@@ -55,7 +55,7 @@ class TaskLine:
 
 @pages.show("/stats", query=StatsQuery)
 async def show_stats(visit: Visit, query: StatsQuery) -> PageAnswer:
-    """How many runs ended, by task and time, and how long they took; no job is read."""
+    """Show how many runs ended, by task and time, and their durations. No job is read."""
     tz = visit.preferences.tz
     now = datetime.now(UTC)
     end = instant_of_field("to", query.end, tz)
@@ -85,20 +85,20 @@ async def show_stats(visit: Visit, query: StatsQuery) -> PageAnswer:
         "most_lines": MOST_LINES,
         "most_tasks": MOST_TASKS,
     }
-    # What has passed changes no more.
+    # Past statistics no longer change.
     return Page("stats.html", "Statistics", values, refresh_s=REFRESH_S if end is None or end > now else None)
 
 
 def _count(begin: datetime, end: datetime, by: Span) -> int:
-    """How many hours or days, in UTC, have a part of the span."""
+    """Return the number of hours or days, in UTC, that overlap the span."""
     return -((first_of(begin, by) - end) // _STEPS[by])
 
 
 def _line(whole: TaskSums, times: int) -> TaskLine:
-    """A task with a bar for each of so many times."""
+    """Return a task's line with a bar for each of `times` periods."""
     bars = [(0, 0)] * times
     for place, runs, wrong in whole.parts:
-        # What ends while the page is made may lie behind its end.
+        # Runs that end while the page is created may be after its end.
         if place < times:
             bars[place] = (runs - wrong, wrong)
     return TaskLine(mask_text(whole.task), whole, bars)

@@ -1,4 +1,4 @@
-"""Suppliers: what of their rate limits is used, whose request is under way, and what operators do (S4, S5)."""
+"""Suppliers: the use of their rate limits, the request in progress, and operators' actions."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class SuppliersQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of suppliers, by name."""
+    """Page of suppliers, by name."""
 
     after: str | None = None
 
 
 class SupplierQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A supplier."""
+    """Query with a supplier."""
 
     name: Name
 
 
 class SupplierForm(SupplierQuery, kw_only=True):
-    """A supplier, and the page to go back to."""
+    """Supplier, and the page to return to."""
 
     to: str = "/ui/suppliers"
 
 
 class SupplierLimitsForm(SupplierQuery, kw_only=True):
-    """What stands in the fields of a supplier's limits; `was`: what stood there."""
+    """Texts in the fields of a supplier's limits; `was`: their initial texts."""
 
     was: str
     rate_limits: str | None = None
@@ -54,7 +54,7 @@ class SupplierLimitsForm(SupplierQuery, kw_only=True):
 
 
 def page_of(name: str) -> str:
-    """The address of a supplier's page."""
+    """Return the address of a supplier's page."""
     return PublicAddress().url("/ui/supplier", {"name": name})
 
 
@@ -69,7 +69,7 @@ def _row(record: SupplierRecord) -> dict[str, object]:
 
 @pages.show("/suppliers", query=SuppliersQuery)
 async def show_suppliers(visit: Visit, query: SuppliersQuery) -> PageAnswer:
-    """The suppliers, by name: those of tasks and of loads."""
+    """Show the suppliers of tasks and loads, by name."""
     page = await visit.limits.suppliers(limit=PAGE, after=query.after)
     values = {"suppliers": list(map(_row, page.suppliers)), "next": page.next}
     return Page("suppliers.html", "Suppliers", values, refresh_s=REFRESH_S)
@@ -77,7 +77,7 @@ async def show_suppliers(visit: Visit, query: SuppliersQuery) -> PageAnswer:
 
 @pages.show("/supplier", query=SupplierQuery)
 async def show_supplier(visit: Visit, query: SupplierQuery) -> PageAnswer:
-    """A supplier: its rate limits, its work periods as a week, the request that is under way."""
+    """Show a supplier: its rate limits, its work periods as a week, the request in progress."""
     record = await visit.limits.supplier(query.name)
     values = _row(record) | {
         "limits": limit_words.limit_rows(limit_words.SUPPLIER_LIMITS, record.declared, record.override, record.limits),
@@ -106,7 +106,7 @@ async def resume_supplier(visit: Visit, form: SupplierForm) -> PageAnswer:
 
 @pages.show("/suppliers/limits", role=Role.ADMIN, query=SupplierQuery)
 async def ask_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
-    """The form for a supplier's limits."""
+    """Show the form for a supplier's limits."""
     record = await visit.limits.supplier(query.name)
     return Question(
         title=f"Limits of {mask_text(record.supplier)}",
@@ -124,8 +124,8 @@ async def ask_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
 
 @pages.act("/suppliers/limits", role=Role.ADMIN, form=SupplierLimitsForm)
 async def set_limits(visit: Visit, form: SupplierLimitsForm) -> PageAnswer:
-    """Override limits of a supplier: those that were changed in the form."""
-    await visit.limits.supplier(form.name)  # one that is unknown would be made
+    """Override the limits of a supplier that were changed in the form."""
+    await visit.limits.supplier(form.name)  # raises for an unknown supplier, which would be created otherwise
     given = {limit.name: getattr(form, limit.name) for limit in limit_words.SUPPLIER_LIMITS}
     changed = limit_words.changes(limit_words.SUPPLIER_LIMITS, form.was, given)
     if not changed:
@@ -137,7 +137,7 @@ async def set_limits(visit: Visit, form: SupplierLimitsForm) -> PageAnswer:
 
 @pages.show("/suppliers/remove", role=Role.ADMIN, query=SupplierQuery)
 async def ask_remove(visit: Visit, query: SupplierQuery) -> PageAnswer:
-    """What the removal of a supplier will do."""
+    """Ask for confirmation of a supplier's removal, and say what it does."""
     record = await visit.limits.supplier(query.name)
     return Question(
         title=f"Remove {mask_text(record.supplier)}",

@@ -1,4 +1,4 @@
-"""Small charts as SVG, whose sizes are attributes: a page may have no styles of its own (U19)."""
+"""Small charts as SVG, whose sizes are attributes, since a page may not have inline styles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 
 def bars(values: Sequence[float], label: str, *, height: int = 24, step: int = 6) -> Markup:
-    """A row of bars, the highest as high as the chart: for what an hour or a run came to. `label` is read aloud."""
+    """Return a row of bars, the highest as high as the chart. `label` is for screen readers."""
     most = max(values, default=0) or 1
     shown = Markup("").join(
         Markup('<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}"><title>{:g}</title></rect>').format(
@@ -25,12 +25,12 @@ def bars(values: Sequence[float], label: str, *, height: int = 24, step: int = 6
 
 
 def stacked(values: Sequence[tuple[float, float]], label: str, *, height: int = 32) -> Markup:
-    """Bars of what went well and, on top of it, of what did not; two shapes in all, since a page has many of them."""
+    """Return bars of successes with failures on top; two shapes in all, since a page has many charts."""
     most = max((good + bad for good, bad in values), default=0) or 1
     below: list[str] = []
     above: list[str] = []
     for index, (good, bad) in enumerate(values):
-        # What there is is seen, however little.
+        # Any value above zero is visible.
         top = min(max(2, round(bad / most * height)), height) if bad else 0
         low = min(max(1, round(good / most * height)), height - top) if good else 0
         if low:
@@ -45,7 +45,7 @@ def stacked(values: Sequence[tuple[float, float]], label: str, *, height: int = 
 
 
 def span(start: float, end: float, label: str, kind: str = "") -> Markup:
-    """A bar on a line that is as wide as its cell: from `start` to `end`, parts of the whole from 0 to 1."""
+    """Return a bar on a line as wide as its cell, from `start` to `end`, fractions from 0 to 1."""
     first, last = max(0.0, min(start, 1.0)), max(0.0, min(end, 1.0))
     return Markup(
         '<svg class="span" role="img" aria-label="{}" width="100%" height="14">'
@@ -54,7 +54,7 @@ def span(start: float, end: float, label: str, kind: str = "") -> Markup:
 
 
 def lanes(start: float, end: float, label: str, kind: str, parts: Sequence[tuple[float, float, str, str]]) -> Markup:
-    """A `span` with what happened within it, each part in a lane of its own: (start, end, label, kind)."""
+    """Return a `span` with its parts, each in a separate lane: (start, end, label, kind)."""
     height = 12 / max(1, len(parts))
     first, last = _within(start), _within(end)
     lane = Markup(
@@ -71,7 +71,7 @@ def lanes(start: float, end: float, label: str, kind: str, parts: Sequence[tuple
 
 
 def ticks(marks: Sequence[tuple[float, str]]) -> Markup:
-    """The marks of a line that is as wide as its cell: where, as a part of the whole, and what stands there."""
+    """Return the marks of a line as wide as its cell: position as a fraction, and label."""
     shown = Markup("").join(
         Markup('<text x="{:.2f}%" y="12">{}</text>').format(_within(at) * 100, text) for at, text in marks
     )
@@ -79,7 +79,7 @@ def ticks(marks: Sequence[tuple[float, str]]) -> Markup:
 
 
 def _wide(start: float, end: float) -> float:
-    """A width that can be seen, in percent."""
+    """Return a visible width, in percent."""
     return max(0.3, (_within(end) - _within(start)) * 100)
 
 
@@ -88,7 +88,7 @@ def _within(part: float) -> float:
 
 
 def share(part: float, label: str) -> Markup:
-    """How much of a whole is left or taken, from 0 to 1."""
+    """Return a gauge of a fraction of a whole, from 0 to 1."""
     return Markup(
         '<svg class="share" role="img" aria-label="{}" width="80" height="10">'
         '<rect class="share-all" width="80" height="10"/><rect class="share-part" width="{:.1f}" height="10"/></svg>'
@@ -101,7 +101,7 @@ _HOUR_PX, _ROW, _LEFT = 16, 18, 34
 
 
 def week(ranges: Sequence[tuple[int, int]], label: str) -> Markup:
-    """A week, a row a day: the minutes (from Monday at 00:00, the ends exclusive) that are open."""
+    """Return a chart of a week, one row per day, with the open minutes (from Monday at 00:00, ends exclusive)."""
     parts = [
         Markup('<text x="{}" y="10" text-anchor="middle">{}</text>').format(_LEFT + hour * _HOUR_PX, hour)
         for hour in range(0, 25, 6)

@@ -1,4 +1,4 @@
-"""Task types and their limits: what holds, why nothing starts and until when, and what operators do (S1, S4, S5)."""
+"""Task types and their limits: effective values, reasons and times of closures, and operators' actions."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ Name = Annotated[str, Meta(min_length=1)]
 
 
 class TasksQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of tasks, by name."""
+    """Page of tasks, by name."""
 
     after: str | None = None
 
 
 class TaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A task."""
+    """Query with a task."""
 
     name: Name
 
 
 class TaskForm(TaskQuery, kw_only=True):
-    """A task, and the page to go back to."""
+    """Task, and the page to return to."""
 
     to: str = "/ui/tasks"
 
 
 class LimitsForm(TaskQuery, kw_only=True):
-    """What stands in the fields of a task's limits; `was`: what stood there."""
+    """Texts in the fields of a task's limits; `was`: their initial texts."""
 
     was: str
     work_periods: str | None = None
@@ -62,13 +62,13 @@ class LimitsForm(TaskQuery, kw_only=True):
 
 
 class RemoveForm(TaskQuery, kw_only=True):
-    """What becomes of a removed task's jobs that have not ended; not given: they keep it from being removed."""
+    """Removal of a task. `jobs` says what to do with its open jobs; without it, they prevent the removal."""
 
     jobs: Literal["keep", "cancel"] | None = None
 
 
 def page_of(name: str) -> str:
-    """The address of a task's page."""
+    """Return the address of a task's page."""
     return PublicAddress().url("/ui/task", {"name": name})
 
 
@@ -87,14 +87,14 @@ def _row(state: TaskState) -> dict[str, object]:
 
 @pages.show("/tasks", query=TasksQuery)
 async def show_tasks(visit: Visit, query: TasksQuery) -> PageAnswer:
-    """The task types that processes have declared, by name."""
+    """Show the task types that processes have declared, by name."""
     page = await visit.limits.tasks(limit=PAGE, after=query.after)
     return Page("tasks.html", "Tasks", {"tasks": list(map(_row, page.tasks)), "next": page.next}, refresh_s=REFRESH_S)
 
 
 @pages.show("/task", query=TaskQuery)
 async def show_task(visit: Visit, query: TaskQuery) -> PageAnswer:
-    """A task: whether its jobs may start, its limits, its work periods as a week."""
+    """Show a task: whether its jobs may start, its limits, its work periods as a week."""
     state = await visit.limits.task(query.name)
     values = _row(state) | {"week_ranges": limit_words.week_of(state.limits), "zone": state.limits.get("zone", "UTC")}
     return Page("task.html", f"Task {mask_text(state.task)}", values, refresh_s=REFRESH_S)
@@ -118,7 +118,7 @@ async def resume_task(visit: Visit, form: TaskForm) -> PageAnswer:
 
 @pages.show("/tasks/limits", role=Role.ADMIN, query=TaskQuery)
 async def ask_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
-    """The form for a task's limits."""
+    """Show the form for a task's limits."""
     state = await visit.limits.task(query.name)
     return Question(
         title=f"Limits of {mask_text(state.task)}",
@@ -136,7 +136,7 @@ async def ask_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
 
 @pages.act("/tasks/limits", role=Role.ADMIN, form=LimitsForm)
 async def set_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
-    """Override limits of a task: those that were changed in the form."""
+    """Override the limits of a task that were changed in the form."""
     given = {limit.name: getattr(form, limit.name) for limit in limit_words.TASK_LIMITS}
     changed = limit_words.changes(limit_words.TASK_LIMITS, form.was, given)
     if not changed:
@@ -148,7 +148,7 @@ async def set_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
 
 @pages.show("/tasks/remove", role=Role.ADMIN, query=TaskQuery)
 async def ask_remove(visit: Visit, query: TaskQuery) -> PageAnswer:
-    """What the removal of a task will do."""
+    """Ask for confirmation of a task's removal, and say what it does."""
     state = await visit.limits.task(query.name)
     choices = (
         ("", "leave the task here while it has any"),

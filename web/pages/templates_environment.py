@@ -1,4 +1,4 @@
-"""Jinja's environment for the pages: everything is escaped, nothing undefined is shown, filters are in formats.py."""
+"""Jinja's environment for the pages: all values are escaped, undefined ones raise, filters are in formats.py."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dataloader.web.pages.svg import CHARTS
 
 @pass_context
 def _url(context: Context, path: str, **query: object) -> str:
-    """The address of one of our paths: `url("/ui/jobs", queue=name)`."""
+    """Return the address of one of our paths: `url("/ui/jobs", queue=name)`."""
     url: str = context["visit"].link(path, query)
     return url
 
 
 @pass_context
 def _with_query(context: Context, **changes: object) -> str:
-    """The address of the page that is shown, with a changed query: `with_query(after=next)`; None leaves it out."""
+    """Return the current page's address with a changed query: `with_query(after=next)`; None removes a value."""
     visit = context["visit"]
     given = {name: values for name, values in visit.arguments.items() if name != "part"}
     url: str = visit.link(visit.path, given | changes)
@@ -34,7 +34,7 @@ def _with_query(context: Context, **changes: object) -> str:
 
 @pass_context
 def _asset(context: Context, name: str) -> str:
-    """The address of a file of static/."""
+    """Return the address of a file of static/."""
     url: str = context["visit"].public.url(asset_path(name))
     return url
 
@@ -56,7 +56,7 @@ def _ago(context: Context, value: Any) -> str | Markup:
 
 @pass_context
 def _sentence(context: Context, text: str) -> Markup:
-    """A sentence of ours: its instants in the reader's zone, the ids of jobs as links."""
+    """Return one of our sentences: its timestamps in the reader's zone, job IDs as links."""
     visit = context["visit"]
     return formats.sentence(text, visit.preferences.tz, lambda job_id: visit.public.url(f"/ui/jobs/{job_id}"))
 
@@ -65,7 +65,7 @@ class _Unindented(FileSystemLoader):
     """Templates without the spaces at the beginning of lines, which are a sixth of a long list."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Any]:
-        """As Jinja's. What values have on their lines is kept."""
+        """Load a template as Jinja does. Line breaks and spaces within values are kept."""
         source, path, is_current = super().get_source(environment, template)
         return _INDENT.sub("", source), path, is_current
 
@@ -94,6 +94,6 @@ TEMPLATES: Final = _environment()
 
 
 def pieces_of_block(template: Template, name: str, context: Mapping[str, Any]) -> Iterator[str] | None:
-    """The block of a template alone, piece by piece; None: it has no such block."""
+    """Return one block of a template, piece by piece, or None if it has no such block."""
     block = template.blocks.get(name)
     return None if block is None else block(template.new_context(dict(context)))

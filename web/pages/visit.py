@@ -1,4 +1,4 @@
-"""A visit of a page: the request, the visitor, and how links are made for it."""
+"""Visit of a page: the request, the visitor, and how links are made for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataloader.web.services import Services
 
 @attrs.frozen(kw_only=True)
 class Visit(Call):
-    """A view's argument: a `Call`, the visitor and its address, how it wants to see the page, and which part."""
+    """Argument of a view: a `Call`, the visitor with address and preferences, and the requested part."""
 
     visitor: Visitor
     preferences: Preferences
@@ -31,11 +31,11 @@ class Visit(Call):
     session: str | None = attrs.field(default=None, repr=False)
 
     def may(self, role: str) -> bool:
-        """Tell whether the visitor's role is enough: `read`, `operate` or `admin`."""
+        """Return True if the visitor's role includes `role`: `read`, `operate` or `admin`."""
         return self.visitor.may(Role[role.upper()])
 
     def conceals(self, *values: object) -> bool:
-        """Tell whether a value has a secret that stands nowhere in the page: the visitor has not given it."""
+        """Return True if a value has a secret that the visitor has not given."""
         return any(
             isinstance(value, str)
             and mask_text(value) != value
@@ -45,19 +45,19 @@ class Visit(Call):
         )
 
     def link(self, path: str, query: Mapping[str, object]) -> str:
-        """The address of one of our paths, for a link: by a name with a secret in it nothing is linked."""
+        """Return the address of one of our paths, for a link. A query with a secret leads to `CONCEALED` instead."""
         values = [value for name, value in query.items() if name != "after"]
         return self.public.url(CONCEALED) if self.conceals(*values) else self.public.url(path, query)
 
     @property
     def here(self) -> str:
-        """The path and query of this page, without `part`: where a form may lead back to."""
+        """Path and query of this page, without `part`; a form may lead back to it."""
         given = {name: values for name, values in self.arguments.items() if name != "part"}
         return PublicAddress().url(self.path, given)
 
 
 def visit_of(services: Services, request: Request, request_id: str) -> Visit:
-    """Return the visit of a visitor who is not known yet."""
+    """Return the visit of a visitor who is not identified yet."""
     public = services.settings.public
     return Visit(
         services=services,

@@ -1,4 +1,4 @@
-"""Instants that a reader types and reads in fields: by the clock of the zone that is shown (U21)."""
+"""Times in form fields, by the clock of the displayed zone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataloader.web.pages.formats import in_zone
 
 
 def instant_of_field(name: str, text: str | None, tz: tzinfo) -> datetime | None:
-    """The instant that a field says, by the clock of `tz` unless it has an offset itself; None: nothing is said.
+    """Return the time in a field, by the clock of `tz` unless it has an offset; None if the field is empty.
 
-    In an hour that is shown twice it is the first one; the second can be written with its offset.
-    Raises `BadRequest` for what is no instant.
+    In a repeated hour it is the first one; the second can be written with its offset.
+
+    Raises `BadRequest` for an invalid time.
     """
     if text is None:
         return None
@@ -24,5 +25,5 @@ def instant_of_field(name: str, text: str | None, tz: tzinfo) -> datetime | None
 
 
 def field_of_instant(value: datetime | None, tz: tzinfo) -> str:
-    """What a field shows of an instant, to the minute."""
+    """Return the text of a field for a timestamp, to the minute."""
     return "" if value is None else in_zone(value, tz).strftime("%Y-%m-%dT%H:%M")
