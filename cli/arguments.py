@@ -1,6 +1,6 @@
-"""The kinds of arguments that several commands take: instants, JSON objects, and the filter that finds jobs.
+"""Argument types of several commands: timestamps, JSON objects, and the filter for jobs.
 
-Refusals are click's usage errors: one line that names the option, exit code 2.
+Invalid values are click's usage errors: one line that names the option, exit code 2.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def former_option(former: str, new: str) -> Callable[[Callable[..., Any]], Calla
 
 
 def instant_before_now(text: str) -> datetime:
-    """The instant of an RFC 3339 text, or of a span such as `90s`, `15m`, `2h`, `7d` before now."""
+    """Return the timestamp of an RFC 3339 text, or of a span such as `90s`, `15m`, `2h`, `7d` before now."""
     return _instant(text, -1)
 
 
 def instant_after_now(text: str) -> datetime:
-    """As `instant_before_now`; a span counts from now on."""
+    """Return a timestamp like `instant_before_now`, with a span counted from now on."""
     return _instant(text, 1)
 
 
@@ -73,7 +73,7 @@ def _instant(text: str, sign: int) -> datetime:
 
 
 def row_number(text: str | int) -> int:
-    """The number of a row in one of the queue's tables."""
+    """Return the number of a row in one of the queue's tables."""
     number = int(text) if re.fullmatch(r"[0-9]{1,19}", str(text)) else -1
     if not 0 <= number < 2**63:
         raise click.BadParameter(f"must be an integer of at least 0, not {text!r}")
@@ -81,7 +81,7 @@ def row_number(text: str | int) -> int:
 
 
 def span_to_wait(value: str | float) -> float:
-    """A number of seconds from 0 on, or `inf`."""
+    """Return a number of seconds from 0 on, or `inf`."""
     try:
         seconds = float(value)
     except ValueError:
@@ -92,7 +92,7 @@ def span_to_wait(value: str | float) -> float:
 
 
 def day_or_instant(text: str) -> str:
-    """The text itself, if it is a day or an instant; what has no time zone is in that of the load's windows."""
+    """Return the text if it is a day or a timestamp. Without a time zone, it is in that of the load's windows."""
     for kind in (date, datetime):
         try:
             kind.fromisoformat(text)
@@ -103,12 +103,12 @@ def day_or_instant(text: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object that is the text itself, in the file behind an `@`, or, for `-`, on standard input."""
+    """Return the JSON object in the text, in the file after an `@`, or, for `-`, on standard input."""
     return _json(text, dict[str, Any], "a JSON object")  # type: ignore[no-any-return]
 
 
 def json_value(text: str) -> Any:
-    """The same for any JSON value."""
+    """Return any JSON value, given as for `json_object`."""
     return _json(text, Any, "JSON")
 
 
@@ -128,7 +128,7 @@ def _json(text: str, kind: Any, said: str) -> Any:
 
 
 def some_statuses(text: str) -> frozenset[Status]:
-    """One status, or several with commas."""
+    """Return one status, or several separated by commas."""
     try:
         return frozenset(Status(name.strip()) for name in text.split(","))
     except ValueError:
@@ -137,7 +137,7 @@ def some_statuses(text: str) -> frozenset[Status]:
 
 
 def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose jobs; it gets them as `wanted`, a `JobFilter`."""
+    """Add the options that choose jobs to a command, which gets them as `wanted`, a `JobFilter`."""
 
     @click.option("--queue", help="Only jobs of this queue.")
     @click.option("--task", help="Only jobs of this task.")

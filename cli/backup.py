@@ -1,4 +1,4 @@
-"""`backup` and `restore`, for the embedded database. Another server has programs of its own version for both."""
+"""`backup` and `restore`, for the embedded database. Other servers have their own programs for both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands for acts on many jobs that go on without the command: they are begun, looked at, stopped."""
+"""Commands for bulk operations, which continue without the command: start, show and stop them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bulk() -> None:
 
 
 def _begins(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its job ids, or a filter."""
+    """Add job IDs or a filter to a command."""
     for decorate in (
         asks_queue,
         click.option("--yes", is_flag=True, help="Don't ask."),
@@ -114,7 +114,7 @@ def _begin(
 
 
 def tell_what_is_left_out(target: AskedQueue, chosen: Chosen) -> None:
-    """Say how many jobs no cancel of many is for, if there are any."""
+    """Print the number of jobs that a bulk cancel leaves out, if there are any."""
     counted = target.ask_bulk(lambda acts: acts.count(CANCEL, chosen))
     if counted.leaves_out:
         click.echo(counted.leaves_out, err=True)

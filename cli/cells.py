@@ -13,10 +13,10 @@ from dataloader.jobs.visible import visible
 
 @attrs.frozen
 class Column:
-    """A column of a table, and what may be done to it on a terminal that is too narrow for the whole table.
+    """Column of a table, with its treatment on a terminal that is too narrow for the whole table.
 
-    `least`: texts may be cut to so many characters; None: never cut, so that ids can be copied. `folds`: they are
-    broken into lines instead. `rank`: columns with a higher one are left out earlier; those with 0 never are.
+    `least`: number of characters to which texts may be cut; None: never cut, so that IDs can be copied. `folds`: texts
+    are wrapped instead. `rank`: columns with a higher rank are left out earlier; those with rank 0 never are.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Column:
 
 
 def cell(value: object) -> str:
-    """One value as it stands in a table: instants in UTC, objects as JSON, nothing as nothing."""
+    """Return a value as text for a table: timestamps in UTC, objects as JSON, None as the empty string."""
     match value:
         case None:
             return ""

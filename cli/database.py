@@ -1,4 +1,4 @@
-"""Commands for the database itself: its schema, and a shell on it."""
+"""Commands for the database itself: its schema, and a psql shell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import load_settings
 
 MIGRATION_WAIT_S: Final = 600.0
-"""How long `migrate` waits for the migration of another process."""
+"""Seconds that `migrate` waits for the migration of another process."""
 
 
 @click.command()
@@ -67,14 +67,14 @@ def psql(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
         address, password = without_password(settings.db_dsn)
         environment = dict(os.environ) if password is None else {**os.environ, "PGPASSWORD": password}
         return _run([_psql_program(), address, *arguments], environment)
-    # provide_database says what is missing; the server it starts is stopped when the shell is left.
+    # provide_database reports a missing database. The server that it starts is stopped when the shell ends.
     with provide_database(settings, create=False), embedded_postgres(settings.data_dir) as server:
         return _run(*server.psql(*arguments))
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run psql to its end. ^C is psql's own: it cancels a query there, and must not end us. SIGTERM ends it."""
-    # Python functions, unlike SIG_IGN, are not inherited by the child.
+    """Run psql to its end. ^C only cancels psql's query and must not end this program. SIGTERM ends psql."""
+    # Unlike SIG_IGN, Python functions are not inherited by the child.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with subprocess.Popen(command, env=environment) as shell:  # noqa: S603 - the user's own arguments
@@ -97,12 +97,12 @@ def _psql_program() -> str:
 
 
 def without_password(dsn: str) -> tuple[str, str | None]:
-    """The address without its password, which may stand before the host or among the parameters, and the password."""
+    """Return the address without its password, from before the host or from the parameters, and the password."""
     parts = urlsplit(dsn)
     userinfo, at, hosts = parts.netloc.rpartition("@")
     user, _, inline = userinfo.partition(":")
     parameters = parse_qsl(parts.query, keep_blank_values=True)
     password = dict(parameters).get("password", unquote(inline) or None)
     query = urlencode([(name, value) for name, value in parameters if name != "password"], quote_via=quote)
-    # By hand: urlunsplit leaves the slashes of an empty host out, and libpq wants them.
+    # Not by urlunsplit, which omits the slashes of an empty host that libpq needs.
     return f"{parts.scheme}://{user}{at}{hosts}{parts.path}{'?' if query else ''}{query}", password

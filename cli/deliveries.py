@@ -1,4 +1,4 @@
-"""Commands for what durable processes tell: how the deliveries stand, and the release of those that are held."""
+"""Commands for deliveries of durable processes: their state, and the release of held ones."""
 
 from __future__ import annotations
 

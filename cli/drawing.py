@@ -1,6 +1,6 @@
-"""Tables on a terminal: one line a row, whatever the width, so that a list can be read down its columns.
+"""Tables on a terminal: one line per row at any width, so that columns stay readable.
 
-What has no room is left out or cut, the least needed first, and a line on stderr says what is missing.
+Columns without room are left out or cut, the least important first. A line on stderr names the missing ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataloader.cli.cells import Column, cell
 GAP: Final = 2
 """Spaces between two columns."""
 _FOLDED: Final = 20
-"""Characters that a column needs whose texts are broken into lines."""
+"""Minimum characters of a column whose texts are wrapped."""
 
 
 @attrs.define
 class _Drawn:
-    """A column with its texts. `width` is what it gets."""
+    """Column with its texts. `width` is its final width."""
 
     column: Column
     texts: list[str]
@@ -35,18 +35,18 @@ class _Drawn:
 
     @property
     def whole(self) -> int:
-        """The width in which nothing is cut."""
+        """Return the width at which nothing is cut."""
         return max(map(cell_len, (self.column.name, *self.texts)))
 
     @property
     def least(self) -> int:
-        """The width below which it is of no use."""
+        """Return the minimum useful width."""
         least = _FOLDED if self.column.folds else self.column.least
         return self.whole if least is None else min(self.whole, max(least, cell_len(self.column.name)))
 
 
 def draw(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
-    """Draw a table as wide as the terminal at the most; wider only if what must stay has no room."""
+    """Draw a table up to the width of the terminal; wider only if the mandatory columns have no room."""
     now = datetime.now(UTC)
     all_drawn = [
         _Drawn(column, _texts(values, now)) for column, values in zip(columns, zip(*rows, strict=True), strict=True)
@@ -66,7 +66,7 @@ def draw(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
 
 
 def _texts(values: Sequence[object], now: datetime) -> list[str]:
-    """A column's values; instants without what is the same for all of them and for now, the year or the day."""
+    """Return a column's texts. Timestamps omit the year or the day if all of them share it with the current time."""
     instants = [value.astimezone(UTC) for value in values if isinstance(value, datetime)]
     if instants and all(value is None or isinstance(value, datetime) for value in values):
         if all(instant.date() == now.date() for instant in instants):
@@ -77,7 +77,7 @@ def _texts(values: Sequence[object], now: datetime) -> list[str]:
 
 
 def _chosen(columns: list[_Drawn], room: int) -> tuple[list[_Drawn], list[str]]:
-    """The columns that have room, and the names of those that have not; nobody misses one with nothing in it, or 0."""
+    """Return the columns that have room, and the names of the others, except columns with only empty texts or 0."""
     left = list(columns)
     if _width(left) > room:
         left = [one for one in left if one.column.rank == 0 or {*one.texts} - {"", "0"}]
@@ -94,7 +94,7 @@ def _width(columns: list[_Drawn]) -> int:
 
 
 def _share(columns: list[_Drawn], room: int) -> None:
-    """Give each column what it needs, and those that can be cut what is left, the narrowest first."""
+    """Give each column its minimum, and share the remaining width among those that can be cut, the narrowest first."""
     spare = room - _width(columns)
     for one in columns:
         one.width = one.least

@@ -1,4 +1,4 @@
-"""The command for duplicates: waiting jobs with the same task and args."""
+"""Command for duplicates: waiting jobs with the same task and args."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The way in: the group of all commands, and what the process says and returns when one of them fails.
+"""Entry point: the group of all commands, and the messages and exit codes of failed commands.
 
-Exit codes: 0 done; 1 failed; 2 a wrong argument or setting, one line each on stderr; 3 `--wait` saw the job end
-otherwise than succeeded; 4 nothing has this id or name; 130 interrupted. What fails for a known reason gets one line
-and no traceback.
+Exit codes: 0 done; 1 failed; 2 a wrong argument or setting, one line each on stderr; 3 the job of `--wait` did not
+succeed; 4 nothing has this ID or name; 130 interrupted. Failures with a known reason have one line and no traceback.
 """
 
 from __future__ import annotations
@@ -62,22 +61,22 @@ _FILES: Final = MappingProxyType(
         "restore": "backup",
     }
 )
-"""Every command, in the order of the help, and the file of this folder that holds it."""
+"""All commands, in the order of the help, with their file in this folder."""
 _ALSO_MEANT: Final = MappingProxyType({"job": "jobs, or status for one of them"})
-"""What is near in meaning, where another command is nearer by its letters."""
+"""Commands with a similar meaning, if another command has more similar letters."""
 
 
-class Interrupted(Exception):  # noqa: N818 - as KeyboardInterrupt
-    """^C, or a signal that counts as such, while a command ran."""
+class Interrupted(Exception):  # noqa: N818 - like KeyboardInterrupt
+    """^C, or a signal with the same effect, while a command ran."""
 
 
 class Group(click.Group):
-    """Names the command that was meant, where there is none of that name."""
+    """Group that suggests similar commands if a command does not exist."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click, but for the hint."""
+        """Resolve the command like click, with a suggestion."""
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), 2)
         if near and near[0] != args[0]:
             meant = _ALSO_MEANT.get(args[0], " or ".join(near))
@@ -86,10 +85,10 @@ class Group(click.Group):
 
 
 class _Commands(Group):
-    """Imports a command's file when the command is asked for."""
+    """Imports a command's file when the command is called."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click, which would write an empty line for an interrupt: a log has no place for that."""
+        """Invoke like click, which would write an empty line for an interrupt, also to a log."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
@@ -98,12 +97,12 @@ class _Commands(Group):
             raise Interrupted from interrupt
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of a first use."""
+        """Return the names, in the order of their first use."""
         del ctx
         return list(_FILES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command with this name, which its file calls the same, with `_` for `-`."""
+        """Return the command with this name. In its file it has the same name, with `_` for `-`."""
         del ctx
         if cmd_name not in _FILES:
             return None
@@ -122,18 +121,18 @@ def cli() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command to its end; the exit code comes back. `arguments` are the process's own by default."""
+    """Run one command to its end and return the exit code. `arguments` are the process's own by default."""
     try:
         code = cli.main(arguments, prog_name="dataloader", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort as abort:  # ^C as click passes it on, or a `no` to a question
+    except click.Abort as abort:  # ^C as passed on by click, or a `no` to a question
         return INTERRUPTED if isinstance(abort.__cause__, KeyboardInterrupt) else FAILED
     except Interrupted:
         return INTERRUPTED
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
-        # Trio's nurseries wrap what is raised within them, and so do both clients.
+        # Trio's nurseries and both clients wrap errors in groups.
         errors = list(single_errors(error))
         if any(isinstance(single, KeyboardInterrupt) for single in errors):
             return INTERRUPTED
@@ -147,7 +146,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(error: BaseException) -> int:
-    """Say on stderr what went wrong; the exit code for it comes back."""
+    """Print the error to stderr and return its exit code."""
     for line in str(error).splitlines():
         click.echo(visible(line), err=True)
     match error:
@@ -160,9 +159,9 @@ def report(error: BaseException) -> int:
 
 
 def _point_out_unknown_variables() -> None:
-    """Where a setting is wrong or missing, the name of another may be mistyped."""
+    """Print unknown variables: if a setting is wrong or missing, the name of another may be mistyped."""
     from dataloader.supervisor.settings_layers import unknown_variables  # noqa: PLC0415
 
-    with contextlib.suppress(ConfigError):  # a file that can't be read has been told of
+    with contextlib.suppress(ConfigError):  # an unreadable file was already reported
         for sentence in unknown_variables():
             click.echo(sentence, err=True)

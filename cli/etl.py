@@ -1,6 +1,6 @@
-"""The group `dataloader etl`, and its commands that look at what loads and flows have done.
+"""Group `dataloader etl`, and its commands that show loads and flows.
 
-etl_run.py starts them, etl_plan.py says what a run would ask for.
+etl_start.py starts them. etl_plan.py shows the requests of a run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def _all_loads(loads: LoadReads) -> list[LoadRecord]:
 
 
 def _form(load: LoadRecord) -> dict[str, object]:
-    """The fields of one load, its counts in words, which a narrow terminal can break into lines."""
+    """Return the fields of one load, with its counts in words, which a narrow terminal can wrap."""
     counts = load.last_run.counts if load.last_run else {}
     said = ", ".join(f"{name.replace('_', ' ')} {cell(number)}" for name, number in counts.items())
     return {**_fields(load), "counts": said}
@@ -116,7 +116,7 @@ def failures(
         raise click.UsageError("name either a LOAD, or a run by --run")
     found = target.ask_loads(question)
     if as_json:
-        # By its name `key` would be taken for a secret.
+        # The name `key` would be masked as a secret.
         print_json([failure.masked() for failure in found], is_masked=True)
         return
     columns = {

@@ -1,7 +1,7 @@
-"""The command `etl plan`: what a run would ask for, and how long its pauses alone would take (E1, E6).
+"""Command `etl plan`: the requests of a run, and the duration of its pauses.
 
-It asks no source but for its list of windows and first requests, which for files and buckets means to list them, and no
-database but one that is configured, for the load's watermark.
+It uses the source only to list windows and first requests, which for files and buckets means to list these. It uses a
+database only if one is configured, for the load's watermark.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.sources.source import Request, Window
 
 MAX_SHOWN: Final = 50
-"""Windows that the table has."""
+"""Maximum windows in the table."""
 
 
 @click.command()
@@ -100,9 +100,10 @@ def _declared(name: str, where: str) -> Load:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The windows of a run with the first request of each walk, and the pauses between them in seconds.
+    """Windows of a run with the first request of each walk, and the pauses between them in seconds.
 
-    `left_out` files are snapshots that the table has merged before. `idle`: why the run would send no request.
+    `left_out`: number of files that are snapshots which the table has already merged. `idle`: reason why the run would
+    send no request.
     """
 
     load: Load
@@ -115,19 +116,19 @@ class Plan:
 
     @property
     def requests(self) -> int:
-        """How many requests there are at least."""
+        """Return the minimum number of requests."""
         return sum(len(requests) for _, requests in self.windows)
 
     @property
     def pauses(self) -> dict[str, float]:
-        """How long the pauses between them take, at least, on average and at most; none where nobody need wait."""
+        """Return the minimum, mean and maximum duration of the pauses; 0 for sources without a rate limit."""
         pauses = max(self.requests - 1, 0) if self.load.source.name is not None else 0
         least, most = self.config.rate_min, self.config.rate_max
         return {"least_s": pauses * least, "mean_s": pauses * (least + most) / 2, "most_s": pauses * most}
 
     @property
     def more(self) -> list[str]:
-        """What else takes time, in words."""
+        """Return other causes of duration, in words."""
         source = self.load.source
         found = ["further pages"] if source.needs_answer else []
         if self.load.detail is not None:
@@ -135,7 +136,7 @@ class Plan:
         return [*found, *(f"the rate limit of {one.requests} in {one.per_s:g} s" for one in self.load.rate_limits)]
 
     def as_json(self) -> dict[str, Any]:
-        """The plan for machines."""
+        """Return the plan as JSON."""
         return {
             "load": self.load.name,
             "watermark": self.watermark,
@@ -184,7 +185,7 @@ async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: S
 async def _requests(
     load: Load, asked: LoadArgs, windows: Sequence[Window], known: KnownHistory | None
 ) -> tuple[list[tuple[Window, list[Request]]], int]:
-    """The requests by windows, and the number of files that are left out."""
+    """Return the requests by windows, and the number of files that are left out."""
     from dataloader.flows.etl.plan.known_history import Named  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.plan.planner import name_of_walk, single_walks  # noqa: PLC0415 - not for --help
 
@@ -205,7 +206,7 @@ async def _requests(
 
 
 async def _watermark(load: str, settings: Settings) -> datetime | None:
-    """How far the load has come; None without a database, or one that has not seen it."""
+    """Return the load's watermark; None without a database, or if the load has never run in it."""
     if settings.db_dsn is None:
         return None
     async with open_loads_of(settings) as loads:
@@ -265,7 +266,7 @@ def _print(found: Plan) -> None:
 
 
 def _ends(window: Window) -> tuple[object, object]:
-    """Its begin and its end, for two columns; a window without them is everything."""
+    """Return the beginning and the end, for two columns. A window without them is everything."""
     return ("everything", None) if window.start is None and window.end is None else (window.start, window.end)
 
 

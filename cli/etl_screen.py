@@ -1,7 +1,7 @@
-"""How a load that is waited for looks: a bar on a terminal, lines in a pipe, and the summary at its end (E9).
+"""Display of a load during `--wait`: a bar on a terminal, lines in a pipe, and the summary at its end.
 
-All of it is read from the job: its status, its progress and its result, as flows/etl makes them. What the job says of
-itself goes to stderr, the summary to stdout.
+All data is read from the job: its status, progress and result, as flows/etl writes them. The progress is printed to
+stderr, the summary to stdout.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 
 LINE_S: Final = 5.0
-"""Between two lines about one state of a job."""
+"""Seconds between two lines about one state of a job."""
 MAX_FAILURES: Final = 10
-"""Failures that a summary shows."""
+"""Maximum failures in a summary."""
 _ROWS: Final = ("inserted", "updated", "changed", "closed", "deleted", "unchanged")
 PHASES: Final = {
     "requests": ("requests", "requests_failed", "details", "details_failed", "details_skipped", "segments"),
     "processing": ("records", "records_failed", "left_out", "rows", "duplicates"),
     "writing": (*_ROWS, "rows_failed", "segments_failed"),
 }
-"""The counts of each phase, in the order in which they are shown; others stand with the last one."""
+"""Counts of each phase, in display order. Unknown counts are shown with the last phase."""
 
 
 class Screen(Protocol):
-    """Shows a job that is waited for, for the length of a block."""
+    """Shows the job during a wait, for the duration of a block."""
 
     def __enter__(self) -> object: ...
     def __exit__(self, *_: object) -> None: ...
     def changed(self, job: JobRecord) -> None:
-        """Show how the job stands now."""
+        """Show the current state of the job."""
 
 
 def open_screen(name: str, *, as_json: bool) -> Screen:
-    """A bar if somebody watches, else lines; with `--json` no lines."""
+    """Return a bar on a terminal, otherwise lines; with `--json` no lines."""
     if sys.stderr.isatty():
         return _Bar(name)
     return _Lines(name, is_quiet=as_json)
 
 
 class _Lines(Screen):
-    """A line for each state of the job and each long wait, and one in a while as it goes on."""
+    """Prints a line for each state of the job and each long wait, and periodically for progress."""
 
     def __init__(self, name: str, *, is_quiet: bool) -> None:
         self._name = name
@@ -58,13 +58,13 @@ class _Lines(Screen):
         self._said_at = 0.0
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to clean up."""
+        """Do nothing."""
 
     def changed(self, job: JobRecord) -> None:
-        """Say it, unless it is too soon."""
+        """Print the state, unless it is too soon."""
         state, wait, now = state_of(job), _long_wait(job), time.monotonic()
         is_new = state != self._state or wait not in {"", self._wait}
         if self._is_quiet or (now < self._said_at + LINE_S and not is_new):
@@ -74,10 +74,10 @@ class _Lines(Screen):
 
 
 class _Bar(Screen):
-    """Three lines: a bar of the segments, the counts with rows/s, and what is waited for."""
+    """Shows three lines: a bar of the segments, the counts with rows/s, and the reason of a wait."""
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console, Group  # noqa: PLC0415 - only where there is a terminal
+        from rich.console import Console, Group  # noqa: PLC0415 - only with a terminal
         from rich.live import Live  # noqa: PLC0415
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
         from rich.table import Column  # noqa: PLC0415
@@ -96,19 +96,19 @@ class _Bar(Screen):
         def picture() -> Group:
             return Group(self._progress, *(Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines))
 
-        # While it is shown sys.stderr goes through it: log lines come above the bar.
+        # While it is shown, sys.stderr is written through it, so log lines are above the bar.
         self._live = Live(console=Console(stderr=True, highlight=False), get_renderable=picture)
 
     def __enter__(self) -> None:
-        """Begin to show."""
+        """Begin the display."""
         self._live.start()
 
     def __exit__(self, *_: object) -> None:
-        """Leave the bar as it is."""
+        """End the display and keep the bar on the screen."""
         self._live.stop()
 
     def changed(self, job: JobRecord) -> None:
-        """Move the bar."""
+        """Update the bar."""
         if job.status.is_final:
             self._progress.update(self._bar, total=1, completed=1)
         elif isinstance(job.progress, dict) and (planned := _number(job.progress, "segments_planned")):
@@ -119,7 +119,7 @@ class _Bar(Screen):
         self._lines = ("  ".join(counts), waiting)
 
     def _per_s(self, job: JobRecord) -> float | None:
-        """Rows per second since the job was seen running first."""
+        """Return the rows per second since the job was first seen running."""
         if job.status is not Status.RUNNING or not isinstance(job.progress, dict):
             return None
         now, rows = time.monotonic(), _rows_in(job.progress)
@@ -129,13 +129,13 @@ class _Bar(Screen):
 
 
 _OF_A_LOAD: Final = frozenset({"segment", "requests", "rows"})
-"""What the progress of a load or a flow has, of which other tasks know nothing."""
+"""Fields in the progress of a load or a flow that other tasks do not have."""
 _MIDNIGHT: Final = "T00:00:00+0000"
-"""What a day's segments need not say."""
+"""Text that is left out of the segments of a day."""
 
 
 def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
-    """What a job says of itself, in words: what it waits for in the queue, or its progress."""
+    """Return a job's state in words: the reason of its wait in the queue, or its progress."""
     if job.status is Status.QUEUED:
         return [why] if (why := why_waits(job)) else []
     progress = job.progress
@@ -143,12 +143,12 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
         return []
     if "tables" in progress:
         return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
-    if not _OF_A_LOAD & progress.keys():  # another task's, which says what it likes
+    if not _OF_A_LOAD & progress.keys():  # of another task, with any content
         return [cell(progress)] if progress else []
     said = [waiting] if (waiting := _waiting(job)) else []
     said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
     said.append(f"requests {_number(progress, 'requests'):,}")
-    # A segment that fails does so by a request of its own, mostly, which is one of these already.
+    # A segment mostly fails because of a request, which is already counted.
     failed_segments = _number(progress, "segments_failed")
     failed = sum(_number(progress, name) for name in progress if name.endswith("_failed")) - failed_segments
     if failed:
@@ -163,7 +163,7 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
 
 
 def _long_wait(job: JobRecord) -> str:
-    """What a job waits for that outlasts a line about it, so that no other may come; else the empty text."""
+    """Return a job's reason to wait if it outlasts a line, so that no line follows; otherwise the empty string."""
     if job.queue_state is not None:
         return job.queue_state
     waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
@@ -184,11 +184,11 @@ _AT_SOURCE: Final = {
     "budget": "the rate limit of",
     "error": "the limits, which cannot be evaluated, of",
 }
-"""What a run waits for at a source, in words."""
+"""Reasons of a wait at a source, in words."""
 
 
 def _waiting(job: JobRecord) -> str:
-    """What a run waits for, and until when; the empty text if it does not."""
+    """Return a run's reason to wait and its end; the empty string if it does not wait."""
     waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
     if job.status is not Status.RUNNING or not isinstance(waiting, dict):
         return ""
@@ -208,17 +208,17 @@ def _number(counts: Mapping[str, Any], name: str) -> int:
 
 
 def _rows_in(progress: Mapping[str, Any]) -> int:
-    """The rows that records have become: they are in their table once their segment is complete."""
+    """Return the rows made from records. They are in their table when their segment is complete."""
     return _number(progress, "rows")
 
 
 def _segments_in(progress: Mapping[str, Any]) -> int:
-    """The segments that are done with, also those that failed."""
+    """Return the number of finished segments, including failed ones."""
     return _number(progress, "segments") + _number(progress, "segments_failed")
 
 
 def print_summary(job: JobRecord) -> None:
-    """Print how a load or a flow ended: what it has done, and its failures; of another job, what there is."""
+    """Print the end of a load or a flow: its counts and failures. For other jobs, print their fields."""
     result = job.result if isinstance(job.result, dict) else {}
     status = result.get("status") if job.status is Status.SUCCEEDED else None
     fields: dict[str, object] = {"job_id": job.job_id, "status": status or state_of(job)}
@@ -246,13 +246,13 @@ def print_summary(job: JobRecord) -> None:
 
 
 def _began(summary: Mapping[str, Any]) -> str:
-    """When a task was at work first: the database keeps no order of names."""
+    """Return the time when a task first worked: the database keeps no order of names."""
     parts = {**summary.get("phases", {}), **summary.get("tables", {})}
     return min((part["began_at"] for part in parts.values() if part.get("began_at")), default="")
 
 
 def _task_rows(name: str, summary: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """A task of a flow, or each table of a set of dimensions."""
+    """Return the row of a task in a flow, or the rows of all tables in a set of dimensions."""
     if isinstance(tables := summary.get("tables"), dict):
         return [(f"{name}: {table}", one.get("status"), None, one.get("counts")) for table, one in tables.items()]
     return [(name, summary.get("status"), summary.get("seconds"), summary.get("counts") or summary.get("reason"))]

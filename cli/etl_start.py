@@ -1,7 +1,7 @@
-"""The commands that start pipelines: `etl run`, `etl retry`, `etl flow`.
+"""Commands that start pipelines: `etl run`, `etl retry`, `etl flow`.
 
-Each adds a job for a running service, and waits for it; or, with `--tasks`, runs it in this process. One run of a load
-runs at a time: its jobs wait for their lock_key, or snooze.
+Each adds a job for a running service and waits for it. With `--tasks` it runs the job in this process. One run of a
+load runs at a time: its jobs wait for their lock_key, or snooze.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ tasks_option = click.option("--tasks", "where", metavar="MODULE:ATTR", help="Run
 
 @attrs.frozen(kw_only=True)
 class _How:
-    """Where a job is to run, and whether it is waited for."""
+    """Place where a job is to run, and whether to wait for it."""
 
     target: AskedQueue
     queue: str | None
@@ -51,7 +51,7 @@ class _How:
 
 
 def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say where its job runs; it gets them first, as `_How`."""
+    """Add the options for the job's place to a command, which gets them as the first argument, a `_How`."""
 
     @functools.wraps(command)
     def with_how(
@@ -78,7 +78,7 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--from` and `--to`; it gets those that were given as `windows`, by these names."""
+    """Add `--from` and `--to` to a command, which gets the given ones as `windows`, by these names."""
 
     @functools.wraps(command)
     def with_windows(*args: Any, since: str | None, until: str | None, **options: Any) -> Any:
@@ -101,7 +101,7 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ends_before(since: str, until: str) -> bool:
-    """Whether nothing can lie between two days or instants; where only one has a time zone the load's decides."""
+    """Return whether a span is empty. If only one end has a time zone, the load's zone decides later."""
     begin, end = map(datetime.fromisoformat, (since, until))
     return (begin.tzinfo is None) == (end.tzinfo is None) and begin >= end
 
@@ -195,7 +195,7 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, jobs
     if not known and (reason := await _why_never(jobs, new.queue or QUEUE, new.task)):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
     enqueued = await _enqueue(jobs, new)
-    # Only the answer says which queue is the load's.
+    # Only the answer has the queue of the load.
     if known and (reason := await _why_never(jobs, enqueued.queue, new.task)):
         await jobs.cancel(enqueued.job_id)
         raise DataloaderError(f"the job was canceled, since it would wait for ever: {reason}")
@@ -204,7 +204,7 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, jobs
 
 
 async def _enqueue(jobs: Jobs, new: NewJob) -> Enqueued:
-    """Add the job to its queue; without one to that of its load, or to `QUEUE` if no service has declared the load."""
+    """Add the job to its queue, by default that of its load, or to `QUEUE` if no service has declared the load."""
     try:
         [enqueued] = await jobs.enqueue_many([new])
     except BadRequest as error:
@@ -236,7 +236,7 @@ def _run_here(how: _How, kind: Kind, new: NewJob, tasks: Tasks) -> int:
     with provide_server(settings, create=True) as (provided, server):
         screen = open_screen(new.task, as_json=how.as_json)
         with screen:
-            # The job's own lines are kept with it, and how it ended is said by the summary, but for a traceback.
+            # The job stores its own lines, and the summary reports its end, except for a traceback.
             configure_logging("console" if settings.log_format == "auto" else settings.log_format, "warning")
             logging.getLogger("dataloader.actors.runner").addFilter(_has_traceback)
             outcome = trio.run(
@@ -254,9 +254,9 @@ def _has_traceback(record: logging.LogRecord) -> bool:
 
 
 def check_known(name: str, kind: Kind, tasks: Tasks, where: str | None) -> None:
-    """Refuse a name that is no task's, and a task that is no load, or no flow, with those that are.
+    """Refuse a name that is not a task's, and a task that is not a load (or flow); name the valid ones.
 
-    A set of dimensions is a flow, too.
+    A set of dimensions is a flow as well.
     """
     from dataloader.flows.etl.declare.load import Load  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.flow.flow import Flow  # noqa: PLC0415

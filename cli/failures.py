@@ -1,4 +1,4 @@
-"""Commands for what failed: groups of jobs by their error, the retry of a group, and the log of errors."""
+"""Commands for failures: groups of jobs by their error, the retry of a group, and the log of errors."""
 
 from __future__ import annotations
 

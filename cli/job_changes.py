@@ -1,4 +1,4 @@
-"""Commands with which an operator changes jobs, one by one or all that a filter finds, and the record of who did."""
+"""Commands that change jobs, single ones or all that match a filter, and the audit of changes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from dataloader.jobs.model import MAX_INT, JobRecord
 
 @attrs.frozen
 class _Change:
-    """What a command does: to one job, to all of a filter, and the words of its question for the latter."""
+    """Change of a command: for one job, for all of a filter, and the question before the latter."""
 
     to_one: Callable[[Jobs, UUID], Awaitable[JobRecord]]
     to_all: Callable[[Jobs, JobFilter], Awaitable[int]]
     question: str
     said: Callable[[JobRecord], str] = state_of
-    """How one job stands then."""
+    """Return the state of one job after the change."""
     leaves_out: bool = False
-    """Jobs that wake durable processes are none of many."""
+    """True if bulk changes leave out jobs that wake durable processes."""
 
 
 def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its job ids, or a filter with `--all`."""
+    """Add job IDs to a command, or a filter with `--all`."""
     for decorate in (
         asks_queue,
         click.option("--yes", is_flag=True, help="Don't ask before --all."),
@@ -141,9 +141,9 @@ def _change_each(target: AskedQueue, change: _Change, job_ids: tuple[UUID, ...],
             job_id = left.pop(0)
             try:
                 changed.append(await change.to_one(jobs, job_id))
-            except (JobNotFound, Conflict) as error:  # the others can still be changed
+            except (JobNotFound, Conflict) as error:  # the other jobs can still be changed
                 refused.append(error)
-            except DataloaderError as error:  # nor can they now, and what was done is to be told
+            except DataloaderError as error:  # the other jobs would fail as well; print the finished changes
                 if not changed and not refused:
                     raise
                 refused.append(DataloaderError(f"job {job_id}: {error}"))
@@ -161,7 +161,7 @@ def _change_each(target: AskedQueue, change: _Change, job_ids: tuple[UUID, ...],
 
 
 def _what_is_left(job: JobRecord) -> str:
-    """A job's status, and what keeps it although it is due; whether its queue is served is said elsewhere."""
+    """Return a job's status and the reason why it still waits although it is due, other than an unserved queue."""
     why = why_waits(attrs.evolve(job, queue_state=None))
     return f"{state_of(job)}: {why}" if why else state_of(job)
 
@@ -190,7 +190,7 @@ def _described(wanted: JobFilter) -> str:
 
 
 def _about(entry: AuditRecord) -> str:
-    """The job that was changed, if it was one, and what else is known."""
+    """Return the changed job, if there is one, and the details."""
     return "  ".join(filter(None, (cell(entry.job_id), cell(entry.detail))))
 
 

@@ -1,4 +1,4 @@
-"""Commands for single jobs: add one, look at one, list them, read a journal or a log."""
+"""Commands for single jobs: add, show and list them, read their event history or log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NOTES: Final = {
     "older": "the newest job of its key, which this request is not newer than",
 }
 FOLLOW_S: Final = 1.0
-"""Between two looks at the log that is followed; a process writes its lines within a second."""
+"""Seconds between two reads of a followed log. A process writes its lines within a second."""
 
 
 def _version(text: str) -> float | datetime:
@@ -253,12 +253,12 @@ def logs(
 
 
 async def _follow(jobs: Jobs, job_id: UUID, read: Callable[[Jobs, After], Awaitable[LogPage]], after: After) -> None:
-    """Print what the job logs until it has ended."""
+    """Print the job's log lines until it has ended."""
     patience = Patience(job_id, tell)
     while True:
         try:
             has_ended = (await jobs.get(job_id)).status.is_final
-            page = await read(jobs, after)  # what was logged before the end is there when the end is
+            page = await read(jobs, after)  # lines from before the end are visible with the end
         except StoreUnavailable as error:
             await patience.outlast(error)
             continue
@@ -278,20 +278,20 @@ def _print_lines(page: LogPage) -> None:
 
 
 def _mark(line: LogLine) -> str:
-    """Where an attempt begins, or how it ended, why, and when the next one is due."""
+    """Return the text for the begin of an attempt, or for its end, with the reason and the time of the next one."""
     said, given = cell(line.message), line.fields
     if line.kind == "picked" and isinstance(given.get("worker"), str):
         said += f" on {cell(given['worker'])}"
     if isinstance(given.get("error"), str):
         said += f": {first_line(given['error'])}"
     if line.kind == "requeue" and isinstance(delay_s := given.get("delay_s", 0), int | float):
-        with suppress(OverflowError):  # of another service, which may write any number
+        with suppress(OverflowError):  # another service may write any number
             said += f"; next at {cell(line.ts + timedelta(seconds=delay_s))}"
     return f"— {said} —"
 
 
 def _error_early(payload: object) -> object:
-    """A payload as a line of a list shows it, which is cut at its end: the attempt, its error, then all else."""
+    """Reorder a payload for a list, which cuts the end of a line: the attempt, its error, then all other fields."""
     if not isinstance(payload, dict):
         return payload
     order = {"attempt": 0, "error": 1, "fields": 3}
@@ -316,7 +316,7 @@ def _row(job: JobRecord) -> tuple[object, ...]:
 
 
 def _short_state(job: JobRecord) -> str:
-    """The status, and in a word what the job waits for: its queue comes first, which holds up whatever is in it."""
+    """Return the status, and a word for the reason of a wait. The queue is first, because it blocks all of its jobs."""
     if job.cancel_requested and not job.status.is_final:
         return f"{job.status} (canceling)"
     if job.queue_state is not None and (job.queue_state is not QueueState.FULL or job.waits_for is None):
@@ -325,9 +325,9 @@ def _short_state(job: JobRecord) -> str:
 
 
 def _detail(job: JobRecord) -> object:
-    """The first line of the error, the whole of which is shown by `status`, else the progress.
+    """Return the first line of the error, or else the progress. `status` shows the whole error.
 
-    Of a running job it is the progress, or that nobody renews its lease: its error is of an attempt before.
+    For a running job return the progress, or the lack of heartbeats: its error is that of an earlier attempt.
     """
     if job.status is Status.RUNNING:
         return why_silent(job, datetime.now(UTC)) or job.progress
@@ -342,7 +342,7 @@ def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
 
 
 def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
-    """Show the job that was waited for; the exit code says how it ended."""
+    """Show the job after the wait; return the exit code for its end."""
     _show(job, as_json=as_json, all_fields=all_fields)
     if not job.status.is_final:
         click.echo(f"job {job.job_id} has not ended yet", err=True)
@@ -351,14 +351,14 @@ def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
 
 
 class _Changes:
-    """Tells how a job that is waited for stands, each thing once; in a pipe only failed attempts and waits."""
+    """Prints changes of the job during a wait, each once; in a pipe only failed attempts and waits."""
 
     def __init__(self) -> None:
         self._state = self._reason = ""
         self._attempt = 0
 
     def show(self, job: JobRecord) -> None:
-        """Tell what is new."""
+        """Print the changes."""
         reason = why_waits(job)
         self._show_attempt(job, reason)
         self._tell(reason)
@@ -368,9 +368,9 @@ class _Changes:
             click.echo(state, err=True)
 
     def _show_attempt(self, job: JobRecord, reason: str) -> None:
-        """Tell that an attempt has failed, and why, unless the reason why the job waits says so."""
+        """Print that an attempt failed, and why, unless the reason of the wait already has the error."""
         if job.status.is_final:
-            return  # what is shown at the end says it
+            return  # the final output has the error
         ended = job.attempt - (job.status is Status.RUNNING)
         error = first_line(job.error) if job.error else ""
         if ended != self._attempt and ended > 0 and error and error not in reason:
@@ -379,7 +379,7 @@ class _Changes:
         self._attempt = ended
 
     def show_reason(self, task: str, added: Enqueued) -> None:
-        """Tell why a job that was added is not taken, if that is new. A queue may be full now and then: said once."""
+        """Print why an added job is not claimed, if that is new. A full queue is reported only once."""
         state = added.queue_state
         self._tell("" if state is None else why_not_taken(added.queue, task, state))
 

@@ -1,9 +1,9 @@
-"""Runs one job in this process, and ends with it: for `dataloader etl run --tasks`, where nobody serves the queue.
+"""Runs one job in this process and exits with it: for `dataloader etl run --tasks`, without a service.
 
-A supervisor like any other, whose queue has a name that is used once: nobody else takes the job, and no other job comes
-here. The job has one attempt, since after a crash nobody would look into its queue again.
+Uses a supervisor whose queue has a unique name: no other process claims the job, and this one claims no other job. The
+job has one attempt, because no process would serve its queue after a crash.
 
-The first SIGINT or SIGTERM cancels the job, and its end is waited for; the second one stops it at once.
+The first SIGINT or SIGTERM cancels the job and waits for its end. The second one stops it immediately.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from dataloader.supervisor.signals import obey
 from dataloader.supervisor.supervisor import open_supervisor
 
 LAST_WORD_S: Final = 5.0
-"""How long a job that is left alone may take to be cancelled."""
+"""Seconds in which an abandoned job must be canceled."""
 
 
 @attrs.define
 class OneJob:
-    """What became of it: `job` as it was seen last, None if it came to none; `interrupted` by a signal."""
+    """Result: the last state of `job`, None if it was not added. `interrupted` by a signal."""
 
     job: JobRecord | None = None
     interrupted: bool = False
@@ -53,12 +53,12 @@ async def run_job(
     on_change: Callable[[JobRecord], Any],
     server: EmbeddedPostgres | None = None,
 ) -> OneJob:
-    """Run `new`, whose queue, attempts and lease are given here, to its end. The settings must have a database.
+    """Run `new` to its end; its queue, attempts and lease are set here. The settings must have a database.
 
-    `server` is the embedded one that they lead to: it is started again, should it end.
+    `server` is the embedded server of the settings. It is restarted if it ends.
 
-    Raises what a supervisor raises that can't start, and `StoreUnavailable` if the database does not answer at the
-    start, or later for `MOST_AWAY_S`: a service waits for it, but who has typed a command wants to know.
+    Raises the start errors of a supervisor, and `StoreUnavailable` if the database does not answer at the start, or
+    later for `MOST_AWAY_S`: unlike a service, a command must not wait forever.
     """
     await _ask_database(settings)
     queue = f"one job {uuid7()}"
@@ -67,7 +67,7 @@ async def run_job(
     outcome, begun = OneJob(), trio.Event()
 
     def changed(job: JobRecord) -> None:
-        # Its queue is its own. Read beside the row, a moment later, it seems full of the job itself.
+        # Its queue is used by no other job. A read a moment later would see the queue full because of the job itself.
         outcome.job = attrs.evolve(job, queue_state=None)
         on_change(outcome.job)
 
@@ -85,7 +85,7 @@ async def run_job(
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(obey, signals, cancel_job, stop)
-            # Its lines are kept with it; who watches here is shown how it goes.
+            # The job stores its lines, and the screen shows the progress.
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
             async with open_supervisor(here, tasks, server=server) as supervisor:
                 jobs = supervisor.jobs.signed(Operator(account()))
@@ -95,7 +95,7 @@ async def run_job(
                 try:
                     outcome.job = await wait_for_end(jobs, enqueued.job_id, timeout_s=math.inf, on_change=changed)
                 except BaseException:
-                    # Else it would go back to a queue that nobody serves.
+                    # Otherwise the job would return to a queue without a worker.
                     with trio.move_on_after(LAST_WORD_S, shield=True), contextlib.suppress(StoreError):
                         outcome.job = await jobs.cancel(enqueued.job_id)
                     raise

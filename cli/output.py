@@ -1,8 +1,8 @@
-"""What commands print: a table or a list of fields for people, one JSON document for machines.
+"""Output of commands: a table or a list of fields for people, one JSON document for programs.
 
-In a pipe tables are plain columns, all of them and whole; on a terminal they are drawn to fit its width (drawing.py),
-and ids are never cut, so that they can be copied. Values come from jobs, which anybody may have made: secrets in them
-are masked and what can't be seen is escaped, so that they can't write on the reader's terminal.
+In a pipe, tables have all columns, uncut. On a terminal they are fitted to its width (drawing.py), and IDs are never
+cut, so that they can be copied. Any client may have written the values of jobs: secrets in them are masked and
+invisible characters are escaped, so that they cannot control the reader's terminal.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from dataloader.jobs.visible import visible, visible_json
 
 
 def tell(said: str) -> None:
-    """Print a line for whoever watches on stderr: what is printed on stdout is the answer alone."""
+    """Print a line to stderr. stdout is only for the result."""
     click.echo(visible(said), err=True)
 
 
 def print_json(value: object, *, is_masked: bool = False) -> None:
-    """Print one JSON document: a record, or a list or dictionary of them; secrets masked, unless they are already."""
+    """Print one JSON document: a record, or a list or dictionary of them, with secrets masked unless `is_masked`."""
     plain = msgspec.to_builtins(value)
     click.echo(visible_json(msgspec.json.encode(plain if is_masked else mask(plain)).decode()))
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, nothing: str) -> None:
-    """Print rows under their column's names; without any, the sentence `nothing` on stderr.
+    """Print rows under their columns' names; if there are none, the sentence `nothing` on stderr.
 
-    In a pipe all columns, whole; on a terminal as much as its width has room for, a line for each row.
+    In a pipe, print all columns uncut; on a terminal what fits its width, one line per row.
     """
     table = [list(row) for row in rows]
     if not table:
         click.echo(nothing, err=True)
     elif sys.stdout.isatty():
-        from dataloader.cli.drawing import draw  # noqa: PLC0415 - a tenth of a second for rich
+        from dataloader.cli.drawing import draw  # noqa: PLC0415 - importing rich takes a tenth of a second
 
         draw(columns, table)
     else:
@@ -58,7 +58,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, 
 
 
 def print_fields(fields: dict[str, object]) -> None:
-    """Print one field a line; the lines of a longer text stand below its name."""
+    """Print one field per line. The lines of a longer text are below its name."""
     width = max(map(len, fields))
     for name, value in fields.items():
         lines = str(mask(value)).splitlines() if isinstance(value, str) else [cell(value)]
@@ -71,7 +71,7 @@ def print_fields(fields: dict[str, object]) -> None:
 
 
 def _hung(name: str, text: str) -> str:
-    """A field in one line, or on a terminal that is too narrow for it, in several, all of them behind the name."""
+    """Return a field in one line, or on a narrow terminal in several, all indented behind the name."""
     if not sys.stdout.isatty():
         return f"{name}{text}".rstrip()
     room = max(shutil.get_terminal_size().columns, len(name) + 20)
@@ -87,14 +87,14 @@ def _hung(name: str, text: str) -> str:
 
 
 def state_of(job: JobRecord) -> str:
-    """A job's status, with what a reader must know beside it."""
+    """Return a job's status, with important additions."""
     if job.cancel_requested and not job.status.is_final:
         return f"{job.status} (cancel requested)"
     return f"{job.status} (waits for {job.waits_for})" if job.waits_for else str(job.status)
 
 
 def why_not_taken(queue: str, task: str, state: QueueState) -> str:
-    """Why a job of a queue waits although it is ready, and what the reader can do."""
+    """Return the reason why a ready job of a queue waits, and a remedy."""
     name = repr(cell(queue))
     match state:
         case QueueState.PAUSED:
@@ -108,12 +108,12 @@ def why_not_taken(queue: str, task: str, state: QueueState) -> str:
 
 
 def unserved(queue: str) -> str:
-    """Why the jobs of a queue wait that has no worker."""
+    """Return the reason why the jobs of a queue without a worker wait."""
     return f"no dataloader worker serves the queue {cell(queue)!r}; `dataloader queues` lists those that are served"
 
 
 def unknown_task(queue: str, task: str) -> str:
-    """Why a job waits whose task is unknown where it is queued."""
+    """Return the reason why a job waits whose task is unknown in its queue."""
     return f"no worker of the queue {cell(queue)!r} knows the task {cell(task)!r}; is its name right?"
 
 
@@ -125,9 +125,9 @@ _FOR_OTHERS: Final = {
 
 
 def why_waits(job: JobRecord) -> str:
-    """Why a queued job does not run yet, and what the reader can do; the empty text if nothing keeps it.
+    """Return the reason why a queued job does not run yet, and a remedy; the empty string if there is none.
 
-    A queue that does not take jobs comes first, for it holds up whatever is in it; one that is merely full does not.
+    A queue that does not take jobs is first, because it blocks all of its jobs. A full queue does not.
     """
     if job.status is not Status.QUEUED:
         return ""
@@ -146,9 +146,9 @@ def why_waits(job: JobRecord) -> str:
 
 
 def why_silent(job: JobRecord, now: datetime) -> str:
-    """Since when nobody has renewed a running job's lease, and what comes of it; the empty text while somebody does.
+    """Return since when a running job's lease was not renewed, and the consequence; the empty string if it is renewed.
 
-    Healthy processes renew it three times in its length. `now` is this machine's clock, which may differ a little from
+    Healthy processes renew it three times in its length. `now` is this machine's clock, which may differ slightly from
     the database's.
     """
     if job.status is not Status.RUNNING or job.heartbeat_at is None:
@@ -167,19 +167,19 @@ def why_silent(job: JobRecord, now: datetime) -> str:
 
 
 _LEAST_SILENCE_S: Final = 10.0
-"""So long a silence may be no more than two clocks that differ."""
+"""A shorter silence may be a difference of two clocks."""
 _MAX_ERROR: Final = 200
-"""Characters of an error where it is not the subject."""
+"""Maximum characters of an error in a line about other things."""
 
 
 def first_line(error: str) -> str:
-    """What an error says, without its traceback, for a line that is about more."""
+    """Return an error without its traceback, as part of a line."""
     text = cell(error.partition("\n")[0].rstrip())
     return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
 
 
 def print_job(job: JobRecord, *, all_fields: bool) -> None:
-    """Print one job, either what says how it stands or every field."""
+    """Print one job, either its main fields or all fields."""
     fields: dict[str, Any] = {"job_id": job.job_id, "status": state_of(job)}
     if all_fields:
         fields = attrs.asdict(job, recurse=False)
@@ -200,5 +200,5 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         if silent := why_silent(job, datetime.now(UTC)):
             fields["heartbeat_at"] = f"{cell(job.heartbeat_at)}: {silent}"
         if job.status is Status.RUNNING and "error" in fields:
-            fields["last_error"] = fields.pop("error")  # of an attempt before, while this one may run well
+            fields["last_error"] = fields.pop("error")  # of an earlier attempt; this one may be fine
     print_fields(fields)

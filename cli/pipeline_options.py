@@ -1,4 +1,4 @@
-"""The options that say how pipelines run (E5): `--pipeline-rate-min` and its like, for a process or for one run."""
+"""Options of pipelines, such as `--pipeline-rate-min`, for a process or for one run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONS: Final[dict[str, tuple[type, str]]] = {
 
 
 def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options; it gets those that were given as `pipeline`, by the names of `PipelineConfig`."""
+    """Add the options to a command, which gets the given ones as `pipeline`, by the names of `PipelineConfig`."""
 
     @functools.wraps(command)
     def with_pipeline(*args: Any, **options: Any) -> Any:
@@ -35,7 +35,7 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Refuse what no load could have, whatever else is set where it runs."""
+    """Refuse values that are invalid for all loads, whatever else is set where the load runs."""
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig  # noqa: PLC0415 - not for --help
 
     pauses = {"rate_min": 0.0, "rate_max": given.get("rate_min", 0.0)}
@@ -46,7 +46,7 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 def as_variables(pipeline: Mapping[str, Any]) -> dict[str, str]:
-    """What was given as the variables that say the same, for `load_settings`."""
+    """Return the options as the equivalent variables, for `load_settings`."""
     from dataloader.flows.etl.declare.pipeline_config import PREFIX  # noqa: PLC0415 - not for --help
 
     return {PREFIX + name.upper(): str(value) for name, value in pipeline.items()}

@@ -1,4 +1,4 @@
-"""Commands that look at durable processes: lists, one of them, its events and tasks, groups of errors."""
+"""Commands that read durable processes: lists, one process, its events and tasks, groups of errors."""
 
 from __future__ import annotations
 

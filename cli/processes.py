@@ -1,4 +1,4 @@
-"""Commands for durable processes: start, call, mend, stop, remove; list and show them."""
+"""Commands for durable processes: start, call, repair, stop, remove, list and show them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def call(
 
 
 def _given() -> list[str]:
-    """The options that the command line has."""
+    """Return the options that were given on the command line."""
     context = click.get_current_context()
     default = click.core.ParameterSource.DEFAULT
     return [name for name in context.params if context.get_parameter_source(name) not in {default, None}]
@@ -144,7 +144,7 @@ def withdraw(target: AskedQueue, *, task_id: int, ident: UUID | None, as_json: b
 
 
 def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessRecord]]) -> click.Command:
-    """A command that does one thing to one process; `what` is its help."""
+    """Return a command that applies one action to one process. `what` is its help."""
 
     @click.command(help=what)
     @TYPE
@@ -169,7 +169,7 @@ process.add_command(
 
 
 def _finds(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that choose processes in error, for a command that takes one, too."""
+    """Add the options that choose processes in error to a command for one process."""
     for option in (
         click.option("--yes", is_flag=True, help="Don't ask before."),
         click.option(
@@ -194,7 +194,7 @@ def _wanted(
     metadata: dict[str, Any] | None,
     yes: bool,
 ) -> ProcessFilter | None:
-    """The filter of a command on many; None for one process."""
+    """Return the filter of a command for many processes; None for one process."""
     many = of_type or error_group is not None or metadata is not None
     if many is (process_id is not None) or (process_type is None and (of_type or not many)):
         raise click.UsageError("name one process by TYPE and ID, or many by TYPE --all, --error-group or --metadata")
@@ -278,7 +278,7 @@ def import_process(
 
 
 def _say(answer: ProcessAnswer, *, as_json: bool, timeout_s: float = 0) -> int:
-    """Print an answer; the exit code says what it is: 0 done, 1 none in time, 3 refused, failed or cancelled."""
+    """Print an answer; return the exit code: 0 done, 1 none in time, 3 refused, failed or cancelled."""
     if as_json:
         print_json(answer)
     elif answer.status == "finished" and answer.error is None:

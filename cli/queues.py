@@ -1,4 +1,4 @@
-"""Commands for whole queues and for the processes that serve them."""
+"""Commands for queues and for the processes that serve them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
 
     served = target.ask(question)
     _say(queue, as_json=as_json, paused=True)
-    if served is not None:  # the name may be mistyped, and the queue that was meant goes on
+    if served is not None:  # the name may be mistyped, so the intended queue is not paused
         click.echo(unserved(queue), err=True)
 
 

@@ -1,4 +1,4 @@
-"""Commands for schedules: what is planned, and what operators do with it."""
+"""Commands for schedules: their plans, and operators' actions."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def set_schedule(target: AskedQueue, *, name: str, queue: str | None, as_json: b
 
 
 def _changes(what: str, change: Callable[[Schedules, str], Any]) -> click.Command:
-    """A command that does one thing to one schedule; `what` is its help."""
+    """Return a command that applies one action to one schedule. `what` is its help."""
 
     @click.command(help=what)
     @click.argument("name")

@@ -1,4 +1,4 @@
-"""Commands that run the service, or show what it would run with: `serve`, `tasks`, `config`."""
+"""Commands that run the service or show its configuration: `serve`, `tasks`, `config`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
     from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
 
     configure_logging(settings.log_format, settings.log_level)
-    faulthandler.enable()  # the last word of a process that ends within native code
+    faulthandler.enable()  # prints the stack of a crash in native code
     log = get_logger(__name__)
     for warning in unknown_variables():
         log.warning(warning)
@@ -171,8 +171,8 @@ def config(*, data_dir: Path | None, as_json: bool) -> None:
 
 
 def _embedded_address(settings: Settings) -> str | None:
-    """Where the embedded database answers, its password masked; None where it is not what is used, or does not run."""
-    from dataloader.store.embedded.postgres import running_server  # noqa: PLC0415 - most have a database of their own
+    """Return the address of the embedded database, its password masked; None if it is not used or does not run."""
+    from dataloader.store.embedded.postgres import running_server  # noqa: PLC0415 - most installations have another database
 
     if settings.db_dsn is not None:
         return None
@@ -181,6 +181,6 @@ def _embedded_address(settings: Settings) -> str | None:
     except (
         EmbeddedDatabaseError,
         ConfigError,
-    ):  # somebody else's, or without the extra: what shows the settings shows them still
+    ):  # it is another user's, or the extra is missing: the settings are shown anyway
         return None
     return None if server is None else mask_address(server.dsn)

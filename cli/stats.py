@@ -1,4 +1,4 @@
-"""The command for statistics of runs."""
+"""Command for statistics of runs."""
 
 from __future__ import annotations
 

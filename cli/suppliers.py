@@ -1,4 +1,4 @@
-"""Commands for suppliers: what of their rate limits is used, and what operators do with them."""
+"""Commands for suppliers: the use of their rate limits, and operators' actions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _UNSET: Final = RenamedChoice(_LIMITS, FORMER_LIMITS)
 
 
 class _RateLimit(click.ParamType[Any]):
-    """A rate limit such as 100/60: at most 100 in 60 seconds; or 10000/day/Europe/Berlin."""
+    """Rate limit such as 100/60, for at most 100 in 60 seconds, or 10000/day/Europe/Berlin."""
 
     name = "rate limit"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click has it."""
+        """Convert like click."""
         number, _, span = str(value).partition("/")
         span, _, zone = span.partition("/")
         try:
@@ -120,7 +120,7 @@ def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json
 
 
 def _changes(what: str, change: Callable[[Limits, str], Any], said: str = "") -> click.Command:
-    """A command that does one thing to one supplier; `what` is its help."""
+    """Return a command that applies one action to one supplier. `what` is its help."""
 
     @click.command(help=what)
     @NAME
@@ -168,7 +168,7 @@ def _state(one: SupplierRecord) -> str:
 
 
 def _span(one: RateLimitState, unit: str = "") -> str:
-    """As `--rate-limit` takes it."""
+    """Return the span in the format of `--rate-limit`."""
     return f"day/{one.zone}" if one.per_s is None else f"{one.per_s:g}{unit}"
 
 

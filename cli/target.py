@@ -1,6 +1,6 @@
-"""Which queue a command asks: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
+"""Target of a command: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
 
-Commands take `@asks_queue`, which adds the options and passes an `AskedQueue`: `target.ask(question)` runs a function
+Commands use `@asks_queue`, which adds the options and passes an `AskedQueue`. `target.ask(question)` calls a function
 with `Jobs`, `target.ask_loads` one with `LoadReads`. `provide_database` is for commands that need the database itself.
 """
 
@@ -50,38 +50,38 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @attrs.frozen
 class AskedQueue:
-    """The queue that was named on the command line, and how to ask it."""
+    """Queue from the command line, with methods to use it."""
 
     url: str | None
     token: str | None = attrs.field(repr=False)
     data_dir: Path | None
 
     def ask(self, question: Callable[[Jobs], Awaitable[T]]) -> T:
-        """Open the queue, run `question` with it, close it."""
+        """Open the queue, call `question` with it, close it."""
         return self.ask_client(lambda client: question(client.jobs))
 
     def ask_schedules(self, question: Callable[[Schedules], Awaitable[T]]) -> T:
-        """Do the same with schedules."""
+        """Call `question` with the schedules."""
         return self.ask_client(lambda client: question(client.schedules))
 
     def ask_bulk(self, question: Callable[[BulkActs], Awaitable[T]]) -> T:
-        """Do the same with bulk operations."""
+        """Call `question` with the bulk operations."""
         return self.ask_client(lambda client: question(client.bulk))
 
     def ask_limits(self, question: Callable[[Limits], Awaitable[T]]) -> T:
-        """Do the same with the limits of tasks and suppliers."""
+        """Call `question` with the limits of tasks and suppliers."""
         return self.ask_client(lambda client: question(client.limits))
 
     def ask_processes(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Do the same with durable processes."""
+        """Call `question` with the durable processes."""
         return self.ask_client(lambda client: question(client.processes))
 
     def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
-        """Do the same with what is known of loads."""
+        """Call `question` with the reads of loads."""
         return self._ask(_open_http_loads, open_loads_of, question)
 
     def ask_client(self, question: Callable[[Client], Awaitable[T]]) -> T:
-        """Do the same with the whole client."""
+        """Call `question` with the whole client."""
         return self._ask(_open_http_client, open_client_of, question)
 
     def _ask(
@@ -90,7 +90,7 @@ class AskedQueue:
         of_database: Callable[[Settings], AbstractAsyncContextManager[Q]],
         question: Callable[[Q], Awaitable[T]],
     ) -> T:
-        """Ask the service that was named, or else the database."""
+        """Use the service that was named, otherwise the database."""
         if self.url is not None:
             return run_trio(_ask_service, of_service(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
@@ -98,15 +98,15 @@ class AskedQueue:
 
 
 def _open_http_client(url: str, token: str | None) -> AbstractAsyncContextManager[Client]:
-    from dataloader.web.http_client import open_http_client  # noqa: PLC0415 - no HTTP client is needed for a database
+    from dataloader.web.http_client import open_http_client  # noqa: PLC0415 - a database needs no HTTP client
 
     return open_http_client(url, token)
 
 
 @asynccontextmanager
 async def open_client_of(settings: Settings) -> AsyncIterator[Client]:
-    """Open a client of the settings' database for the length of a block; the audit names the account."""
-    from dataloader.supervisor.database_client import (  # noqa: PLC0415 - no driver is needed over HTTP
+    """Open a client of the settings' database for the duration of a block. The audit names the account."""
+    from dataloader.supervisor.database_client import (  # noqa: PLC0415 - HTTP needs no driver
         open_database_client,
     )
 
@@ -117,7 +117,7 @@ async def open_client_of(settings: Settings) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def open_loads_of(settings: Settings) -> AsyncIterator[LoadReads]:
-    """What the settings' database knows of loads, for the length of a block."""
+    """Open the reads of loads in the settings' database, for the duration of a block."""
     from dataloader.cli.load_reads import DatabaseLoadReads  # noqa: PLC0415 - as above
     from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - as above
 
@@ -135,20 +135,20 @@ async def _open_http_loads(url: str, token: str | None) -> AsyncIterator[LoadRea
 
 
 def command_options(settings: Settings) -> DatabaseOptions:
-    """How a command connects: as the settings say, with one connection. `ConfigError` when they name no database."""
+    """Return the settings' connection options, with one connection. Raises `ConfigError` without a database."""
     return attrs.evolve(client_options(settings, "dataloader command"), pool_size=1)
 
 
 def run_trio(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
-    """`trio.run` for a command: ^C cancels `operation`, and is raised as `click.Abort` when all is closed.
+    """Run `operation` like `trio.run`. ^C cancels it, and is raised as `click.Abort` when everything is closed.
 
-    Raised where it strikes, it would strike within the driver's C code too, which then waits for ever, or crashes.
+    If ^C were raised where it occurs, it could also interrupt the driver's C code, which then hangs or crashes.
     """
     try:
         results = trio.run(_until_interrupted, operation, *args)
     except BaseExceptionGroup as group:
         for error in single_errors(group):
-            if isinstance(error, BrokenPipeError):  # who read our output has left: click knows it by this error alone
+            if isinstance(error, BrokenPipeError):  # the reader of our output has exited: click handles only this error
                 raise error from None
         raise
     if not results:
@@ -172,7 +172,7 @@ async def _ask(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], 
 
 
 async def _ask_service(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
-    """The same; what is wrong with the address or the token is told by the name of its option."""
+    """Call `question` with the service. An error of the address or the token names its option."""
     try:
         return await _ask(opening, question)
     except (ConfigError, AccessDenied) as error:
@@ -180,7 +180,7 @@ async def _ask_service(opening: AbstractAsyncContextManager[Q], question: Callab
 
 
 def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--url`, `--token`, `--data-dir` and `--json`; it gets `target` first and `as_json` by name."""
+    """Add `--url`, `--token`, `--data-dir` and `--json` to a command, which gets `target` first, `as_json` by name."""
 
     @json_option
     @data_dir_option
@@ -197,22 +197,22 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def provide_database(settings: Settings, *, create: bool) -> Iterator[Settings]:
-    """The settings with a database: as they are, or with the embedded one. See `provide_server`."""
+    """Provide the settings with a database: unchanged, or with the embedded one. See `provide_server`."""
     with provide_server(settings, create=create) as (provided, _):
         yield provided
 
 
 @contextmanager
 def provide_server(settings: Settings, *, create: bool) -> Iterator[tuple[Settings, EmbeddedPostgres | None]]:
-    """The settings with a database, and the embedded server, if that is it, which runs as long as somebody uses it.
+    """Provide the settings with a database, and the embedded server if used. It runs while it has users.
 
-    Raises `ConfigError` if there is none and it is not to be made, so that a question asked in the wrong directory
-    makes no database there; `EmbeddedDatabaseError` if it can't be started.
+    Raises `ConfigError` if there is no database and `create` is false, so that a command in the wrong directory creates
+    none there. Raises `EmbeddedDatabaseError` if it cannot be started.
     """
     if settings.db_dsn is not None:
         yield settings, None
         return
-    from dataloader.store.embedded.data_dir import versions_in  # noqa: PLC0415 - most have a database of their own
+    from dataloader.store.embedded.data_dir import versions_in  # noqa: PLC0415 - most installations have another database
     from dataloader.store.embedded.postgres import embedded_postgres  # noqa: PLC0415
 
     if not create and not versions_in(settings.data_dir):

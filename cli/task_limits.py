@@ -1,4 +1,4 @@
-"""Commands for tasks and their limits: what holds, why nothing starts, and what operators do about it."""
+"""Commands for tasks and their limits: effective limits, the reason why no job starts, and operators' actions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def apply(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
 
 
 def _changes(what: str, change: Callable[[Limits, str], Any]) -> click.Command:
-    """A command that does one thing to one task; `what` is its help."""
+    """Return a command that applies one action to one task. `what` is its help."""
 
     @click.command(help=what)
     @NAME
@@ -154,7 +154,7 @@ def remove(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: boo
 
 
 def changes_of(options: dict[str, Any], unset: tuple[str, ...]) -> dict[str, Any]:
-    """What a `set` command changes: the options that were given, and None for what is unset."""
+    """Return the changes of a `set` command: the given options, and None for those of `--unset`."""
     given = {key: value for key, value in options.items() if value is not None and value != ()}
     for key in unset:
         if key in given:
@@ -167,7 +167,7 @@ def changes_of(options: dict[str, Any], unset: tuple[str, ...]) -> dict[str, Any
 
 
 def state_of(one: TaskState) -> str:
-    """Whether jobs of a task may start, in words."""
+    """Return in words whether jobs of a task may start."""
     return "open" if one.closed is None else f"closed: {one.closed.replace('_', ' ')}"
 
 

@@ -1,7 +1,7 @@
-"""Finds the user's `Tasks` by the text `module:attribute`, and says in one line why it can't.
+"""Finds the user's `Tasks` by the text `module:attribute`; reports errors in one line.
 
-`serve`, `tasks` and `etl` use it. The module is imported with the current directory on the path, as `python -m` would,
-and with the folders of `--path`, which come last: the program's own packages stay those it was built with.
+Used by `serve`, `tasks` and `etl`. The module is imported with the current directory on the path, as by `python -m`,
+and with the folders of `--path`. These are last, so that the program's own packages stay those that it was built with.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ path_option = click.option(
     callback=_add_folders,
     help="Where else modules are found, such as a site-packages folder. May be given again.",
 )
-"""For each command that takes `--tasks`."""
+"""Option for each command that takes `--tasks`."""
 
 
 def load_tasks(where: str) -> Tasks:
     """Import the module and return its attribute. `where` is such as `my_module:tasks` or `package.module:tasks`.
 
-    Raises `ConfigError`, in one line: the text is no such pair, there is no such module, it fails, or has no `Tasks`.
+    Raises `ConfigError`, with one line, if the text has another form, the module is missing or fails, or has no
+    `Tasks`.
     """
     module_name, colon, attribute = where.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):

@@ -1,6 +1,6 @@
-"""Waiting for a job as a command does: a database, or a service, that is away meanwhile is outlasted, and told of.
+"""Waits of commands for a job, which survive and report outages of the database or the service.
 
-The job goes on while nobody answers, and so does the wait: nothing but reading is repeated.
+The job continues during an outage, and so does the wait: only reads are repeated.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataloader.jobs.model import JobRecord
 from dataloader.jobs.secrets.masking import mask_text
 
 AWAY_S: Final = 1.0
-"""How long a database, or a service, that is away is left alone."""
+"""Seconds until the next try after an outage was noticed."""
 MOST_AWAY_S: Final = 600.0
-"""How long those who wait for a job wait for an answer. A restart or a failover takes less."""
+"""Maximum seconds of an outage during a wait. A restart or a failover takes less."""
 
 
 @attrs.define
 class Patience:
-    """Outlasts a database, or a service, that is away while somebody waits for a job; `tell` hears of it."""
+    """Survives outages of a database or a service during a wait for a job, and reports them by `tell`."""
 
     job_id: UUID
     tell: Callable[[str], Any]
@@ -33,7 +33,7 @@ class Patience:
     _gives_up_at: float | None = attrs.field(default=None, init=False)
 
     async def outlast(self, error: StoreUnavailable) -> None:
-        """Return when it is time to ask again. Raises `StoreUnavailable` after `most_away_s` without an answer."""
+        """Return when it is time for the next try. Raises `StoreUnavailable` after `most_away_s` without an answer."""
         minutes = f"{self.most_away_s / 60:g} minutes"
         if self._gives_up_at is None:
             self._gives_up_at = trio.current_time() + self.most_away_s
@@ -44,7 +44,7 @@ class Patience:
         await trio.sleep(AWAY_S)
 
     def answered(self) -> None:
-        """An outage, if there was one, is over."""
+        """Note that an outage, if there was one, has ended."""
         if self._gives_up_at is not None:
             self._gives_up_at = None
             self.tell("it answers again")
@@ -59,15 +59,15 @@ async def wait_for_end(
     tell: Callable[[str], Any] = lambda _said: None,
     most_away_s: float = MOST_AWAY_S,
 ) -> JobRecord:
-    """The job as soon as it has ended, or as it was seen last within `timeout_s` seconds.
+    """Return the job as soon as it has ended, or its last known state after `timeout_s` seconds.
 
     Args:
         jobs: the queue.
-        job_id: a job that is there.
-        timeout_s: how long to wait at most.
-        on_change: hears how the job stands first, and of each change.
-        tell: hears of outages, where no supervisor in the process logs them.
-        most_away_s: how long to wait for an answer.
+        job_id: ID of an existing job.
+        timeout_s: maximum seconds of the wait.
+        on_change: called with the first state of the job and after each change.
+        tell: called with texts about outages, for processes without a supervisor that logs them.
+        most_away_s: maximum seconds of an outage.
 
     Raises:
         StoreUnavailable: there was no answer for `most_away_s`, or none within `timeout_s`.
@@ -95,18 +95,18 @@ async def wait_for_end(
 
 
 async def served_instead(jobs: Jobs, queue: str) -> list[str] | None:
-    """The queues that are served, when nobody serves this one; None when somebody does."""
+    """Return the served queues if no worker serves this one; None if one does."""
     served = {name for worker in await jobs.workers() for name in worker.queues}
     return None if _shows(served, queue) else sorted(served)
 
 
 async def is_known(jobs: Jobs, task: str) -> bool:
-    """Whether a worker knows the task, or does not tell what it knows."""
+    """Return whether a worker knows the task or does not declare its tasks."""
     return any(worker.tasks is None or _shows(worker.tasks, task) for worker in await jobs.workers())
 
 
 async def knows_task(jobs: Jobs, queue: str, task: str) -> bool:
-    """Whether a worker of the queue may know the task: it does, or does not tell."""
+    """Return whether a worker of the queue may know the task: it does, or does not declare its tasks."""
     for worker in await jobs.workers():
         only = next((names for name, names in (worker.only_tasks or {}).items() if _shows([name], queue)), worker.tasks)
         if _shows(worker.queues, queue) and (only is None or _shows(only, task)):
@@ -115,5 +115,5 @@ async def knows_task(jobs: Jobs, queue: str, task: str) -> bool:
 
 
 def _shows(names: Collection[str], name: str) -> bool:
-    """Whether a name is among these. A service shows them without their secrets."""
+    """Return whether a name is among these. A service shows them without their secrets."""
     return name in names or mask_text(name) in names

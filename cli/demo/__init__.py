@@ -1,4 +1,4 @@
-"""The command `demo`. What a user would write is in tasks.py, the tasks, and in program.py, which enqueues their jobs.
+"""Command `demo`. User code is in tasks.py, the tasks, and in program.py, which enqueues their jobs.
 
-command.py runs both, screen.py and results.py show how it goes and what came of it.
+command.py runs both. screen.py shows the progress, results.py the results.
 """

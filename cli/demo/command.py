@@ -1,8 +1,7 @@
-"""The command `demo`: the whole service on real data.
+"""Command `demo`: the whole service on real data.
 
-What happens is in program.py, run as a guest of the same `serve` that everybody runs, so that ^C drains here too.
-Progress and log lines go to stderr, through one rich console on a terminal, so that neither writes into the other; the
-results go to stdout.
+program.py has the work, run as a guest of the usual `serve`, so that ^C drains here too. Progress and log lines are
+written to stderr, on a terminal through one rich console, so that they do not mix. The results are written to stdout.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dataloader.supervisor.settings_layers import load_settings
 from dataloader.supervisor.supervisor import Supervisor
 
 ETL = "dataloader.flows.etl"
-"""The logger of loads, which say in four lines a year what the demo says in one."""
+"""Logger of loads, which write four lines per year; the demo writes one."""
 USUAL_PORT: Final = 8080
 
 
@@ -53,13 +52,13 @@ def demo(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) 
     given = load_settings(
         overrides={"data_dir": data_dir, "port": port}, defaults={"port": USUAL_PORT if _is_free(USUAL_PORT) else 0}
     )
-    # Never DL_DB_DSN: a demo must not write into a real database.
+    # Never use DL_DB_DSN: a demo must not write to a real database.
     settings = Settings(data_dir=given.data_dir, workers=WORKERS, port=given.port)
     data_dir = given.data_dir
     run = DemoRun()
     screen = open_screen()
     with screen:
-        # Lines about what the bars show would bury them.
+        # Log lines with the same content would push the bars away.
         configure_logging("console", "warning" if sys.stderr.isatty() else "info")
         logging.getLogger(ETL).setLevel(logging.WARNING)
 
@@ -75,7 +74,7 @@ def demo(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) 
                     nursery.start_soon(tell_of_drain)
                     await load(url, run, screen)
                     nursery.cancel_scope.cancel()
-            except* (StoreUnavailable, Draining) as group:  # after ^C the service takes no new jobs
+            except* (StoreUnavailable, Draining) as group:  # after ^C the service accepts no new jobs
                 click.echo(str(first_error(group)), err=True)
             if keep and run.is_over:
                 screen.stop()

@@ -1,11 +1,10 @@
-"""What `dataloader demo` does once a supervisor serves: a program of its own that loads the rates through the HTTP API.
+"""Work of `dataloader demo` in a running supervisor: a separate program that loads the rates through the HTTP API.
 
-It triggers one job a year by HTTP, follows them by long polls as any client would, and compares what came of it with
-the file. It sees nothing of the supervisor but its address. How it looks is the business of screen.py, which is told
-of every change through `Watcher`.
+It triggers one job per year by HTTP, follows the jobs by long polls like any client, and compares the results with the
+file. It knows only the address of the supervisor. screen.py displays the progress; it receives each change through
+`Watcher`.
 
-Jobs that an interrupted run has left in the queue are followed, not triggered again: that they are still there is what
-a durable queue is for.
+Jobs that an interrupted run has left in the queue are followed, not triggered again: a durable queue has kept them.
 """
 
 from __future__ import annotations
@@ -25,43 +24,43 @@ from dataloader.cli.waiting import wait_for_end
 RECENT: Final = "ecb.recent"
 HISTORY: Final = "ecb.history"
 WORKERS: Final = (Worker(RECENT, 2), Worker(HISTORY, 2), Worker(CONTROL, 1))
-"""Several queues, so that the years people ask for don't wait behind the others."""
+"""Several queues, so that recent years do not wait for the others."""
 _WHO: Final = "dataloader demo"
 
 
 def queue_of(year: int) -> str:
-    """Where the job of a year waits."""
+    """Return the queue for the job of a year."""
     return RECENT if year >= 2015 else HISTORY
 
 
 def args_of(year: int) -> dict[str, str]:
-    """What the job of a year is asked for."""
+    """Return the args for the job of a year."""
     return {"from": f"{year}-01-01", "to": f"{year + 1}-01-01"}
 
 
 def year_of(job: JobRecord) -> int:
-    """The year that a job loads."""
+    """Return the year that a job loads."""
     return int(job.args["from"][:4])
 
 
 def count_of(job: JobRecord, count: str) -> int | None:
-    """One of the counts of a year's result, such as `inserted`; None before the job has one."""
+    """Return one of the counts of a year's result, such as `inserted`; None if the job has no result yet."""
     return job.result["counts"].get(count, 0) if job.result else None
 
 
 class Watcher(Protocol):
-    """Who is shown how the load goes."""
+    """Receives the progress of the load."""
 
     def began(self, contents: Contents, *, left: int) -> None:
-        """The file is read; there will be a job for each of its years, `left` of which are in the queue already."""
+        """Called when the file has been read. There is a job for each of its years, `left` of which are queued."""
 
     def changed(self, job: JobRecord) -> None:
-        """One of the jobs is in the queue, or has another status or progress."""
+        """Called when a job is queued, or its status or progress has changed."""
 
 
 @attrs.define
 class DemoRun:
-    """One run of the demo, as far as it has come: the jobs of the years, and the result of the one that checks."""
+    """State of a run of the demo: the jobs of the years, and the result of the check."""
 
     run_id: UUID = attrs.field(factory=uuid4)
     years: dict[int, JobRecord] = attrs.field(factory=dict)
@@ -72,12 +71,12 @@ class DemoRun:
 
     @property
     def is_over(self) -> bool:
-        """True when nothing is left to be done: the check was made, or a job failed for good."""
+        """Return True if the run has ended: the check was made, or a job failed for good."""
         return self.check is not None or self.failed is not None
 
     @property
     def is_right(self) -> bool:
-        """True when every job succeeded and the table holds exactly what the file does."""
+        """Return True if all jobs succeeded and the table has exactly the contents of the file."""
         return (
             self.contents is not None
             and self.check is not None
@@ -87,12 +86,12 @@ class DemoRun:
         )
 
     def total(self, count: str) -> int:
-        """The sum of one count, such as `inserted`, over the years that have one."""
+        """Return the sum of one count, such as `inserted`, over the years that have it."""
         return sum(count_of(job, count) or 0 for job in self.years.values())
 
 
 async def load(url: str, run: DemoRun, watcher: Watcher) -> None:
-    """Load all years through the service at `url`; `run` shows what became of it, also when cancelled half way."""
+    """Load all years through the service at `url`. `run` has the results, also after a cancellation."""
     began = trio.current_time()
     contents = run.contents = await trio.to_thread.run_sync(read_contents)
     async with open_client(url=url) as client:
@@ -116,13 +115,13 @@ async def load(url: str, run: DemoRun, watcher: Watcher) -> None:
 
 
 async def _left(jobs: Jobs) -> dict[int, JobRecord]:
-    """The jobs of years that wait or run since an earlier run."""
+    """Return the jobs of years that are queued or running since an earlier run."""
     unended = JobFilter(task=LOAD, status=frozenset({Status.QUEUED, Status.RUNNING}))
     return {year_of(job): job for job in (await jobs.find(unended, limit=500)).jobs}
 
 
 async def _enqueue(jobs: Jobs, run: DemoRun, year: int) -> JobRecord:
-    """Add the job of a year, once in a run; no other loads that year meanwhile."""
+    """Add the job of a year, once per run. No other job loads that year at the same time."""
     enqueued = await jobs.enqueue(
         LOAD,
         args_of(year),
@@ -136,7 +135,7 @@ async def _enqueue(jobs: Jobs, run: DemoRun, year: int) -> JobRecord:
 
 
 async def _do(jobs: Jobs, run: DemoRun, task: Task[Any]) -> JobRecord | None:
-    """Run one job to its end; None, and the job in `run.failed`, when it did not succeed."""
+    """Run one job to its end. If it did not succeed, return None and set `run.failed`."""
     enqueued = await jobs.enqueue(task, idempotency_key=f"demo:{run.run_id}:{task.name}", producer=_WHO)
     job = await wait_for_end(jobs, enqueued.job_id, timeout_s=math.inf, on_change=lambda _job: None)
     if job.status is Status.SUCCEEDED:
@@ -146,7 +145,7 @@ async def _do(jobs: Jobs, run: DemoRun, task: Task[Any]) -> JobRecord | None:
 
 
 async def _follow(jobs: Jobs, run: DemoRun, job: JobRecord, watcher: Watcher) -> None:
-    """Keep the job of a year in `run` as it stands, until it has ended."""
+    """Update the job of a year in `run` until it has ended."""
 
     def changed(now: JobRecord) -> None:
         run.years[year_of(now)] = now

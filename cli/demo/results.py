@@ -1,4 +1,4 @@
-"""What came of a run of the demo, on stdout: a table or a JSON document, and whether the table equals the file."""
+"""Results of a run of the demo, on stdout: a table or a JSON document, and whether the table equals the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = ("inserted", "updated", "unchanged")
 
 
 def print_results(run: DemoRun, *, as_json: bool) -> None:
-    """A row for each year, what has failed, and whether the table holds what the file does; or all of it as JSON."""
+    """Print a row for each year, the errors, and whether the table equals the file; or all of it as JSON."""
     if as_json:
         print_json(_as_json(run))
     elif run.years:
@@ -83,7 +83,7 @@ def _job_as_json(job: JobRecord) -> dict[str, Any]:
 
 
 def seconds_of(job: JobRecord) -> str:
-    """How long the job's last run took; nothing before it has ended."""
+    """Return the duration of the job's last run; empty before it has ended."""
     if job.started_at is None or job.finished_at is None:
         return ""
     return f"{(job.finished_at - job.started_at).total_seconds():.2f}"

