@@ -1,8 +1,8 @@
-"""The Quart app: all routes over one `Services`, and what every response carries (Q5, Q16).
+"""Quart app: all routes over one `Services`, and the common headers of all responses.
 
-Made by the supervisor, or by a test, and served by server/listen.py. Each request has an id (the client's
-`X-Request-ID` if that is valid), which is in its answer and in all its log lines, and one log line of its own. Nothing
-essential happens in `before_serving`: if that fails, Hypercorn goes on without it.
+It is created by the supervisor, or by a test, and served by server/listen.py. Each request has an ID (the client's
+`X-Request-ID` if that is valid), which is in its answer and in all its log lines, and one log line about the request.
+Nothing essential happens in `before_serving`: if that fails, Hypercorn continues without it.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ _WORK: Final = [
     *system.routes,
     *problem_kinds.routes,
 ]
-"""All routes of the API: the one list in web/ in which a new feature is named."""
+"""All routes of the API; a new feature is added to this list only."""
 ROUTES: Final = (*_WORK, *description_routes(_WORK))
 
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 
 
 class App(QuartTrio):
-    """Quart, with our id, headers and log line around each request."""
+    """Quart with our ID, headers and log line around each request."""
 
     asgi_http_class = cast("Any", QuartConnection)
     request_class = Request
     services: Services
 
     async def handle_request(self, request: QuartRequest) -> Response | WerkzeugResponse:
-        """Serve a request; Quart calls this for each one, even if no route fits it."""
+        """Serve a request. Quart calls this for each one, even if no route matches it."""
         started_at = perf_counter()
         here = cast("Request", request)
         given = request.headers.get(REQUEST_ID, "")
@@ -100,7 +100,7 @@ class App(QuartTrio):
         for header in (*HEADERS, (REQUEST_ID, request_id), NO_PAGE):
             response.headers.setdefault(*header)
         status = response.status_code
-        # The refusals' log line tells of 429s; one line for each would be too many.
+        # The refusals' log line counts 429s; one line for each would be too many.
         (log.debug if status < 400 or status == HTTPStatus.TOO_MANY_REQUESTS else log.info)(
             "request",
             method=request.method,
@@ -112,15 +112,15 @@ class App(QuartTrio):
 
 
 def create_app(services: Services) -> App:
-    """The app for these services. Serve it with `serve_web`."""
+    """Return the app for these services. Serve it with `serve_web`."""
     app = App(__name__, static_folder=None)
     app.services = services
-    # Bodies and answers have limits of their own (bodies.py, http1.py); Quart's timeout would cut off a long answer.
+    # Bodies and answers have their own limits (bodies.py, http1.py); Quart's timeout would cut off a long answer.
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
-    # With what this process's own tasks take.
+    # Includes the arguments of this process's own tasks.
     described = (*_WORK, *description_routes(_WORK, services.tasks)) if services.tasks else ROUTES
     for route in described:
         if route.body is not None:
@@ -153,10 +153,10 @@ def _page(route: PageRoute, services: Services) -> Callable[..., Coroutine[Any, 
 
 
 async def _refuse(error: HTTPException) -> Response:
-    """Answer a request that fits no route, or that Quart itself refused."""
+    """Answer a request that matches no route, or that Quart itself refused."""
     here = _this_request()
     if here.path == "/" and "text/html" in here.headers.get("Accept", ""):
-        # Whoever types the address alone means the pages.
+        # A browser at the bare address is sent to the pages.
         to = cast("App", current_app).services.settings.public.url(f"{HOME}/")
         return Response(b"", HTTPStatus.SEE_OTHER, {"Location": to})
     if here.path == HOME or here.path.startswith(f"{HOME}/"):

@@ -1,10 +1,10 @@
-"""Who may do what: bearer tokens with three roles, and what protects a server that needs none.
+"""Authorization: bearer tokens with three roles, and protection of a server without tokens.
 
-With tokens, each request that is not public carries one; the app knows only their SHA-256, and a request's is compared
+With tokens, each request that is not public carries one. The app knows only their SHA-256, and compares a request's
 with all of them in constant time. Clients that guess are throttled (token_check.py). Without tokens the supervisor
-binds loopback addresses only, but a browser on this machine is still a way in for any web page, so we look at what a
-page can't forge: the `Host` must be a loopback one (a page that rebinds its own name to 127.0.0.1 sends that name), and
-a request that changes something must come from no foreign `Origin`.
+binds only loopback addresses. But a browser on this machine still lets any web page send requests, so two values are
+checked that a page cannot forge: the `Host` must be a loopback one (a page that rebinds its own name to 127.0.0.1 sends
+that name), and a request that changes something must not have a foreign `Origin`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dataloader.jobs.roles import Role
 from dataloader.web.problems import ProblemError
 
 LOCAL_ACTOR: Final = "local"
-"""Who acts when no tokens are configured, in the audit."""
+"""Name of the operator in the audit log if no tokens are configured."""
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @attrs.frozen
 class Token:
-    """A token that is accepted: whose it is, what it allows, and its SHA-256."""
+    """Accepted token: its owner's name, its role, and its SHA-256."""
 
     name: str
     role: Role
@@ -39,14 +39,14 @@ class Token:
 
     @classmethod
     def from_secret(cls, name: str, role: str, secret: str) -> Token:
-        """The token with the text `secret`; `role` is `read`, `operate` or `admin`."""
+        """Return the token with the text `secret`; `role` is `read`, `operate` or `admin`."""
         return cls(name, Role[role.upper()], hashlib.sha256(secret.encode()).digest())
 
 
 def authorize(find: Callable[[str], Token | None] | None, method: str, headers: Headers, needed: Role) -> str:
-    """Return the name of the caller, for the audit. Raises `ProblemError` 401, 403, or what `find` raises.
+    """Return the name of the caller, for the audit log. Raises `ProblemError` 401, 403, and the errors of `find`.
 
-    `find` returns the token with a text; without it no tokens are configured.
+    `find` returns the token with a text; it is None if no tokens are configured.
     """
     if find is None:
         refuse_foreign_hosts(headers)
@@ -76,17 +76,17 @@ def authorize(find: Callable[[str], Token | None] | None, method: str, headers: 
 
 
 def token_of(tokens: Sequence[Token], secret: str) -> Token | None:
-    """The token with this text, if there is one."""
+    """Return the token with this text, if there is one."""
     digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).digest()
     found: Token | None = None
-    for token in tokens:  # to the end, whichever fits
+    for token in tokens:  # all of them, for constant time
         if hmac.compare_digest(token.digest, digest):
             found = token
     return found
 
 
 def refuse_foreign_hosts(headers: Headers) -> None:
-    """Where there are no tokens: refuse a `Host` that is not this machine's own. Raises `ProblemError` 403."""
+    """Refuse a `Host` that is not this machine's, if there are no tokens. Raises `ProblemError` 403."""
     host = headers.get("Host", "")
     if not _is_loopback(host):
         raise ProblemError(
@@ -111,7 +111,7 @@ def _host_of(origin: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _is_loopback(host: str) -> bool:
-    """Tell whether a Host header names this machine by itself, with any port."""
+    """Return True if a Host header names only this machine, with any port."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback

@@ -1,8 +1,8 @@
-"""The address that a request comes from, also behind a proxy.
+"""Address of the client of a request, also behind a proxy.
 
 A connection has the address of its other end, which may be a proxy. A proxy appends the address of its own client to
-the header `X-Forwarded-For`. Everything to the left of that comes from the client, which may have written anything.
-So the header is read from the right, and only as far as each address is a proxy that `DL_TRUSTED_PROXIES` names.
+the header `X-Forwarded-For`. Everything to the left of that comes from the client, which may have written anything. So
+the header is read from the right, and only as far as each address is a proxy that `DL_TRUSTED_PROXIES` names.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from werkzeug.datastructures import Headers
 
 FORWARDED: Final = "X-Forwarded-For"
 _HOME_BITS: Final = 64
-"""The network that one client of IPv6 has: it may use any address in it."""
+"""Prefix length of the network of one IPv6 client, which may use any address in it."""
 
 Network = IPv4Network | IPv6Network
 
 
 def client_of(peer: str, headers: Headers, trusted: Sequence[Network]) -> str:
-    """Return the address of the client, or its network if it has one of IPv6.
+    """Return the address of the client, or its network for IPv6.
 
     Args:
         peer: the address of the connection's other end.
         headers: the headers of the request.
-        trusted: the proxies whose `X-Forwarded-For` is believed.
+        trusted: the proxies whose `X-Forwarded-For` is trusted.
     """
     client = _address(peer)
     hops = ",".join(headers.getlist(FORWARDED)).split(",") if trusted else []
     while client is not None and hops and any(client in network for network in trusted):
         before = _address(hops.pop())
         if before is None:
-            break  # the proxy does not say an address, so all its clients are one
+            break  # the proxy gives no address, so all its clients count as one
         client = before
     if client is None:
         return peer
@@ -41,7 +41,7 @@ def client_of(peer: str, headers: Headers, trusted: Sequence[Network]) -> str:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """The address in a text such as `192.0.2.1`, `192.0.2.1:4711` or `[2001:db8::1]:4711`."""
+    """Return the address in a text such as `192.0.2.1`, `192.0.2.1:4711` or `[2001:db8::1]:4711`."""
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]

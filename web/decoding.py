@@ -1,8 +1,8 @@
-"""Makes typed requests out of bytes and query strings, or says everything that is wrong with them at once.
+"""Decodes typed requests from bytes and query strings, and reports all their errors together.
 
-The fast way is msgspec's: one pass, typed. It stops at the first fault, so a request that fails is gone through again
-field by field, and the 422 names each bad field by its path (`jobs[3].priority`). That second look is why quart-schema
-does not serve here: it hands on msgspec's first fault only.
+The fast path is msgspec's: one pass, typed. It stops at the first error, so a request that fails is checked again field
+by field, and the 422 names each bad field by its path (`jobs[3].priority`). Therefore quart-schema is not used: it
+reports only msgspec's first error.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _decoder: Final = cache(msgspec.json.Decoder)
 
 
 def prepare(kind: type[Struct]) -> None:
-    """Make the decoder of a body's type. Called before requests are served.
+    """Create the decoder of a body's type. Called before requests are served.
 
-    Otherwise two threads may begin to make the same one. Then one of them uses the half-made description of the type
+    Otherwise two threads may begin to create the same one. Then one of them uses the incomplete description of the type
     (msgspec does not lock it), and the process crashes.
     """
     _decoder(kind)
 
 
 async def decode_body(data: bytearray, kind: type[S], refusals: Refusals, threads: trio.CapacityLimiter) -> S:
-    """The request in a body; a long one is decoded in one of `threads`, where only its single fields hold up the loop.
+    """Return the request in a body. A long one is decoded in one of `threads`; only single fields can block the loop.
 
-    Raises `ProblemError`: 413 for too many values, 400 for what is no JSON, 422 with the path of each bad field.
+    Raises `ProblemError`: 413 for too many values, 400 for invalid JSON, 422 with the path of each bad field.
     """
     try:
         if len(data) <= NOT_COUNTED:
@@ -74,13 +74,13 @@ def _decode(data: bytearray, kind: type[S]) -> S:
 
 
 class _TooManyValuesError(Exception):
-    """The body has more values than are taken."""
+    """The body has more values than allowed."""
 
 
 def _refusal_of(data: bytearray, kind: type[Struct], error: msgspec.ValidationError) -> ProblemError:
     try:
         value = msgspec.json.decode(data)
-    except msgspec.ValidationError:  # a number that no float can hold
+    except msgspec.ValidationError:  # a number that no float can represent
         return unprocessable([_field_error(error, "", kind)])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         return _no_json(fault)
@@ -88,7 +88,7 @@ def _refusal_of(data: bytearray, kind: type[Struct], error: msgspec.ValidationEr
 
 
 def convert(value: Mapping[str, object], kind: type[S]) -> S:
-    """Some fields of a body that is decoded already. Raises `ProblemError` 422 with each bad field."""
+    """Convert some fields of a decoded body. Raises `ProblemError` 422 with each bad field."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -96,7 +96,7 @@ def convert(value: Mapping[str, object], kind: type[S]) -> S:
 
 
 def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
-    """The request in a query string; lists may be repeated or separated by commas. Raises `ProblemError` 422."""
+    """Return the request in a query string; lists may be repeated or comma-separated. Raises `ProblemError` 422."""
     lists = _lists(kind)
     value = {
         name: [part for text in texts for part in text.split(",")] if name in lists else texts[-1]
@@ -106,7 +106,7 @@ def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
         query = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise unprocessable(_faults(value, kind, error, strict=False)) from error
-    # msgspec takes the word for what is not given; so a filter that is no instant would be none at all.
+    # msgspec decodes the word "null" as None, so an invalid filter would become no filter.
     given = (field for field in msgspec.structs.fields(kind) if field.encode_name in value)
     if nulls := [field.encode_name for field in given if getattr(query, field.name) is None]:
         raise unprocessable([FieldError(name, "must not be null; leave it out instead") for name in nulls])
@@ -115,7 +115,7 @@ def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
 
 @cache
 def _lists(kind: type[Struct]) -> frozenset[str]:
-    """The fields that are lists. Asking msgspec takes longer than decoding a query."""
+    """Return the fields that are lists. Asking msgspec each time takes longer than decoding a query."""
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind) if _is_list(field.type))
 
 
@@ -125,7 +125,7 @@ def _no_json(error: Exception) -> ProblemError:
 
 
 def _faults(value: object, kind: type[Struct], first: msgspec.ValidationError, *, strict: bool) -> list[FieldError]:
-    """All that is wrong with a value, at least the `first` fault that msgspec saw."""
+    """Return all errors of a value, at least msgspec's `first` one."""
     found = []
     for fault in _struct_faults(value, kind, "", strict=strict):
         found.append(fault)
@@ -159,15 +159,15 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
 
 
 def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Iterator[FieldError]:
-    """What is wrong with the type of one field; the items of a list of structs speak for themselves."""
+    """Yield the type errors of one field; the items of a list of structs yield their own."""
     item_kind = _struct_in_list(kind)
     if isinstance(value, list) and (most := _most_items(kind)) is not None and len(value) > most:
         yield FieldError(path, f"must have at most {most:,} items")
-        return  # they may be very many, and each takes its time
+        return  # there may be very many, and each takes time
     try:
         msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        # At an item: the first that is wrong, and more than that one may be.
+        # msgspec names the first bad item; others may be bad, too.
         if item_kind is None or not isinstance(value, list) or " - at `" not in str(error):
             yield _field_error(error, path, kind)
             return
@@ -180,7 +180,7 @@ def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Itera
 
 
 def _field_error(error: msgspec.ValidationError, path: str, kind: Any) -> FieldError:
-    """Msgspec's error about a value of `kind` in our words, its path appended to `path`."""
+    """Return msgspec's error about a value of `kind` in our words, with its path appended to `path`."""
     match = _WHERE.fullmatch(str(error))
     message, where = (match[1], match[2] or "") if match else (str(error), "")
     if ours := _OURS.fullmatch(message):
@@ -206,12 +206,12 @@ def _struct_in_list(kind: object) -> type[Struct] | None:
 
 
 def _most_items(kind: object) -> int | None:
-    """The bound of a list that has one."""
+    """Return the maximum length of a list, if it has one."""
     return next((p.max_length for p in _parts(kind) if isinstance(p, msgspec.Meta) and p.max_length is not None), None)
 
 
 def _parts(kind: object) -> Iterator[Any]:
-    """The kind itself and all that it is annotated or united from."""
+    """Yield the kind itself and all parts of its annotations and unions."""
     yield kind
     if get_origin(kind) not in {list, frozenset, dict}:
         for part in get_args(kind):

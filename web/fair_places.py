@@ -1,7 +1,7 @@
 """Places that callers share fairly: for answers that may have megabytes, and for threads that mask secrets.
 
-A caller is the name of an API token or of a signed-in operator. Rejected: one queue for all, oldest request first.
-There, 16 slow requests of one caller delay every later request of the others.
+A caller is the name of an API token or of a signed-in operator. Rejected: one queue for all, oldest request first. With
+it, 16 slow requests of one caller delay every later request of the others.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class FairPlaces:
     most_of_one: int = 2
     _held: Counter[str] = attrs.field(factory=Counter, init=False)
     _waiting: dict[str, trio.lowlevel.ParkingLot] = attrs.field(factory=dict, init=False)
-    """The requests that wait, by caller. The first caller that may have one more place gets the next one."""
+    """Waiting requests by caller. The first caller that may have one more place gets the next one."""
 
     @property
     def held(self) -> int:
-        """The number of places that are taken."""
+        """Number of places in use."""
         return self._held.total()
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait."""
+        """Number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
     async def place_of(self, caller: str) -> AsyncIterator[None]:
-        """Hold a place for the length of a block, after waiting for one."""
+        """Hold a place for the duration of a block, after waiting for one."""
         await self._take(caller)
         try:
             yield
@@ -93,17 +93,20 @@ class FairPlaces:
 
 @attrs.define(eq=False)
 class FairThreads:
-    """Threads that callers share fairly. They are not Trio's own, which handlers may have taken all."""
+    """Threads that callers share fairly. They are not Trio's own, all of which handlers may be using."""
 
     places: FairPlaces = attrs.field(factory=FairPlaces)
     _threads: trio.CapacityLimiter = attrs.field(init=False)
-    """It has a thread for each place, so that no request waits for a thread."""
+    """Has a thread for each place, so that no request waits for a thread."""
 
     @_threads.default
     def _a_thread_for_each_place(self) -> trio.CapacityLimiter:
         return trio.CapacityLimiter(self.places.most)
 
     async def run(self, caller: str, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        """Return what `work(*args)` returns in a thread. A cancelled caller holds its place until the thread ends."""
+        """Run `work(*args)` in a thread and return its result.
+
+        A cancelled caller holds its place until the thread ends.
+        """
         async with self.places.place_of(caller):
             return await trio.to_thread.run_sync(work, *args, limiter=self._threads)

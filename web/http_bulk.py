@@ -1,4 +1,4 @@
-"""`BulkActs` through a running service, by its HTTP API, on asyncio as well as on Trio."""
+"""`BulkActs` through a running service, over its HTTP API, on asyncio and on Trio."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ START_S: Final = 50.0
 
 @attrs.frozen
 class HttpBulkActs(BulkActs):
-    """The acts, by a service."""
+    """Bulk operations through a service."""
 
     service: ServiceConnection
 
     async def count(self, change: Change, chosen: Chosen) -> BulkCount:
-        """As in `BulkActs`."""
+        """See `BulkActs.count`."""
         body = _body(change, chosen) | {"dry_run": True}
         return await self.service.ask(BulkCount, "POST", "/bulk", body=body)
 
     async def start(
         self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
     ) -> BulkRecord:
-        """As in `BulkActs`."""
+        """See `BulkActs.start`."""
         body = _body(change, chosen) | {"bulk_id": bulk_id, "most": most}
         return await self.service.ask(BulkRecord, "POST", "/bulk", body=body, timeout_s=START_S)
 
     async def get(self, bulk_id: UUID) -> BulkRecord:
-        """As in `BulkActs`."""
+        """See `BulkActs.get`."""
         return await self.service.ask(BulkRecord, "GET", f"/bulk/{bulk_id}", missing=BulkNotFound)
 
     async def find(self, *, limit: int = 50, after: After = None) -> BulkPage:
-        """As in `BulkActs`."""
+        """See `BulkActs.find`."""
         return await self.service.ask(BulkPage, "GET", "/bulk", params={"limit": limit, "after": after})
 
     async def stop(self, bulk_id: UUID) -> BulkRecord:
-        """As in `BulkActs`."""
+        """See `BulkActs.stop`."""
         return await self.service.ask(BulkRecord, "POST", f"/bulk/{bulk_id}/stop", missing=BulkNotFound)
 
 

@@ -1,4 +1,4 @@
-"""A client through a running service, on asyncio and on Trio."""
+"""Client through a running service, on asyncio and on Trio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataloader.web.service_connection import open_service
 
 @asynccontextmanager
 async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[Client]:
-    """Open a client of the service at `url` for the length of a block. Raises `ConfigError` for another address."""
+    """Open a client of the service at `url` for the duration of a block. Raises `ConfigError` for an invalid URL."""
     async with open_service(url, token) as service:
         yield Client(
             jobs=Jobs(HttpPerformer(service)),

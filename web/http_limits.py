@@ -1,4 +1,4 @@
-"""`Limits` through a running service, by its HTTP API, on asyncio as well as on Trio."""
+"""`Limits` through a running service, over its HTTP API, on asyncio and on Trio."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ class _Tasks(msgspec.Struct):
 
 @attrs.frozen
 class HttpLimits(Limits):
-    """The limits, by a service."""
+    """Limits through a service."""
 
     service: ServiceConnection
 
     async def tasks(self, *, limit: int = 200, after: After = None) -> TaskPage:
-        """As in `Limits`."""
+        """See `Limits.tasks`."""
         return await self.service.ask(TaskPage, "GET", "/tasks", params={"limit": limit, "after": after})
 
     async def task(self, name: str) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.task`."""
         return await self._task("GET", name)
 
     async def set_tasks(self, changes: Mapping[str, Mapping[str, Any]]) -> list[TaskState]:
-        """As in `Limits`."""
+        """See `Limits.set_tasks`."""
         body = {"tasks": [{**changed, "task": name} for name, changed in changes.items()]}
         return (await self.service.ask(_Tasks, "PATCH", "/tasks", body=body, missing=TaskNotFound)).tasks
 
     async def pause_task(self, name: str) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.pause_task`."""
         return await self._task("POST", name, "/pause")
 
     async def resume_task(self, name: str) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.resume_task`."""
         return await self._task("POST", name, "/resume")
 
     async def remove_task(self, name: str, *, jobs: OpenJobs | None = None) -> TaskState:
-        """As in `Limits`."""
+        """See `Limits.remove_task`."""
         return await self._task("DELETE", name, params={"jobs": jobs})
 
     async def suppliers(self, *, limit: int = 200, after: After = None) -> SupplierPage:
-        """As in `Limits`."""
+        """See `Limits.suppliers`."""
         return await self.service.ask(SupplierPage, "GET", "/suppliers", params={"limit": limit, "after": after})
 
     async def supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.supplier`."""
         return await self._supplier("GET", name)
 
     async def set_supplier(self, name: str, changes: Mapping[str, Any]) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.set_supplier`."""
         return await self._supplier("PATCH", name, body=changes)
 
     async def pause_supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.pause_supplier`."""
         return await self._supplier("POST", name, "/pause")
 
     async def resume_supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.resume_supplier`."""
         return await self._supplier("POST", name, "/resume")
 
     async def remove_supplier(self, name: str) -> SupplierRecord:
-        """As in `Limits`."""
+        """See `Limits.remove_supplier`."""
         return await self._supplier("DELETE", name)
 
     async def _task(self, method: str, name: str, then: str = "", **more: Any) -> TaskState:

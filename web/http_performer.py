@@ -1,4 +1,4 @@
-"""`Performer` through a running service, by its HTTP API: on asyncio and on Trio, without a database driver.
+"""`Performer` through a running service, over its HTTP API: on asyncio and on Trio, without a database driver.
 
 A service masks secrets in names, args, results and errors. It adds at most 1,000 jobs in one request, and refuses a
 body that is longer than its settings allow (`BadRequest`).
@@ -25,18 +25,18 @@ from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConn
 R = TypeVar("R")
 
 LONG_POLL_S: Final = 25.0
-"""Seconds that the service may hold a request for a change: below what proxies cut off."""
+"""Seconds for which the service may hold a request until a change; shorter than the timeouts of proxies."""
 QUEUED_POLL_S: Final = 5.0
-"""The same for a queued job, since a change of its `queue_state` ends no request."""
+"""The same for a queued job, since a change of its `queue_state` does not end the request."""
 LATE_S: Final = 5.0
-"""Seconds after the deadline of an operation in which the answer of the service arrives."""
+"""Additional seconds after an operation's deadline for the answer to arrive."""
 _STATUS_ANSWERS: Final = (CancelJob, RetryJob, RunJobNow)
-"""Operations of the document that are answered with the job's status only."""
+"""Operations of the queue document that are answered only with the job's status."""
 
 
 @attrs.frozen
 class HttpPerformer(Performer):
-    """The operations, by a service that serves them."""
+    """Performer of operations through a service."""
 
     service: ServiceConnection
 
@@ -45,7 +45,7 @@ class HttpPerformer(Performer):
         raise ConfigError(f"operator: {operator.name!r} can't be given through a service: the token names the operator")
 
     async def perform(self, operation: Operation[R]) -> R:
-        """As in `Performer`."""
+        """Perform an operation, as `Performer.perform` describes."""
         operation.declaration.check(operation)
         if isinstance(operation, _STATUS_ANSWERS):
             await self._send(operation, dict)
@@ -55,7 +55,7 @@ class HttpPerformer(Performer):
         return answer  # type: ignore[no-any-return]
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """As in `Performer`; at most 1,000 jobs."""
+        """Add jobs, as `Performer.enqueue` describes; at most 1,000."""
         if not jobs:
             return []
         requests = [
@@ -67,7 +67,10 @@ class HttpPerformer(Performer):
         return (await self.service.ask(_Triggered, "POST", "/jobs/trigger/batch", body=body)).jobs
 
     async def changed_job(self, job: JobRecord, *, with_queue: bool) -> JobRecord:
-        """As in `Performer`. If too many requests wait at the service, return after a few seconds."""
+        """Wait as `Performer.changed_job` describes.
+
+        If too many requests wait at the service, return after a few seconds.
+        """
         hold_s = QUEUED_POLL_S if with_queue else LONG_POLL_S
         try:
             await self.service.ask(
@@ -96,7 +99,7 @@ class _Triggered(msgspec.Struct):
 
 
 def _request(job: NewJob, field: str) -> dict[str, Any]:
-    """The job as the API takes it; `field` is the path of its arguments."""
+    """Return the job in the form of the API; `field` is the path of its arguments."""
     given = {name: value for name, value in attrs.asdict(job, recurse=False).items() if value not in (None, "", {})}
     args = msgspec.Raw(args_json(field, job.args).encode())
     if job.after is None:

@@ -1,6 +1,6 @@
-"""`ProcessClient` through a running service, by its HTTP API: on asyncio as well as on Trio.
+"""`ProcessClient` through a running service, over its HTTP API: on asyncio and on Trio.
 
-What a service shows has no secrets: in states, args, answers and errors they are masked.
+A service masks secrets in states, args, answers and errors.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConn
 T = TypeVar("T")
 
 LONG_POLL_S: Final = 25.0
-"""Seconds that the service may hold a question: below what proxies cut off."""
+"""Seconds for which the service may hold a request; shorter than the timeouts of proxies."""
 WITHDRAW_S: Final = 5.0
-"""The time in which a call of a caller that was cancelled is taken back."""
+"""Seconds in which the call of a cancelled caller is withdrawn."""
 
 
 @attrs.frozen
 class HttpProcesses(ProcessClient):
-    """The processes, by a service."""
+    """Durable processes through a service."""
 
     service: ServiceConnection
 
@@ -64,7 +64,7 @@ class HttpProcesses(ProcessClient):
             raise BadRequest("withdraw", "is for calls")
         until = anyio.current_time() + wait_s
         held_s = min(wait_s, LONG_POLL_S)
-        # A call that may be taken back is asked for first, so that it is known which task it is.
+        # A call that may be withdrawn is sent without a wait first, so that its task is known.
         answer = await self._send(request, 0.0 if withdraw else held_s)
         try:
             return await self._until(answer, until, withdraw=withdraw)
@@ -120,7 +120,7 @@ class HttpProcesses(ProcessClient):
             ident = task.ident
 
     async def _held(self, task_id: int, hold_s: float, ident: UUID | None) -> ProcessTask:
-        """The task, when it has its answer or after so many seconds; where too many wait, it is looked at later."""
+        """Return the task when it has its answer, or after `hold_s` seconds. If the service is busy, read it later."""
         path = f"/processes/tasks/{task_id}"
         try:
             return await self.service.ask(
@@ -136,13 +136,13 @@ class HttpProcesses(ProcessClient):
             return await self.service.ask(ProcessTask, "GET", path, params={"ident": ident}, missing=ProcessNotFound)
 
     async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.withdraw`."""
         path = f"/processes/tasks/{task_id}/withdraw"
         params = {"ident": ident}
         return await self.service.ask(ProcessAnswer, "POST", path, params=params, missing=ProcessNotFound)
 
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
-        """As in `ProcessClient`; all of one type."""
+        """Start processes, as `ProcessClient.start_many` describes; all must be of one type."""
         if not requests:
             return []
         types = sorted({request.type for request in requests})
@@ -160,7 +160,7 @@ class HttpProcesses(ProcessClient):
         return (await self.service.ask(_Started, "POST", path, body={"processes": given})).processes
 
     async def put(self, process: ProcessImport) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.put`."""
         body: dict[str, Any] = {
             "state": _raw(process.state_json()),
             "metadata": _raw(check_metadata("metadata", process.metadata)),
@@ -174,7 +174,7 @@ class HttpProcesses(ProcessClient):
         return await self._ask(ProcessRecord, "PUT", process.type, process.process_id, body=body)
 
     async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.get`."""
         until = anyio.current_time() + wait_s
         while True:
             left_s = max(until - anyio.current_time(), 0.0)
@@ -195,19 +195,19 @@ class HttpProcesses(ProcessClient):
         after: After = None,
         newest_first: bool = False,
     ) -> ProcessEventPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.events`."""
         params = _page(limit, after, newest_first=newest_first)
         return await self._ask(ProcessEventPage, "GET", process_type, process_id, "/events", params=params)
 
     async def tasks(
         self, process_type: str, process_id: str, *, limit: int = 200, after: After = None, newest_first: bool = False
     ) -> ProcessTaskPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.tasks`."""
         params = _page(limit, after, newest_first=newest_first)
         return await self._ask(ProcessTaskPage, "GET", process_type, process_id, "/tasks", params=params)
 
     async def find(self, wanted: ProcessFilter = EVERY_PROCESS, *, limit: int = 50, after: After = None) -> ProcessPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.find`."""
         params = wanted.criteria() | {"limit": limit, "after": after}
         if wanted.metadata is not None:
             params["metadata"] = msgspec.json.encode(wanted.metadata).decode()
@@ -216,28 +216,28 @@ class HttpProcesses(ProcessClient):
     async def errors(
         self, *, process_type: str | None = None, limit: int = 50, after: After = None
     ) -> ProcessErrorPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.errors`."""
         params = {"type": process_type, "limit": limit, "after": after}
         return await self.service.ask(ProcessErrorPage, "GET", "/processes/errors", params=params)
 
     async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.versions`."""
         found = await self.service.ask(_Versions, "GET", "/processes/versions", params={"type": process_type})
         return found.versions
 
     async def sinks(self) -> list[SinkRecord]:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.sinks`."""
         return (await self.service.ask(_Sinks, "GET", "/processes/sinks")).sinks
 
     async def deliveries(
         self, wanted: HeldFilter = EVERY_DELIVERY, *, limit: int = 50, after: After = None
     ) -> HeldDeliveryPage:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.deliveries`."""
         params = _criteria(wanted) | {"limit": limit, "after": after, "held": "true" if wanted.held else None}
         return await self.service.ask(HeldDeliveryPage, "GET", "/processes/deliveries", params=params)
 
     async def release(self, wanted: HeldFilter) -> int:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.release`."""
         check_held(wanted)
         released = await self.service.ask(
             Released, "POST", "/processes/deliveries/release", body=_criteria(wanted) | {"held": wanted.held}
@@ -245,21 +245,21 @@ class HttpProcesses(ProcessClient):
         return released.released
 
     async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.resume`."""
         return await self._ask(ProcessRecord, "POST", process_type, process_id, "/resume")
 
     async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.stop`."""
         return await self._ask(ProcessRecord, "POST", process_type, process_id, "/stop")
 
     async def remove(self, process_type: str, process_id: str) -> ProcessRecord:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.remove`."""
         return await self._ask(ProcessRecord, "POST", process_type, process_id, "/remove")
 
     async def change_some(
         self, change: ProcessChange, wanted: ProcessFilter, *, limit: int = BATCH, after: After = None
     ) -> ProcessesChanged:
-        """As in `ProcessClient`."""
+        """See `ProcessClient.change_some`."""
         check_wanted(wanted)
         body: dict[str, Any] = wanted.criteria() | {"limit": limit, "after": after}
         if change.args is not None:

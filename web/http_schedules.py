@@ -1,4 +1,4 @@
-"""`Schedules` through a running service, by its HTTP API, on asyncio as well as on Trio."""
+"""`Schedules` through a running service, over its HTTP API, on asyncio and on Trio."""
 
 from __future__ import annotations
 
@@ -40,44 +40,44 @@ class _Run(msgspec.Struct):
 
 @attrs.frozen
 class HttpSchedules(Schedules):
-    """The schedules, by a service."""
+    """Schedules through a service."""
 
     service: ServiceConnection
 
     async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
-        """As in `Schedules`."""
+        """See `Schedules.find`."""
         return await self.service.ask(SchedulePage, "GET", "/schedules", params={"limit": limit, "after": after})
 
     async def get(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.get`."""
         return await self._ask(ScheduleRecord, "GET", name)
 
     async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
-        """As in `Schedules`."""
+        """See `Schedules.events`."""
         return await self._ask(ScheduleEventPage, "GET", name, "/events", params={"limit": limit, "after": after})
 
     async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
-        """As in `Schedules`."""
+        """See `Schedules.next_times`."""
         return (await self._ask(_Times, "GET", name, "/next", params={"number": number})).times
 
     async def put(self, schedule: Schedule) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.put`."""
         return await self._ask(ScheduleRecord, "PUT", schedule.name, body=schedule.spec())
 
     async def delete(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.delete`."""
         return await self._ask(ScheduleRecord, "DELETE", name)
 
     async def pause(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.pause`."""
         return await self._ask(ScheduleRecord, "POST", name, "/pause")
 
     async def resume(self, name: str) -> ScheduleRecord:
-        """As in `Schedules`."""
+        """See `Schedules.resume`."""
         return await self._ask(ScheduleRecord, "POST", name, "/resume")
 
     async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
-        """As in `Schedules`."""
+        """See `Schedules.run`."""
         added = await self._ask(_Run, "POST", name, "/run", params={"job_id": job_id})
         return Enqueued(added.job_id, added.status, created=added.created, queue=added.queue)
 
@@ -91,7 +91,7 @@ class HttpSchedules(Schedules):
         dry_run: bool = False,
         backfill_id: UUID | None = None,
     ) -> Backfilled:
-        """As in `Schedules`."""
+        """See `Schedules.backfill`."""
         check_instant("begin", begin)
         check_instant("end", end)
         wanted = {"begin": begin, "end": end, "again": again, "dry_run": dry_run, "backfill_id": backfill_id}

@@ -1,7 +1,7 @@
-"""The API's description, made from the routes themselves: `/openapi.json` (OpenAPI 3.1) and the page that shows it.
+"""Description of the API, generated from the routes: `/openapi.json` (OpenAPI 3.1) and the page that shows it.
 
-Built once, when the module of the app is loaded. The page needs nothing but this server: its one script fetches
-`/openapi.json` and writes text nodes only, and a nonce lets that script and that style sheet run and no other.
+It is built at the first request and cached. The page needs only this server: its one script fetches `/openapi.json` and
+writes only text nodes. A nonce allows only that script and that style sheet.
 """
 
 from __future__ import annotations
@@ -67,10 +67,13 @@ _SENT_WITH: Final[Mapping[int, dict[str, Any]]] = {
 
 
 def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] = NO_TASKS) -> Routes:
-    """The routes that describe `routes`, those of the `tasks` one by one, made when they are first asked for."""
+    """Return the routes that describe `routes`, and each of the `tasks`.
+
+    The description is built at the first request.
+    """
     found = Routes()
 
-    # It takes more than a tenth of a second: no process starts later because of it, and no other request waits for it.
+    # It takes more than 100 ms: it must not delay the start of a process, nor other requests.
     @cache
     def described() -> bytes:
         description = describe(routes)
@@ -85,7 +88,7 @@ def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] =
 
     @found.add("GET", "/docs", role=None, answers={200: str})
     async def show_docs(_call: Call) -> Answer:
-        """Show this description to people."""
+        """Show this description as a readable page."""
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
@@ -98,7 +101,7 @@ def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] =
 
 
 def describe(routes: Iterable[Route]) -> dict[str, Any]:
-    """OpenAPI 3.1 of the routes."""
+    """Return the OpenAPI 3.1 description of the routes."""
     routes = list(routes)
     kinds: list[Any] = [Problem]
     for route in routes:
@@ -175,7 +178,7 @@ def _responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _refusals(route: Route) -> set[int]:
-    """The statuses of the problems that the route can answer with. A body may come late where none is taken, too."""
+    """Return the statuses of the route's problems. Any request may send a body, even if the route takes none."""
     statuses = {400, 408, 413, 503}
     if route.role is not None:
         statuses |= {401, 403, 429}
@@ -201,7 +204,7 @@ def _path_part(kind: str, name: str) -> dict[str, Any]:
 
 
 def _parameters(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fields of a query's struct as parameters; in a query string nothing is null."""
+    """Return the fields of a query's struct as parameters; no value of a query string is null."""
     found = []
     for name, field in schema["properties"].items():
         shown = next((kind for kind in field.get("anyOf", []) if kind.get("type") != "null"), field)

@@ -1,4 +1,4 @@
-"""Routes that are made from the declarations of operations."""
+"""Routes generated from the declarations of operations."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ K = TypeVar("K", bound=Operation[Any])
 
 ROOT: Final = "/api/v1"
 _CONVERTERS: Final = {UUID: "uuid", int: "int", str: "path"}
-"""How the parts of an address are read, by their types."""
+"""Converters of the parts of an address, by their types."""
 _CONFLICTS: Final = (Conflict, IdempotencyConflict, InUse)
-"""Errors that are answered 409."""
+"""Errors that are answered with 409."""
 
 
 class OperationRoutes(Routes):
-    """The routes of operations. `operation` declares a view written by hand, `operations` adds all others."""
+    """Routes of operations. `operation` declares a view written by hand, `operations` adds all others."""
 
     def __init__(self) -> None:
-        """There are no routes yet."""
+        """Start without routes."""
         super().__init__()
         self._by_hand: set[type[Operation[Any]]] = set()
 
@@ -60,7 +60,7 @@ def _usual_view(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
 
     async def view(call: Call, operation: K) -> Answer:
         answer = await call.perform(operation)
-        # A megabyte takes a tenth of a second.
+        # Masking a megabyte takes 100 ms.
         masked = await call.in_thread(mask, answer) if large or is_page else mask(answer)
         return page_answer(call, masked) if is_page else Answer(value=masked)
 
@@ -98,5 +98,5 @@ def _route(kind: type[K], view: Callable[[Call, K], Awaitable[Answer]], answers:
 
 
 def _is_page(kind: type[Operation[Any]]) -> bool:
-    """Tell whether the answer is a page of a list: a change may have a `next`, too, and is none."""
+    """Return True if the answer is a page of a list. A change may also have a `next`, but is not a page."""
     return kind.declaration.method == "GET" and hasattr(kind.declaration.result, "next")

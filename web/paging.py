@@ -1,8 +1,8 @@
-"""The one scheme of pages, for all lists over HTTP.
+"""Pagination scheme of all lists over HTTP.
 
-A list's query has `limit` and `after`; its answer has the list under its own name, and `next`, which a client sends as
-`after` for the next page, and which is null at the end. The header `Link`, `rel="next"`, says the same. Its reference
-is relative to the address that was asked for, so that it holds behind a proxy.
+A list's query has `limit` and `after`. Its answer has the list under its own name, and `next`, which a client sends as
+`after` for the next page, and which is null at the end. The header `Link` with `rel="next"` has the same cursor. Its
+reference is relative to the requested address, so that it is valid behind a proxy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataloader.web.routes import Answer, Call
 
 
 class Page(Protocol):
-    """A page of any list."""
+    """Page of any list."""
 
     @property
     def next(self) -> str | None:
-        """The cursor of the next page."""
+        """Cursor of the next page."""
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which page of a list."""
+    """Query with a page of a list."""
 
     limit: Limit = 50
     after: AfterPage | None = None
@@ -37,11 +37,11 @@ LINK: Final = {
         "schema": {"type": "string"},
     }
 }
-"""The header of a page, as OpenAPI has it."""
+"""Header of a page, for OpenAPI."""
 
 
 def page_answer(call: Call, page: Page) -> Answer:
-    """The answer that is a page."""
+    """Return the answer for a page."""
     if page.next is None:
         return Answer(value=page)
     following = urlencode({**call.arguments, "after": [page.next]}, doseq=True)

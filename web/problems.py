@@ -1,8 +1,8 @@
-"""Every error that HTTP clients see, in one shape: RFC 9457's `application/problem+json`.
+"""All errors for HTTP clients in one form: RFC 9457's `application/problem+json`.
 
-Views and the domain raise; routes.py turns what was raised into a `Problem` by the table here. A problem says what the
-client can do; it never carries SQL, a DSN, a host name or a traceback. What nobody expected is a 500 with the
-request's id, under which the log has the rest.
+Views and the domain raise errors; routes.py converts them into a `Problem` by the table here. A problem says what the
+client can do. It never contains SQL, a DSN, a host name or a traceback. An unexpected error is a 500 with the request's
+ID, under which the log has the details.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROBLEMS: Final = {
     "draining": "This process is shutting down. Ask another replica.",
     "store-unavailable": "The database can't be reached, is too slow or not ready. Send it again after `Retry-After`.",
 }
-"""The kinds of problems that a client may tell apart, and what to do about each. `GET /problems/KIND` shows it."""
+"""Kinds of problems, and what a client can do about each. `GET /problems/KIND` shows it."""
 ADDRESS: Final = "/problems/"
 BLANK: Final = "about:blank"
 MEDIA_TYPE: Final = "application/problem+json"
@@ -54,14 +54,14 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """A part of the request that is not allowed: where it is (`jobs[3].priority`), and what is allowed there."""
+    """Invalid part of the request: its path (`jobs[3].priority`), and what is allowed there."""
 
     path: Annotated[str, about("Where it is, such as `jobs[3].priority`.")]
     message: Annotated[str, about("What is allowed there.")]
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The body of every error. `type` is `about:blank`, or the address of what tells apart what the status does not."""
+    """Body of every error. `type` is `about:blank`, or the address of a kind that is more specific than the status."""
 
     type: Annotated[str, about("The address of the page on this kind of problem, or `about:blank`.")]
     title: Annotated[str, about("The status's name.")]
@@ -92,9 +92,9 @@ class ProblemError(Exception):
         headers: Mapping[str, str] = _NONE,
         conflict: Mapping[str, str] = _NONE,
     ) -> None:
-        """`kind` is one of `PROBLEMS`, if the status does not say all; `errors` the bad fields of a 422.
+        """Create the error. `kind` is one of `PROBLEMS`, if the status is not specific enough.
 
-        `conflict` has the fields of a conflict.
+        `errors` has the bad fields of a 422, and `conflict` the fields of a conflict.
         """
         super().__init__(detail)
         self.status = status
@@ -119,7 +119,7 @@ class ProblemError(Exception):
 
 
 def unprocessable(errors: Sequence[FieldError]) -> ProblemError:
-    """Return the 422 that names all invalid fields at once."""
+    """Return one 422 that names all invalid fields."""
     names = ", ".join(error.path for error in errors[:5]) + (", …" if len(errors) > 5 else "")
     detail = f"Invalid fields: {names}. See errors for the allowed values."
     return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="invalid-request", errors=errors)
@@ -131,16 +131,16 @@ def unavailable(detail: str, kind: str) -> ProblemError:
 
 
 def too_busy(detail: str, *, headers: Mapping[str, str] = _NONE) -> ProblemError:
-    """Return a 503 because of the load that other clients cause at this moment."""
+    """Return a 503 because of the current load by other clients."""
     problem = unavailable(detail, "too-busy")
     problem.headers = {**problem.headers, **headers}
     return problem
 
 
 def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | None:  # noqa: C901, PLR0911, PLR0912 - a table
-    """The answer to an error of ours or of Quart's, None for one that nobody expected.
+    """Return the answer to an error of ours or of Quart's, or None for an unexpected one.
 
-    While this process is `starting`, its tables are being made and its tasks, with their queues, are not stored yet.
+    While this process is `starting`, its tables are being created and its tasks, with their queues, are not stored yet.
     """
     match error:
         case ProblemError():
@@ -148,7 +148,7 @@ def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | No
         case SchemaError() | BadRequest(field="queue") if starting:
             return unavailable("This process has not finished its start; try again.", "store-unavailable")
         case SchemaError():
-            # For example after the database was created anew. The claims log the cause, give up, and end the process.
+            # For example if the database was recreated. The claims log the cause, give up, and end the process.
             detail = "The tables of the queue are missing or too old; an operator must run `dataloader migrate`."
             return unavailable(detail, "store-unavailable")
         case BadRequest():

@@ -1,12 +1,12 @@
-"""Declares routes, and serves every request to one of them in the same steps.
+"""Declarations of routes, and the common steps in which every request is served.
 
 The files of api/ declare plain async functions with typed requests and answers. They use neither Quart nor status codes
 for errors: they raise. The same declarations make /openapi.json. `serve` takes each request through these steps:
-authorize → decode → run within a deadline → encode. It opens no nursery: of an exception group Quart would see only one
-member.
+authorize → decode → run within a deadline → encode. It opens no nursery, since Quart would see only one member of an
+exception group.
 
-Rejected: quart-schema. It reports only the first bad field, wraps each view once for each of its decorators, and knows
-nothing of our problems and roles. This file and openapi.py do what we would need of it.
+Rejected: quart-schema. It reports only the first bad field, wraps each view once for each of its decorators, and does
+not support our problems and roles. This file and openapi.py do what we would need of it.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
 
 DEADLINE_S: Final = 15.0
-"""The seconds that a request may take, not counting a wait that it asks for (`?wait=`); then it is answered 503."""
+"""Seconds that a request may take, without a requested wait (`?wait=`); then it is answered with 503."""
 JSON: Final = "application/json"
 IDENTITY: Final = "identity"
-"""The name of no encoding."""
+"""Name of the encoding that changes nothing."""
 _encode: Final = msgspec.json.Encoder().encode
 _LONGEST: Final = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What a view gives back: a value to be encoded as JSON, or bytes that go out as `media_type`."""
+    """Result of a view: a value to be encoded as JSON, or bytes that are sent as `media_type`."""
 
     value: Any
     status: int = 200
@@ -70,7 +70,7 @@ class Answer:
 
 @attrs.frozen
 class Call:
-    """What a view is called with: the services, the caller (`operator`), and the query and headers as sent."""
+    """Argument of a view: the services, the caller (`operator`), and the query and headers as sent."""
 
     services: Services
     operator: Operator
@@ -79,32 +79,32 @@ class Call:
 
     @property
     def jobs(self) -> Jobs:
-        """The queue; the audit names the caller for what is done with it."""
+        """Jobs and queues; the audit log names the caller as the operator."""
         return Jobs(self.services.performer.signed(self.operator))
 
     async def perform(self, operation: Operation[R]) -> R:
-        """Perform an operation; the audit names the caller for it."""
+        """Perform an operation; the audit log names the caller as the operator."""
         return await self.services.performer.signed(self.operator).perform(operation)
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules; the audit names the caller for what is done with them."""
+        """Schedules; the audit log names the caller as the operator."""
         return self.services.schedules.signed(self.operator)
 
     @property
     def limits(self) -> Limits:
-        """The limits of tasks and suppliers; the audit names the caller for what is done with them."""
+        """Limits of tasks and suppliers; the audit log names the caller as the operator."""
         return self.services.limits.signed(self.operator)
 
     @property
     def processes(self) -> ProcessClient:
-        """The durable processes; the audit names the caller for what is done with them."""
+        """Durable processes; the audit log names the caller as the operator."""
         services = self.services
         return attrs.evolve(services.processes, operator=self.operator, answers=services.waiting.of(self.operator.name))
 
     @property
     def bulk(self) -> BulkActs:
-        """The acts on many jobs; the audit names the caller for what is done with them."""
+        """Bulk operations; the audit log names the caller as the operator."""
         return self.services.bulk.signed(self.operator)
 
     async def masked(self, mask: Callable[[R], S], records: Sequence[R]) -> list[S]:
@@ -112,26 +112,26 @@ class Call:
         return await self.in_thread(lambda: list(map(mask, records)))
 
     async def in_thread(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        """Return what `work(*args)` returns in one of the threads for masking: a megabyte takes a tenth of a second.
+        """Run `work(*args)` in one of the threads for masking and return its result. Masking a megabyte takes 100 ms.
 
-        The callers share these threads, so that those of one caller do not delay the others.
+        The callers share these threads, so that one caller's work does not delay the others.
         """
         return await self.services.turns.masking.run(self.operator.name, work, *args)
 
     def long_answer(self) -> AbstractAsyncContextManager[None]:
-        """Return a block whose answer may have megabytes. It waits for one of the places that the callers share."""
+        """Return a block for an answer that may have megabytes. It waits for one of the places that callers share."""
         return self.services.turns.long_answers.place_of(self.operator.name)
 
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """One method of one address, and its view.
+    """Method of an address, and its view.
 
     role: the role that a caller needs; None: open to all, without a token.
     answers: the type of the answer by status, for OpenAPI; errors are not listed.
     headers, answer_headers: those that the view reads and sends, as in OpenAPI.
     conflicts: the view may answer 409.
-    names: its body names what may not be there: the view may answer 404.
+    names: its body has names that may not exist: the view may answer 404.
     large: its body may be as long as `DL_MAX_BATCH_BODY_BYTES`.
     rows: its answer may have megabytes.
     pages: the same, and it is a page of a list.
@@ -156,7 +156,7 @@ class Route:
 
 
 class Routes(list[Route]):
-    """The routes of one file of api/, in the order of their declaration."""
+    """Routes of one file of api/, in the order of their declaration."""
 
     def add(
         self, method: str, path: str, *, role: Role | None, answers: Mapping[int, Any], **more: Any
@@ -174,11 +174,11 @@ class Routes(list[Route]):
 
 
 async def serve(route: Route, services: Services, request: Request, request_id: str, parts: dict[str, Any]) -> Response:
-    """Answer a request, whatever happens. Only `Cancelled` leaves here."""
+    """Answer a request in all cases. Only `Cancelled` is raised."""
     try:
         response = _response(await _run(route, services, request, request_id, dict(parts)))
         _count(response, services, request)
-    except Exception as error:  # noqa: BLE001 - the edge: what nobody expected is logged and becomes a 500
+    except Exception as error:  # noqa: BLE001 - the edge: an unexpected error is logged and becomes a 500
         return problem_response(error, request_id, request.path, starting=services.state().starting)
     return response
 
@@ -195,7 +195,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     call = Call(services, Operator(name, request_id), arguments, request.headers)
     if route.role is None:
         return await _view(route, call, parts)
-    # Probes ask what is open to all, so there is always a connection that can give way to one.
+    # Requests of probes are open to all, so there is always a connection that can be closed in favor of one.
     if not services.at_work.take(1):
         services.refusals.count(Refusal.BUSY)
         raise too_busy("The server handles too many requests now; send the request again.")
@@ -213,7 +213,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
 async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data: bytearray) -> Answer:
     if route.body is not None:
         parts["body"] = await decode_body(data, route.body, call.services.refusals, call.services.turns.decoding)
-        data.clear()  # it may be megabytes, and the decoded body is another copy
+        data.clear()  # it may have megabytes, and the decoded body is another copy
     if not (route.rows or route.pages):
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):
@@ -244,7 +244,7 @@ async def _body(route: Route, services: Services, request: Request) -> bytearray
 
 
 def _count(response: Response, services: Services, request: Request) -> None:
-    """Count the bytes of a long answer until it is sent. Raises `ProblemError` when too many are being sent."""
+    """Count the bytes of a long answer until it is sent. Raises `ProblemError` if too many are being sent."""
     length = response.content_length or 0
     if length <= NOT_COUNTED:
         return
@@ -254,7 +254,10 @@ def _count(response: Response, services: Services, request: Request) -> None:
 
 
 def problem_response(error: Exception, request_id: str, path: str, *, starting: bool = False) -> Response:
-    """The answer to an error. An unexpected one is logged with its traceback; its answer gives the request's id."""
+    """Return the answer to an error.
+
+    An unexpected one is logged with its traceback; its answer has the request's ID.
+    """
     problem = problem_of(error, starting=starting)
     if problem is None:
         log.error("a request failed", path=mask_text(path), exc_info=error)

@@ -1,7 +1,7 @@
-"""A connection to a running service: requests whose answers are the domain's records, and problems that are our errors.
+"""Connection to a running service: answers are decoded as the domain's records, problems raised as our errors.
 
-On Trio as well as on asyncio: nothing here belongs to one of them. Nothing is sent a second time: whether a request
-without an answer took effect is unknown.
+It works on Trio and on asyncio. No request is sent a second time, since it is unknown whether a request without an
+answer took effect.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from dataloader.jobs.secrets.masking import mask_text
 T = TypeVar("T")
 
 ANSWER_S: Final = 30.0
-"""Seconds for an answer: as long as a statement may take by default."""
+"""Seconds for an answer: the default limit of a statement."""
 ASK_AGAIN_S: Final = 5.0
-"""After a refusal because of what others ask for, where the service names no time."""
+"""Seconds to wait after a refusal because of other clients' load, if the service names no time."""
 
 
 class ServiceBusy(StoreUnavailable):
-    """The service has too much to do at this moment; it may be asked again after `again_s` seconds."""
+    """The service has too much load now. Requests may be sent again after `again_s` seconds."""
 
     def __init__(self, message: str, again_s: float) -> None:
-        """`again_s` is what the service says, or `ASK_AGAIN_S`."""
+        """Create the error; `again_s` is the service's value, or `ASK_AGAIN_S`."""
         super().__init__(message)
         self.again_s = again_s
 
 
 @attrs.frozen
 class ServiceConnection:
-    """A service, and how to ask it. `shown_url` stands in messages."""
+    """Service, and how to send it requests. `shown_url` is for messages."""
 
     client: httpx2.AsyncClient
     shown_url: str
@@ -70,16 +70,16 @@ class ServiceConnection:
         timeout_s: float = ANSWER_S,
         missing: type[DataloaderError] | None = None,
     ) -> T:
-        """The answer to one request, as `kind`; another status than a good one is raised as our error.
+        """Send one request and return its answer as `kind`. An error status is raised as our error.
 
         Args:
-            kind: what the answer is decoded as.
-            method: of HTTP.
-            path: behind `/api/v1`.
-            body: is sent as JSON, if it is given.
-            params: the query; what is None is left out.
+            kind: type as which the answer is decoded.
+            method: HTTP method.
+            path: path after `/api/v1`.
+            body: sent as JSON, if it is given.
+            params: the query; None values are left out.
             timeout_s: seconds for the answer.
-            missing: the error for a 404; by default `JobNotFound` for what is below `/jobs`.
+            missing: the error for a 404; by default `JobNotFound` for paths below `/jobs`.
         """
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -91,7 +91,7 @@ class ServiceConnection:
                 headers=None if body is None else {"Content-Type": "application/json"},
                 timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
             )
-        except (httpx2.TransportError, UnicodeError) as error:  # the latter for a name that can be no host's
+        except (httpx2.TransportError, UnicodeError) as error:  # UnicodeError: the name cannot be a host's
             raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(_reason(error))}") from error
         if not answer.is_success:
             raise self._error(answer, missing)
@@ -102,7 +102,7 @@ class ServiceConnection:
             raise DataloaderError(message) from error
 
     def _error(self, answer: httpx2.Response, missing: type[DataloaderError] | None) -> DataloaderError:  # noqa: C901, PLR0911, PLR0912 - a table
-        """Our error for an answer that is none, from its problem document if it has one."""
+        """Return our error for an error answer, from its problem document if it has one."""
         problem = _Problem.of(answer)
         detail = problem.detail or f"{answer.status_code} {answer.reason_phrase}"
         said = detail.removesuffix(".")
@@ -111,7 +111,7 @@ class ServiceConnection:
             case HTTPStatus.NOT_FOUND, "history-changed":
                 return HistoryChanged(said)
             case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs" and missing in {None, JobNotFound}:
-                return JobNotFound(f"no job has the id {path[1]}")  # as the database says it
+                return JobNotFound(f"no job has the id {path[1]}")  # the same text as from the database
             case HTTPStatus.NOT_FOUND, str() if missing is not None:
                 return missing(said)
             case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN, _:
@@ -137,7 +137,7 @@ class ServiceConnection:
                 return Draining(f"{self.shown_url}: {detail}")
             case (HTTPStatus.TOO_MANY_REQUESTS, _) | (HTTPStatus.SERVICE_UNAVAILABLE, "too-busy"):
                 return ServiceBusy(f"{self.shown_url}: {detail}", _again_s(answer))
-            # What a proxy says of a service that restarts.
+            # Answers of a proxy while the service restarts.
             case HTTPStatus.SERVICE_UNAVAILABLE | HTTPStatus.BAD_GATEWAY | HTTPStatus.GATEWAY_TIMEOUT, _:
                 return StoreUnavailable(f"{self.shown_url}: {detail}")
             case _:
@@ -150,7 +150,7 @@ class _FieldError(msgspec.Struct):
 
 
 class _Problem(msgspec.Struct):
-    """What we read of a problem document. `type` is None where there is no such document."""
+    """Fields that we read of a problem document. `type` is None without such a document."""
 
     type: str | None = None
     detail: str = ""
@@ -165,12 +165,12 @@ class _Problem(msgspec.Struct):
 
     @property
     def kind(self) -> str | None:
-        """The word at the end of `type`, which is an address."""
+        """Word at the end of `type`, which is an address."""
         return None if self.type is None else self.type.rpartition("/")[2]
 
     @classmethod
     def of(cls, answer: httpx2.Response) -> _Problem:
-        """The document of an answer, or an empty one for what somebody between us and the service has answered."""
+        """Return the document of an answer, or an empty one for an answer of a proxy on the way to the service."""
         try:
             return msgspec.json.decode(answer.content, type=cls)
         except msgspec.DecodeError:
@@ -186,7 +186,7 @@ def _again_s(answer: httpx2.Response) -> float:
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, or what it comes from: that of a handshake says nothing itself."""
+    """Return the text of an error or of its cause: errors of a handshake have no text themselves."""
     name = type(error).__name__
     cause: BaseException | None = error
     while cause is not None:
@@ -198,9 +198,9 @@ def _reason(error: BaseException) -> str:
 
 @asynccontextmanager
 async def open_service(url: str, token: str | None) -> AsyncIterator[ServiceConnection]:
-    """A connection to the service at `url`, such as `http://127.0.0.1:8080`, for the length of a block.
+    """Open a connection to the service at `url`, such as `http://127.0.0.1:8080`, for the duration of a block.
 
-    Nothing is connected before the first request. Raises `ConfigError` for another kind of address or token.
+    It connects at the first request. Raises `ConfigError` for an invalid address or token.
     """
     try:
         address = httpx2.URL(url.rstrip("/"))
@@ -216,9 +216,9 @@ async def open_service(url: str, token: str | None) -> AsyncIterator[ServiceConn
     async with httpx2.AsyncClient(
         base_url=f"{address}/api/v1",
         headers={"Authorization": f"Bearer {token}"} if token else {},
-        # With the authorities that the environment names.
+        # With the certificate authorities that the environment names.
         verify=httpx2.create_ssl_context(),
-        # A proxy of the environment is for what is elsewhere, and would be told the token.
+        # Never send a local service's token to a proxy.
         trust_env=not is_loopback(address.host),
     ) as client:
         yield ServiceConnection(client, mask_text(str(address)))

@@ -1,7 +1,7 @@
-"""What the HTTP side is given to work with: the supervisor builds one `Services`, every view reads it.
+"""Services for the HTTP side: the supervisor builds one `Services`, which every view reads.
 
-The app keeps no state of its own and imports no global: two apps with two databases live in one process, as tests and
-embedders need it. Views never start jobs or tasks; they write rows, and the actors see them.
+The app has no state of its own and imports no global, so that two apps with two databases can run in one process, as
+tests and embedding programs need. Views never start jobs or tasks; they write rows, which the actors process.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _four: Final = partial(trio.CapacityLimiter, 4)
 
 @attrs.frozen(kw_only=True)
 class WebSettings:
-    """The settings that concern HTTP. Without `tokens` everybody who reaches the socket may do everything.
+    """Settings for HTTP. Without `tokens`, every client that reaches the socket may do everything.
 
-    `public`: where browsers find this server. `trusted_proxies`: those whose word about a client's address is believed.
+    `public`: where browsers find this server. `trusted_proxies`: the proxies whose statement of a client's address is
+    trusted.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -62,7 +63,7 @@ class WebSettings:
 
 @attrs.frozen
 class QueueLoad:
-    """A queue that this process serves: its slots, and how many of them are taken."""
+    """Queue that this process serves: its slots, and how many of them are in use."""
 
     concurrency: Annotated[int, about("Slots of this process.")]
     running: Annotated[int, about("Slots that are taken.")]
@@ -70,7 +71,7 @@ class QueueLoad:
 
 @attrs.frozen(kw_only=True)
 class ProcessState:
-    """The process now. `worker` stands in `claimed_by` of its jobs; `store_ready`: the database answered lately.
+    """Current state of the process. `worker` is in `claimed_by` of its jobs; `store_ready`: the database works.
 
     `starting`: its tables and tasks may not be in the database yet.
     """
@@ -89,34 +90,36 @@ class ProcessState:
 
 @attrs.frozen
 class Turns:
-    """How many at a time do what takes much memory or many milliseconds; the others wait with nothing.
+    """Limits of concurrent work that takes much memory or many milliseconds. Requests that wait hold no data.
 
-    Threads are not Trio's own, which handlers may have taken all. An app has its own, since a limiter belongs to a run.
+    Threads are not Trio's own, all of which handlers may be using. An app has its own limiters, since a limiter belongs
+    to
+    a run.
     """
 
     long_bodies: trio.CapacityLimiter = attrs.field(factory=_two)
-    """Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
+    """Requests of many kilobytes that are decoded and stored; the default number of the pool's connections."""
     longest_bodies: trio.CapacityLimiter = attrs.field(factory=_one)
-    """Those of a megabyte and more, which is there five times on its way to the database."""
+    """Requests of a megabyte and more, of which five copies exist on the way to the database."""
     long_answers: FairPlaces = attrs.field(factory=FairPlaces)
     """Requests whose answers may have megabytes, shared by the callers."""
     decoding: trio.CapacityLimiter = attrs.field(factory=_two)
     """Threads that decode bodies."""
     masking: FairThreads = attrs.field(factory=FairThreads)
-    """Threads that take the secrets out of jobs, shared by the callers."""
+    """Threads that mask secrets, shared by the callers."""
     exports: trio.CapacityLimiter = attrs.field(factory=_one)
-    """Parts of files of jobs that are read."""
+    """Parts of job files that are being read."""
     files: trio.CapacityLimiter = attrs.field(factory=_four)
-    """Files of jobs that are sent, each with a part in memory for as long as its client takes to read it."""
+    """Job files that are being sent, each with a part in memory while its client reads it."""
     scrapes: trio.CapacityLimiter = attrs.field(factory=_one)
-    """One scrape is written in a turn of the loop, however many ask."""
+    """Scrapes: one is written at a time, for any number of scrapers."""
 
 
 @attrs.frozen(kw_only=True)
 class Services:
-    """Everything a view may use.
+    """All services of a view.
 
-    `state` is asked at each request; `/metrics` shows `measures` beside its own; `tasks` are those this process knows.
+    `state` is called at each request; `/metrics` shows `measures` besides its own; `tasks` are those of this process.
     """
 
     performer: DatabasePerformer
@@ -144,7 +147,7 @@ class Services:
 
     @property
     def database(self) -> Database:
-        """Where the queue lies, for what is no operation: runs of loads, pings."""
+        """Database of the queue, for reads and writes that are not operations: runs of loads, pings."""
         return self.performer.database
 
     @token_check.default

@@ -1,6 +1,6 @@
-"""The store's records as answers show them: without secrets, in whatever a client or a handler wrote (Q16).
+"""Masking of the store's records for answers: secrets in texts of clients and handlers are hidden.
 
-In the database they stay as they were sent: keys lock, filters find and requests repeat by their real values.
+The database has the real values: keys lock, filters match and requests repeat by them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 
 def job(record: JobRecord) -> JobRecord:
-    """A job, its names and keys included."""
+    """Mask a job, including its names and keys."""
     return attrs.evolve(
         record,
         queue=mask_text(record.queue),
@@ -68,7 +68,7 @@ def job(record: JobRecord) -> JobRecord:
 
 
 def task(record: TaskState) -> TaskState:
-    """A task type."""
+    """Mask a task type."""
     return attrs.evolve(
         record,
         task=mask_text(record.task),
@@ -83,7 +83,7 @@ def task(record: TaskState) -> TaskState:
 
 
 def supplier(record: SupplierRecord) -> SupplierRecord:
-    """A supplier; two whose names differ in their secrets alone look the same."""
+    """Mask a supplier. Two whose names differ only in their secrets look the same."""
     return attrs.evolve(
         record,
         supplier=mask_text(record.supplier),
@@ -93,7 +93,7 @@ def supplier(record: SupplierRecord) -> SupplierRecord:
 
 
 def duplicates(record: DuplicateGroup) -> DuplicateGroup:
-    """Jobs that are the same."""
+    """Mask a group of duplicates."""
     return attrs.evolve(
         record,
         queue=mask_text(record.queue),
@@ -104,7 +104,7 @@ def duplicates(record: DuplicateGroup) -> DuplicateGroup:
 
 
 def wait_reason(reason: WaitReason) -> WaitReason:
-    """Why a job does not run."""
+    """Mask the reason why a job does not run."""
     session = reason.session
     if session is not None:
         session = attrs.evolve(session, application=text(session.application), user=text(session.user))
@@ -112,22 +112,22 @@ def wait_reason(reason: WaitReason) -> WaitReason:
 
 
 def event(record: JobEvent) -> JobEvent:
-    """A line of a journal."""
+    """Mask an event of a job."""
     return attrs.evolve(record, queue=mask_text(record.queue), payload=mask(record.payload))
 
 
 def log_line(line: LogLine) -> LogLine:
-    """A line of a job's log."""
+    """Mask a line of a job's log."""
     return attrs.evolve(line, message=mask_text(line.message), fields=fields(line.fields))
 
 
 def error_group(group: ErrorGroup) -> ErrorGroup:
-    """A group of jobs that failed."""
+    """Mask a group of jobs that failed."""
     return attrs.evolve(group, task=mask_text(group.task), error=mask_text(group.error))
 
 
 def error(record: ErrorRecord) -> ErrorRecord:
-    """A row of the log of errors."""
+    """Mask a row of the error log."""
     return attrs.evolve(
         record,
         task=mask_text(record.task),
@@ -138,12 +138,12 @@ def error(record: ErrorRecord) -> ErrorRecord:
 
 
 def queue(record: QueueRecord) -> QueueRecord:
-    """A queue; two whose names differ in their secrets alone look the same."""
+    """Mask a queue. Two whose names differ only in their secrets look the same."""
     return attrs.evolve(record, queue=mask_text(record.queue))
 
 
 def worker(record: WorkerRecord) -> WorkerRecord:
-    """A process, the queues that it serves and the tasks that it knows."""
+    """Mask a process, its queues and its tasks."""
     return attrs.evolve(
         record,
         worker=mask_text(record.worker),
@@ -158,7 +158,7 @@ def _only_tasks(given: Mapping[str, Sequence[str]] | None) -> dict[str, list[str
 
 
 def worker_process(row: ProcessRow) -> ProcessRow:
-    """A process as a page has it."""
+    """Mask a process for a page."""
     return attrs.evolve(
         row,
         worker=mask_text(row.worker),
@@ -169,12 +169,12 @@ def worker_process(row: ProcessRow) -> ProcessRow:
 
 
 def stats(one: RunStats) -> RunStats:
-    """Statistics of runs; two whose names differ in their secrets alone look the same."""
+    """Mask statistics of runs. Two whose names differ only in their secrets look the same."""
     return attrs.evolve(one, queue=mask_text(one.queue), task=mask_text(one.task))
 
 
 def schedule(record: ScheduleRecord) -> ScheduleRecord:
-    """A schedule, its args and names included."""
+    """Mask a schedule, including its args and names."""
     return attrs.evolve(
         record,
         name=mask_text(record.name),
@@ -187,12 +187,12 @@ def schedule(record: ScheduleRecord) -> ScheduleRecord:
 
 
 def schedule_event(event: ScheduleEvent) -> ScheduleEvent:
-    """What is on record about a schedule."""
+    """Mask an event of a schedule."""
     return attrs.evolve(event, payload=None if event.payload is None else fields(dict(event.payload)))
 
 
 def searchable(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata to search processes by. Those that are masked can't be searched, or a search would tell of them (U8).
+    """Return metadata that may be searched for. Masked values are refused, since a search would reveal them.
 
     Raises `BadRequest`.
     """
@@ -202,7 +202,7 @@ def searchable(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def process(record: ProcessRecord) -> ProcessRecord:
-    """A process, its id and metadata included."""
+    """Mask a process, including its ID and metadata."""
     return attrs.evolve(
         record,
         process_id=mask_text(record.process_id),
@@ -214,12 +214,12 @@ def process(record: ProcessRecord) -> ProcessRecord:
 
 
 def process_event(event: ProcessEvent) -> ProcessEvent:
-    """Something that has happened in a process."""
+    """Mask an event of a process."""
     return attrs.evolve(event, payload=mask(event.payload))
 
 
 def process_task(task: ProcessTask) -> ProcessTask:
-    """What was asked of a process."""
+    """Mask a task of a process."""
     return attrs.evolve(
         task,
         process_id=mask_text(task.process_id),
@@ -232,50 +232,50 @@ def process_task(task: ProcessTask) -> ProcessTask:
 
 
 def process_answer(answer: ProcessAnswer) -> ProcessAnswer:
-    """An answer. What a step says to its caller is masked as a job's result is."""
+    """Mask an answer of a step, as a job's result."""
     return attrs.evolve(answer, response=mask(answer.response), error=text(answer.error))
 
 
 def process_error_group(group: ProcessErrorGroup) -> ProcessErrorGroup:
-    """A group of processes in error."""
+    """Mask a group of processes in error."""
     return attrs.evolve(group, error=mask_text(group.error), example=mask_text(group.example))
 
 
 def held_delivery(one: HeldDelivery) -> HeldDelivery:
-    """A process whose deliveries are held up. Its error was stored without secrets."""
+    """Mask a process whose deliveries are held up. Its error was stored without secrets."""
     return attrs.evolve(one, process_id=mask_text(one.process_id), error=mask_text(one.error))
 
 
 def audit(record: AuditRecord) -> AuditRecord:
-    """What an operator did; the filter of a bulk action included."""
+    """Mask an operator's action, including the filter of a bulk operation."""
     return attrs.evolve(
         record, actor=mask_text(record.actor), action=mask_text(record.action), detail=fields(record.detail)
     )
 
 
 def bulk(record: BulkRecord) -> BulkRecord:
-    """An act on many jobs. Its filter was stored without secrets."""
+    """Mask a bulk operation. Its filter was stored without secrets."""
     return attrs.evolve(record, actor=mask_text(record.actor), stopped_by=text(record.stopped_by))
 
 
 def text(given: str | None) -> str | None:
-    """A text, where there is one."""
+    """Mask a text, if it is given."""
     return None if given is None else mask_text(given)
 
 
 def fields(given: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object."""
+    """Mask a JSON object."""
     masked: Any = mask(given)
     return masked  # type: ignore[no-any-return]
 
 
 def _rows(name: str, mask: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what masks each row of a page, which has them under that name."""
+    """Return a function that masks each row of a page, in the attribute `name`."""
     return lambda page: attrs.evolve(page, **{name: list(map(mask, getattr(page, name)))})
 
 
 def _as_it_is(answer: R) -> R:
-    """Return an answer that has no text of a client or a handler."""
+    """Return an answer unchanged, since it has no text of a client or a handler."""
     return answer
 
 
@@ -296,4 +296,4 @@ MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     RunStatsPage: _rows("stats", stats),
     AuditPage: _rows("audit", audit),
 }
-"""What takes the secrets out of the answer of an operation, by its type; a type that is missing has no route."""
+"""Function that masks an operation's answer, by the answer's type; a type that is missing has no route."""

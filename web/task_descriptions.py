@@ -1,4 +1,4 @@
-"""The addresses of the tasks that a process knows, as OpenAPI shows them: each with its own arguments (S2)."""
+"""OpenAPI descriptions of the addresses of a process's tasks, each with its own arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.web.routes import JSON
 
 
 def describe_tasks(described: dict[str, Any], tasks: Mapping[str, Task[Any]]) -> None:
-    """Add an address for each task to the description, which has the one for all."""
+    """Add an address for each task to the description, which has the common one."""
     path = TRIGGER.replace("<path:task>", "{task}")
     common = described["paths"][path]["post"]
     (_,), components = msgspec.json.schema_components([TaskJobFields], ref_template="#/components/schemas/{name}")

@@ -2,7 +2,8 @@
 
 The API and the sign-in of the pages share one `TokenCheck`. It counts wrong tokens by the client's address. A client
 that has sent too many is refused before its next token is compared, so that it learns nothing. Clients at other
-addresses are not affected. Cookies of a sign-in are not counted: an expired one is no guess, and one cannot be forged.
+addresses are not affected. Cookies of a sign-in are not counted: an expired one is not a guess, and they cannot be
+forged.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from dataloader.web.server.refusals import Refusal, Refusals
 log = get_logger(__name__)
 
 TRIES: Final = 20
-"""The wrong tokens that a client may send in a row before it is throttled."""
+"""Wrong tokens that a client may send in a row before it is throttled."""
 TRY_EACH_S: Final = 3.0
-"""The seconds after which a throttled client may try one more."""
+"""Seconds after which a throttled client may try once more."""
 MOST_CLIENTS: Final = 10_000
-"""The clients that are remembered. Beyond that the one that has sent nothing wrong for longest is forgotten."""
+"""Maximum number of remembered clients. Beyond it, the client without a wrong token for longest is forgotten."""
 
 
 @attrs.define
 class _Client:
-    """The tries that a client has left, as of `at`, and whether the log has named it since it had all its tries."""
+    """Remaining tries of a client as of `at`, and whether the log has named it since it last had all its tries."""
 
     tries: float
     at: float
@@ -41,21 +42,21 @@ class _Client:
 
 @attrs.define
 class TokenCheck:
-    """The tokens of one app, and the clients that have sent wrong ones."""
+    """Tokens of one app, and the clients that have sent wrong ones."""
 
     tokens: Sequence[Token]
     refusals: Refusals
     most_clients: int = MOST_CLIENTS
     _clients: dict[str, _Client] = attrs.field(factory=dict, init=False)
-    """By address; the one that failed last is at the end."""
+    """Clients by address; the one that failed last is at the end."""
 
     def find(self, secret: str, address: str, *, forwarded: bool = False) -> Token | None:
         """Return the token with this text, or None if it is unknown.
 
         Args:
-            secret: what the client has sent.
-            address: the client's.
-            forwarded: whether the request says that another has passed it on; only the log line needs it.
+            secret: the text that the client has sent.
+            address: the client's address.
+            forwarded: whether the request was forwarded by a proxy; only the log line needs it.
 
         Raises:
             ProblemError: 429; the client has sent too many wrong tokens.
@@ -76,7 +77,7 @@ class TokenCheck:
         return token
 
     def _tries(self, address: str, now: float) -> float:
-        """How many wrong tokens may still come from an address."""
+        """Return the number of wrong tokens that an address may still send."""
         client = self._clients.get(address)
         return TRIES if client is None else min(TRIES, client.tries + (now - client.at) / TRY_EACH_S)
 

@@ -1,10 +1,10 @@
-"""Readers that wait for a job's change or an answer (`?wait=`): a bounded number, all answered when a drain begins.
+"""Requests that wait for a job's change or an answer (`?wait=`): a bounded number, all answered when a drain begins.
 
-Each of them makes the database look at its job now and then, and holds a connection. Whoever waits when the process
-begins to shut down hears how the job stands, instead of being cut off at the end.
+Each of them causes reads of its job and holds a connection. A request that waits when the process begins to shut down
+gets the job's current status, instead of being cut off at the end.
 
-The places are shared by the callers, the API tokens: when all are taken, a caller with fewer of them gets the place of
-the one that has most, whose longest wait is answered as things stand.
+The callers, which are API tokens, share the places. If all are in use, a caller with fewer places gets one of the
+caller with the most, whose longest wait is answered with the current status.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloader.web.server.refusals import Refusal, Refusals
 
 @attrs.define(eq=False)
 class Waiting:
-    """The waiting readers of one app; `most` may wait at a time."""
+    """Waiting requests of one app; at most `most` wait at a time."""
 
     waits: Waits
     answers: Waiter
@@ -36,7 +36,7 @@ class Waiting:
     most: int
     limits: HttpLimits = STANDARD
     _readers: dict[trio.CancelScope, str] = attrs.field(factory=dict)
-    """Each with its caller, the longest wait first."""
+    """Waiting requests with their callers, the longest wait first."""
     _draining: bool = False
 
     def of(self, caller: str) -> WaitingCaller:
@@ -44,7 +44,10 @@ class Waiting:
         return WaitingCaller(self, caller)
 
     async def until_changed(self, job_id: UUID, *, timeout_s: float, caller: str) -> None:
-        """As in `Waits`, but no longer than until a drain begins. Raises `ProblemError` 429 when too many wait."""
+        """Wait as `Waits.until_changed` does, but only until a drain begins.
+
+        Raises `ProblemError` 429 if too many wait.
+        """
         self.check_room(caller)
         with self.reader(caller):
             await self.waits.until_changed(job_id, timeout_s=self.bound_s(timeout_s))
@@ -52,9 +55,9 @@ class Waiting:
     async def wait(
         self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None, caller: str
     ) -> ProcessAnswer:
-        """As in `Answers`, but no longer than until a drain begins, and not at all when too many wait.
+        """Wait as `Answers.wait` does, but only until a drain begins, and not at all if too many wait.
 
-        What was asked for is asked for already, so that its answer can be waited for by another request.
+        The request itself is stored already, so another request can wait for its answer.
         """
         if timeout_s > 0 and not self._has_room(caller):
             self.refusals.count(Refusal.WAITS)
@@ -64,11 +67,11 @@ class Waiting:
         return await self.answers.wait(task_id, timeout_s=0)
 
     def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
-        """As in `Answers`."""
+        """See `Answers.told`."""
         self.answers.told(task_id, answer)
 
     def check_room(self, caller: str) -> None:
-        """Raise `ProblemError` 429 when no more readers may wait."""
+        """Raise `ProblemError` 429 if no more requests may wait."""
         if not self._has_room(caller):
             self.refusals.count(Refusal.WAITS)
             raise ProblemError(
@@ -80,11 +83,11 @@ class Waiting:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more readers may wait."""
+        """True if no more requests may wait."""
         return len(self._readers) >= self.most
 
     def _has_room(self, caller: str) -> bool:
-        """Tell whether a reader of this caller may wait, after the longest wait of another one has ended if need be."""
+        """Return True if a request of this caller may wait. If necessary, end the longest wait of another caller."""
         if not self.is_full:
             return True
         places = Counter(self._readers.values())
@@ -97,12 +100,12 @@ class Waiting:
         return True
 
     def bound_s(self, timeout_s: float) -> float:
-        """How long somebody may wait who asks for `timeout_s`."""
+        """Return the allowed wait for a request of `timeout_s` seconds."""
         return min(timeout_s, self.limits.late_wait_s) if self._draining else timeout_s
 
     @contextmanager
     def reader(self, caller: str) -> Iterator[trio.CancelScope]:
-        """One who waits for the length of a block, which ends when a drain begins."""
+        """Register a waiting request for the duration of a block, which ends when a drain begins."""
         with trio.CancelScope() as reader:
             self._readers[reader] = caller
             try:
@@ -111,7 +114,7 @@ class Waiting:
                 self._readers.pop(reader, None)
 
     def answer_all(self) -> None:
-        """A drain begins: answer those who wait. Who comes later waits for a moment only."""
+        """Answer all waiting requests, since a drain begins. Later requests wait only briefly."""
         self._draining = True
         for reader in [*self._readers]:
             reader.cancel()
@@ -119,7 +122,7 @@ class Waiting:
 
 @attrs.frozen
 class WaitingCaller:
-    """The waits of one caller: what `DatabaseProcesses` takes as its `answers`."""
+    """Waits of one caller, for `DatabaseProcesses` as its `answers`."""
 
     waiting: Waiting
     caller: str
@@ -127,9 +130,9 @@ class WaitingCaller:
     async def wait(
         self, task_id: int, *, timeout_s: float, is_new: bool = False, ident: UUID | None = None
     ) -> ProcessAnswer:
-        """As in `Waiting`."""
+        """See `Waiting.wait`."""
         return await self.waiting.wait(task_id, timeout_s=timeout_s, is_new=is_new, ident=ident, caller=self.caller)
 
     def told(self, task_id: int, answer: ProcessAnswer | None = None) -> None:
-        """As in `Answers`."""
+        """See `Answers.told`."""
         self.waiting.told(task_id, answer)

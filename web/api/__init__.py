@@ -1,1 +1,1 @@
-"""The HTTP API, one file a resource."""
+"""HTTP API, one file per resource."""

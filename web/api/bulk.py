@@ -1,4 +1,4 @@
-"""Acts on many jobs that outlive the request (U16): they are begun, looked at and stopped."""
+"""Bulk operations, which outlive their request: they are started, monitored and stopped."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dataloader.web.routes import Answer, Call, Routes
 routes: Final = Routes()
 
 FREEZE_S: Final = 45.0
-"""Seconds in which the jobs of an act are to be frozen: a million takes some."""
+"""Seconds in which the jobs of an operation must be frozen; a million jobs take several."""
 
 
 class BulkActRequest(Criteria, kw_only=True):
-    """What is to be done, and to which jobs: those that fit the criteria, one at least, or `job_ids`."""
+    """Action, and the jobs: those that match the criteria, of which at least one is given, or `job_ids`."""
 
     EXAMPLE: ClassVar[Any] = {"action": "retry", "queue": "load.cbr", "status": ["failed"]}
 
@@ -41,7 +41,7 @@ class BulkActRequest(Criteria, kw_only=True):
     dry_run: Annotated[bool, Meta(description="Begin nothing, only count the jobs: answered 200.")] = False
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together, besides what `JobFilter` refuses."""
+        """Refuse contradictory fields, in addition to the checks of `JobFilter`."""
         super().__post_init__()
         given = [name for name in Criteria.__struct_fields__ if getattr(self, name) is not None]
         if self.job_ids is not None and given:
@@ -53,17 +53,17 @@ class BulkActRequest(Criteria, kw_only=True):
 
     @property
     def change(self) -> Change:
-        """What is done to each job."""
+        """Change of each job."""
         return Change(action=self.action, priority=self.priority or 0)
 
     @property
     def chosen(self) -> Chosen:
-        """The jobs that are meant."""
+        """Jobs of the operation."""
         return self.job_filter() if self.job_ids is None else self.job_ids
 
 
 class BulkQuery(PageQuery, kw_only=True):
-    """Which page of the acts."""
+    """Page of bulk operations."""
 
 
 @routes.add(
@@ -75,10 +75,11 @@ class BulkQuery(PageQuery, kw_only=True):
     deadline_s=FREEZE_S,
 )
 async def start_bulk(call: Call, body: BulkActRequest) -> Answer:
-    """Begin an act on many jobs: cancel, retry, run now or change of priority.
+    """Begin a bulk operation: cancel, retry, run now or change of priority.
 
-    Its jobs are those that match now, frozen: what comes later is none of it. It goes on without the caller, 500 jobs
-    at a time; look at it by its id.
+    Its jobs are those that match now, frozen: later jobs are not included. It continues without the caller, 500 jobs at
+    a
+    time; its ID shows its progress.
     """
     if body.dry_run:
         return Answer(value=await call.bulk.count(body.change, body.chosen))
@@ -92,18 +93,18 @@ async def start_bulk(call: Call, body: BulkActRequest) -> Answer:
 
 @routes.add("GET", "/api/v1/bulk", role=Role.ADMIN, query=BulkQuery, answers={200: BulkPage}, pages=True)
 async def list_bulk(call: Call, query: BulkQuery) -> Answer:
-    """List the acts on many jobs, latest first."""
+    """List the bulk operations, latest first."""
     page = await call.bulk.find(limit=query.limit, after=query.after)
     return page_answer(call, BulkPage(list(map(shown.bulk, page.bulk)), page.next))
 
 
 @routes.add("GET", "/api/v1/bulk/<uuid:bulk_id>", role=Role.ADMIN, answers={200: BulkRecord})
 async def get_bulk(call: Call, bulk_id: UUID) -> Answer:
-    """Show an act on many jobs, and how far it has come."""
+    """Show a bulk operation and its progress."""
     return Answer(value=shown.bulk(await call.bulk.get(bulk_id)))
 
 
 @routes.add("POST", "/api/v1/bulk/<uuid:bulk_id>/stop", role=Role.ADMIN, answers={200: BulkRecord})
 async def stop_bulk(call: Call, bulk_id: UUID) -> Answer:
-    """End an act before its time. Jobs that it has changed stay so; an act that has ended stays as it is."""
+    """Stop a bulk operation. Changed jobs stay changed, and an operation that has ended does not change."""
     return Answer(value=shown.bulk(await call.bulk.stop(bulk_id)))

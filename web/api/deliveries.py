@@ -1,4 +1,4 @@
-"""What durable processes tell, over HTTP: how deliveries stand, and the release of those that are held (P9, P10)."""
+"""Deliveries of durable processes over HTTP: their state, and the release of held ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Held = Annotated[bool, about("Only those that wait for an operator.")]
 
 
 class DeliveriesQuery(PageQuery, kw_only=True):
-    """A page of processes whose deliveries are held up."""
+    """Page of processes whose deliveries are held up."""
 
     sink: _Sink | None = None
     type: ProcessType | None = None
@@ -33,7 +33,7 @@ class DeliveriesQuery(PageQuery, kw_only=True):
 
 
 class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which held-up deliveries are meant, by at least one criterion."""
+    """Filter of held-up deliveries, with at least one criterion."""
 
     EXAMPLE: ClassVar[Any] = {"sink": "books"}
 
@@ -55,7 +55,7 @@ def _wanted(given: DeliveriesQuery | ReleaseRequest) -> HeldFilter:
 
 @routes.add("GET", "/api/v1/processes/sinks", role=Role.READ, answers={200: SinkList})
 async def list_sinks(call: Call) -> Answer:
-    """List who is told of processes, with how many deliveries wait and since when; and messages to processes."""
+    """List the sinks of process events, and messages to processes, with the number and age of waiting deliveries."""
     return Answer(value=SinkList(await call.processes.sinks()))
 
 
@@ -68,7 +68,7 @@ async def list_sinks(call: Call) -> Answer:
     pages=True,
 )
 async def list_deliveries(call: Call, query: DeliveriesQuery) -> Answer:
-    """List the processes whose deliveries have failed, by sink: they are tried again, or held."""
+    """List the processes whose deliveries have failed, by sink: they are retried, or held."""
     page = await call.processes.deliveries(_wanted(query), limit=query.limit, after=query.after)
     return page_answer(call, HeldDeliveryPage(list(map(shown.held_delivery, page.deliveries)), page.next))
 
@@ -81,5 +81,5 @@ async def list_deliveries(call: Call, query: DeliveriesQuery) -> Answer:
     answers={200: Released},
 )
 async def release_deliveries(call: Call, body: ReleaseRequest) -> Answer:
-    """Try the held-up deliveries that match again now, as if they had not failed; at most 10,000 processes."""
+    """Retry the matching held-up deliveries now, as if they had not failed; at most 10,000 processes."""
     return Answer(value=Released(await call.processes.release(_wanted(body))))

@@ -1,7 +1,7 @@
-"""Pipelines over HTTP: runs and their timelines, loads, and what failed (E10 to E12).
+"""Loads over HTTP: runs and their timelines, loads, and failures.
 
-All of it is for reading; a load is started, cancelled and retried as the job that it is. Texts of sources and handlers
-are shown without the secrets in them (Q16).
+All routes only read. A load is started, canceled and retried as a job. Texts of sources and handlers are shown without
+their secrets.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ routes: Final = Routes()
 
 
 class RunsQuery(PageQuery, kw_only=True):
-    """A page of runs, newest first."""
+    """Page of runs, newest first."""
 
     name: Annotated[LoadName, Meta(description="Only runs of this load or flow.")] | None = None
 
 
 class TimelineQuery(PageQuery, kw_only=True):
-    """A page of a run's tasks, in the order of their registration."""
+    """Page of a run's tasks, in the order of their registration."""
 
     limit: Limit = MAX_PAGE
 
 
 class LoadsQuery(PageQuery, kw_only=True):
-    """A page of loads, by name."""
+    """Page of loads, by name."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_LOADS, description="The most rows of the page.")] = 50
 
 
 class FailuresQuery(PageQuery, kw_only=True):
-    """A page of failures, oldest first."""
+    """Page of failures, oldest first."""
 
     limit: Limit = 100
     after: Annotated[AfterPage, Meta(description="`next` of the page before, or a `failure_id`.")] | None = None
 
 
 class RunTimeline(Struct, frozen=True, kw_only=True):
-    """A run and its tasks, in the order of their registration (E11, E12)."""
+    """Run and its tasks, in the order of their registration."""
 
     run_id: Annotated[UUID, about("The run's id, which is its job's.")]
     name: Annotated[str, about("The load or the flow that ran.")]
@@ -100,7 +100,7 @@ async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
     failures = []
     for failure in found:
         failures.append(failure.masked())
-        # Two kilobytes each: the loop must turn in between.
+        # Each has two kilobytes, so other tasks must be able to run in between.
         await trio.lowlevel.checkpoint()
     return failures
 
@@ -118,9 +118,9 @@ def _masked_run(run: RunRecord) -> RunRecord:
     pages=True,
 )
 async def show_timeline(call: Call, run_id: UUID, query: TimelineQuery) -> Answer:
-    """Show when each task of a run began and ended, what came of it, and when its phases were at work.
+    """Show the beginning, end and outcome of each task of a run, and the times of its phases.
 
-    A run's id is its job's. A run whose job has ended without a word of its own shows the job's status.
+    A run's ID is its job's. A run whose job has ended without a recorded outcome shows the job's status.
     """
     timeline = await run_records.get_timeline(call.services.database, run_id, limit=query.limit, after=query.after)
     run, tasks = _masked_run(timeline.run), list(map(_masked_task, timeline.tasks))
@@ -148,21 +148,21 @@ def _masked_task(task: TaskRecord) -> TaskRecord:
     pages=True,
 )
 async def list_failures_of_run(call: Call, run_id: UUID, query: FailuresQuery) -> Answer:
-    """List what failed in a run, oldest first."""
+    """List the failures of a run, oldest first."""
     page = await run_records.list_failures_of_run(call.services.database, run_id, after=query.after, limit=query.limit)
     return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))
 
 
 @routes.add("GET", "/api/v1/loads", role=Role.READ, query=LoadsQuery, answers={200: LoadPage}, pages=True)
 async def list_loads(call: Call, query: LoadsQuery) -> Answer:
-    """List the loads that this database knows, by name."""
+    """List the loads of this database, by name."""
     page = await run_records.list_loads(call.services.database, limit=query.limit, after=query.after)
     return page_answer(call, LoadPage([_masked_load(load) for load in page.loads], page.next))
 
 
 @routes.add("GET", "/api/v1/loads/<path:load>", role=Role.READ, answers={200: LoadRecord})
 async def show_load(call: Call, load: str) -> Answer:
-    """Show how far a load has come, its last run, and how many failures are not resolved (counted up to 1,000)."""
+    """Show a load's progress, its last run, and the number of unresolved failures (counted up to 1,000)."""
     return Answer(value=_masked_load(await run_records.get_load(call.services.database, load)))
 
 
@@ -184,6 +184,6 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
     pages=True,
 )
 async def list_failures_of_load(call: Call, load: str, query: FailuresQuery) -> Answer:
-    """List what failed in a load, in any run, and was not resolved since, oldest first."""
+    """List the failures of a load, in any run, that are not resolved yet, oldest first."""
     page = await run_records.list_failures_of_load(call.services.database, load, after=query.after, limit=query.limit)
     return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))

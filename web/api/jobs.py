@@ -1,7 +1,8 @@
-"""Jobs, queues and failures over HTTP: the routes of their operations, and those that HTTP alone has.
+"""Jobs, queues and failures over HTTP: the routes of their operations, and routes that exist only over HTTP.
 
-Written by hand are the views whose answers differ: a job's status, which a request may wait for; the changes of one
-job, which are answered with its status; and statistics, whose query has other names.
+The views written by hand have different answers: a job's status, for which a request may wait; changes of one job,
+which
+are answered with its status; and statistics, whose query has other names.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from dataloader.web.routes import DEADLINE_S, Answer, Call
 routes: Final = OperationRoutes()
 
 MAX_WAIT_S: Final = 60.0
-"""The longest that a status request may wait."""
+"""Maximum wait of a status request, in seconds."""
 
 
 class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How long to wait for an end or a change."""
+    """Time to wait for an end or a change."""
 
     wait: Annotated[
         float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes at once when the job has ended.")
@@ -40,7 +41,7 @@ class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """How a job stands (Q3). `note` says why a cancel changed nothing."""
+    """Status of a job (Q3). `note` says why a cancel changed nothing."""
 
     EXAMPLE: ClassVar[Any] = {
         "job_id": EXAMPLE_ID, "status": "running", "attempt": 1, "started_at": "2026-11-20T12:00:00.250Z",
@@ -66,7 +67,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, job: JobRecord, note: str | UnsetType = UNSET) -> Self:
-        """The status of a job whose secrets are masked."""
+        """Return the status of a job whose secrets are masked."""
         return cls(
             job_id=job.job_id,
             status=job.status,
@@ -100,7 +101,7 @@ async def status_of(call: Call, job: JobRecord, note: str | UnsetType = UNSET) -
     deadline_s=DEADLINE_S + MAX_WAIT_S,
 )
 async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
-    """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
+    """Return a job's status. With `wait`, return when the job ends or changes, or after `wait` seconds."""
     if query.wait > 0:
         await call.services.waiting.until_changed(job_id, timeout_s=query.wait, caller=call.operator.name)
     async with call.long_answer():
@@ -109,7 +110,7 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
 
 @routes.operation(CancelJob, answers={200: JobStatus})
 async def cancel_job(call: Call, operation: CancelJob) -> Answer:
-    """Answer with the job's status, and with a note if it had ended before."""
+    """Return the job's status, with a note if it had ended before."""
     job = await call.perform(operation)
     if job.status.is_final and job.status is not Status.CANCELED:
         return Answer(value=await status_of(call, job, f"the job had ended before: it stays {job.status}"))
@@ -118,19 +119,19 @@ async def cancel_job(call: Call, operation: CancelJob) -> Answer:
 
 @routes.operation(RetryJob, answers={200: JobStatus})
 async def retry_job(call: Call, operation: RetryJob) -> Answer:
-    """Answer with the job's status."""
+    """Return the job's status."""
     return Answer(value=await status_of(call, await call.perform(operation)))
 
 
 @routes.operation(RunJobNow, answers={200: JobStatus})
 async def run_job_now(call: Call, operation: RunJobNow) -> Answer:
-    """Answer with the job's status."""
+    """Return the job's status."""
     return Answer(value=await status_of(call, await call.perform(operation)))
 
 
 @routes.operation(ListStats)
 async def list_stats(call: Call, operation: ListStats) -> Answer:
-    """Answer with a page of statistics; an error has the names of the query."""
+    """Return a page of statistics. Errors use the names of the query."""
     try:
         page = await call.perform(operation)
     except BadRequest as error:

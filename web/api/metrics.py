@@ -1,8 +1,8 @@
-"""`/metrics`: what the actors have counted, and what can be read at the moment of the scrape (Q5).
+"""`/metrics`: counts of the actors, and values that are read at the scrape.
 
-What the process measures (jobs/measures.py) becomes Prometheus' families here. Other gauges are made here out of the
-process's state, the pool, and the queues' depths; the depths come from the database, at most once in five seconds
-however many scrape, and are left out while it does not answer.
+The process's measures (jobs/measures.py) become Prometheus families here. Other gauges are made here from the process's
+state, the pool, and the queues' depths. The depths are read from the database at most once in five seconds for all
+scrapers, and are left out while it does not answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "l
 
 
 async def render(services: Services) -> bytes:
-    """The metrics in Prometheus' text format. While the database is gone, or slow to count, the depths are missing."""
+    """Return the metrics in Prometheus' text format. If the database is unavailable or slow, depths are missing."""
     depths = await services.depths.latest()
     processes = await services.process_gauges.latest()
     ping_s = services.http_limits.ping_s
@@ -47,14 +47,14 @@ async def render(services: Services) -> bytes:
 
 
 class Measured(Collector):
-    """Measures as Prometheus' families."""
+    """Measures as Prometheus families."""
 
     def __init__(self, measures: Iterable[Measure]) -> None:
-        """They are read when the families are collected."""
+        """Keep the measures, which are read when the families are collected."""
         self._measures = measures
 
     def collect(self) -> Iterator[Metric]:
-        """The families, for a scrape."""
+        """Yield the families for a scrape."""
         for measure in self._measures:
             match measure:
                 case Counter():
@@ -80,13 +80,13 @@ def _histogram(measure: Histogram) -> Metric:
 
 
 def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
-    """Cumulated counts by upper bound, as Prometheus has them."""
+    """Return cumulative counts by upper bound, in Prometheus' form."""
     bounds = (*map(str, distribution.bounds), "+Inf")
     return list(zip(bounds, map(float, accumulate(distribution.counts)), strict=True))
 
 
 def _shown(found: Mapping[tuple[str, ...], A]) -> dict[tuple[str, ...], A]:
-    """By labels without secrets; names that differ in these alone are one series: Prometheus wants each once."""
+    """Mask secrets in labels, and merge series that then have the same labels: Prometheus requires each once."""
     shown: dict[tuple[str, ...], A] = {}
     for values, value in list(found.items()):
         labels = tuple(map(mask_text, values))
@@ -95,7 +95,7 @@ def _shown(found: Mapping[tuple[str, ...], A]) -> dict[tuple[str, ...], A]:
 
 
 class _Gauges(Collector):
-    """The process and its queues at one moment."""
+    """State of the process and its queues at one moment."""
 
     def __init__(
         self, services: Services, depths: list[QueueRecord] | None, processes: ProcessGauges | None, *, up: bool
@@ -161,7 +161,7 @@ def _depth_families(queues: list[QueueRecord]) -> Iterator[Metric]:
 
 
 def _process_families(gauges: ProcessGauges) -> Iterator[Metric]:
-    """The families, for a scrape. Names that differ in their secrets alone are one series."""
+    """Yield the families for a scrape. Names that differ only in their secrets are one series."""
     processes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     for (process_type, version, status), count in gauges.processes.items():
         processes[mask_text(process_type), str(version), status] += count

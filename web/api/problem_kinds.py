@@ -1,4 +1,4 @@
-"""What the `type` of a problem leads to: what has happened, and what a client does about it."""
+"""Descriptions of problem types: what has happened, and what a client can do about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ routes: Final = Routes()
 
 
 class ProblemKind(Struct, frozen=True):
-    """A kind of problem."""
+    """Kind of problem."""
 
     EXAMPLE: ClassVar[Any] = {"type": f"{ADDRESS}draining", "description": PROBLEMS["draining"]}
 
@@ -25,7 +25,7 @@ class ProblemKind(Struct, frozen=True):
 
 @routes.add("GET", f"{ADDRESS}<kind>", role=None, answers={200: ProblemKind})
 async def show_problem(_call: Call, kind: str) -> Answer:
-    """Say what a kind of problem is; its address is the `type` of such problems."""
+    """Describe a kind of problem; its address is the `type` of such problems."""
     if kind not in PROBLEMS:
         raise ProblemError(HTTPStatus.NOT_FOUND, f"No problem is of this kind; there are {', '.join(PROBLEMS)}.")
     return Answer(value=ProblemKind(f"{ADDRESS}{kind}", PROBLEMS[kind]))

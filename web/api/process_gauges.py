@@ -1,4 +1,4 @@
-"""How durable processes stand, remembered for some seconds, however many scrape."""
+"""State of durable processes, cached for a few seconds for all scrapers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dataloader.web.api.queue_depths import REMEMBERED_S
 
 @attrs.define
 class LatestProcessGauges:
-    """The processes as they were at most five seconds ago. One for each app."""
+    """Cached state of the processes, at most five seconds old. One for each app."""
 
     _database: Database
     _database_s: float
-    """How long it waits for the database."""
+    """Maximum wait for the database, in seconds."""
     _gauges: ProcessGauges | None = None
     _asked_at: float = float("-inf")
     _asking: trio.Lock = attrs.field(factory=trio.Lock)
 
     async def latest(self) -> ProcessGauges | None:
-        """The processes, or None while the database does not answer."""
+        """Return the state of the processes, or None while the database does not answer."""
         async with self._asking:
             if trio.current_time() - self._asked_at >= REMEMBERED_S:
                 self._gauges = await self._ask()

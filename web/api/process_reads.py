@@ -1,4 +1,4 @@
-"""Durable processes are looked at over HTTP: one, pages of them, their events and tasks; and waited for (P1, P2)."""
+"""Reads of durable processes over HTTP: one, pages of them, their events and tasks; and waits for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ routes: Final = Routes()
 
 
 class ProcessesQuery(PageQuery, kw_only=True):
-    """A page of processes, newest first."""
+    """Page of processes, newest first."""
 
     type: ProcessType | None = None
     process_id: ProcessId | None = None
@@ -48,7 +48,7 @@ class ProcessesQuery(PageQuery, kw_only=True):
     error_group: Annotated[str, about("The id of a group of errors.")] | None = None
 
     def wanted(self) -> ProcessFilter:
-        """The same for the domain. Raises `BadRequest`."""
+        """Return the domain's filter. Raises `BadRequest`."""
         metadata = None
         if self.metadata is not None:
             try:
@@ -66,7 +66,7 @@ class ProcessesQuery(PageQuery, kw_only=True):
 
 
 class HistoryQuery(PageQuery, kw_only=True):
-    """A page of what has happened in a process."""
+    """Page of a process's history."""
 
     limit: Limit = 200
     after: Annotated[AfterPage, Meta(description="`next` of the page before, or a row's number.")] | None = None
@@ -74,7 +74,7 @@ class HistoryQuery(PageQuery, kw_only=True):
 
 
 class VersionsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The query of one type."""
+    """Query with a type."""
 
     type: ProcessType | None = None
 
@@ -86,7 +86,7 @@ class VersionList(Struct, frozen=True):
 
 
 class ProcessErrorsQuery(PageQuery, kw_only=True):
-    """A page of the groups of errors, those with the most processes first."""
+    """Page of the groups of errors, those with the most processes first."""
 
     type: ProcessType | None = None
 
@@ -104,7 +104,7 @@ async def list_processes(call: Call, query: ProcessesQuery) -> Answer:
 
 @routes.add("GET", ADDRESS, role=Role.READ, answers={200: ProcessRecord}, **_WAITS)
 async def show_process(call: Call, process_type: str, process_id: str, query: WaitQuery) -> Answer:
-    """Show a process; with `wait`, one whose first step is not done as soon as it is, or after so many seconds."""
+    """Show a process. With `wait`, return when its first step has finished, or after `wait` seconds."""
     if query.wait > 0:
         call.services.waiting.check_room(call.operator.name)
     found = await call.processes.get(process_type, process_id, wait_s=query.wait)
@@ -114,7 +114,7 @@ async def show_process(call: Call, process_type: str, process_id: str, query: Wa
 
 @routes.add("GET", f"{ADDRESS}/events", role=Role.READ, query=HistoryQuery, answers={200: ProcessEventPage}, pages=True)
 async def list_process_events(call: Call, process_type: str, process_id: str, query: HistoryQuery) -> Answer:
-    """Read a process's events, oldest first. To follow them, send the last `event_id` as `after`."""
+    """List a process's events, oldest first. To follow them, send the last `event_id` as `after`."""
     page = await call.processes.events(
         process_type, process_id, limit=query.limit, after=query.after, newest_first=query.newest_first
     )
@@ -123,7 +123,7 @@ async def list_process_events(call: Call, process_type: str, process_id: str, qu
 
 @routes.add("GET", f"{ADDRESS}/tasks", role=Role.READ, query=HistoryQuery, answers={200: ProcessTaskPage}, pages=True)
 async def list_process_tasks(call: Call, process_type: str, process_id: str, query: HistoryQuery) -> Answer:
-    """List what was asked of a process, and its timers, oldest first."""
+    """List a process's requests and timers, oldest first."""
     page = await call.processes.tasks(
         process_type, process_id, limit=query.limit, after=query.after, newest_first=query.newest_first
     )
@@ -134,7 +134,7 @@ async def list_process_tasks(call: Call, process_type: str, process_id: str, que
     "GET", "/api/v1/processes/tasks/<int:task_id>", role=Role.READ, answers={200: ProcessTask}, **_WAITS_FOR_TASK
 )
 async def show_process_task(call: Call, task_id: int, query: TaskQuery) -> Answer:
-    """Show a task; with `wait`, as soon as it has its answer, or after so many seconds."""
+    """Show a task. With `wait`, return when it has its answer, or after `wait` seconds."""
     if query.wait > 0:
         call.services.waiting.check_room(call.operator.name)
     found = await call.processes.task(task_id, wait_s=query.wait, ident=query.ident)
@@ -151,7 +151,7 @@ async def show_process_task(call: Call, task_id: int, query: TaskQuery) -> Answe
     pages=True,
 )
 async def list_process_errors(call: Call, query: ProcessErrorsQuery) -> Answer:
-    """Count the processes in error by type and error, the most processes first. Each page is counted anew."""
+    """Count the processes in error by type and error, the most processes first. Each page counts again."""
     page = await call.processes.errors(process_type=query.type, limit=query.limit, after=query.after)
     return page_answer(call, ProcessErrorPage(list(map(shown.process_error_group, page.groups)), page.next))
 

@@ -1,4 +1,4 @@
-"""Durable processes over HTTP: they are started, called, mended, stopped, removed and imported (P2, P6, P12)."""
+"""Durable processes over HTTP: starts, calls, repairs, stops, removals and imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LOCATION: Final[Mapping[str, Any]] = {
 
 
 class WaitQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How long to wait for an answer."""
+    """Time to wait for an answer."""
 
     wait: Annotated[
         float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes as soon as there is one.")
@@ -62,19 +62,19 @@ class WaitQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TaskQuery(WaitQuery, kw_only=True):
-    """The query of one task, and the time to wait for its answer."""
+    """Query with a task's ident, and the time to wait for its answer."""
 
     ident: Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")] = None
 
 
 class IdentQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The query of one task."""
+    """Query with a task's ident."""
 
     ident: Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")] = None
 
 
 class StartRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A process that is to be started."""
+    """Process to be started."""
 
     EXAMPLE: ClassVar[Any] = {"process_id": "order-77", "args": 5, "metadata": {"tenant": "a"}}
 
@@ -85,7 +85,7 @@ class StartRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: Metadata | None = None
 
     def request(self, process_type: str, key: str | None) -> ProcessRequest:
-        """The same for the domain. Raises `BadRequest`."""
+        """Return the domain's request. Raises `BadRequest`."""
         return ProcessRequest(
             type=process_type,
             process_id=self.process_id,
@@ -106,13 +106,13 @@ class StartManyRequest(Struct, forbid_unknown_fields=True):
 
 
 class StartedMany(Struct, frozen=True):
-    """What became of each, in their order."""
+    """Result for each process, in their order."""
 
     processes: Annotated[list[ProcessStarted], about("The processes, in the order of the request.")]
 
 
 class CallRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call of a method of a process."""
+    """Call of a method of a process."""
 
     EXAMPLE: ClassVar[Any] = {"method": "pay", "args": 5, "idempotency_key": "pay-77"}
 
@@ -126,7 +126,7 @@ class CallRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RepairRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A repair of a process in error."""
+    """Repair of a process in error."""
 
     EXAMPLE: ClassVar[Any] = {"args": 5}
 
@@ -135,7 +135,7 @@ class RepairRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TimerFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A timer: in `after_s` seconds, or `at` an instant."""
+    """Timer: in `after_s` seconds, or at the time `at`."""
 
     kind: Annotated[Literal["timeout", "remove"], about("What it does.")] = "timeout"
     after_s: Annotated[float, Meta(ge=0, le=MAX_TIMER_S, description="In so many seconds.")] | None = None
@@ -143,14 +143,14 @@ class TimerFields(Struct, forbid_unknown_fields=True, kw_only=True):
     context: Annotated[Any, about("What a timeout is given.")] = None
 
     def timer(self) -> Timer | Remove:
-        """The same for the domain. Raises `BadRequest`."""
+        """Return the domain's timer. Raises `BadRequest`."""
         if self.kind == "remove":
             return Remove(after_s=self.after_s, at=self.at)
         return Timer(after_s=self.after_s, at=self.at, context=self.context)
 
 
 class ImportRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A process that another system has begun, as it stands."""
+    """Process to import from another system."""
 
     EXAMPLE: ClassVar[Any] = {"state": {"amount": 5, "paid": False}, "events": ["reserved"], "timer": {"after_s": 900}}
 
@@ -163,7 +163,7 @@ class ImportRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChangeManyRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which processes in error are meant, by at least one criterion; and how many a request looks at."""
+    """Filter of processes in error, with at least one criterion, and the number of processes per request."""
 
     EXAMPLE: ClassVar[Any] = {"error_group": "00c8f1de4a91b37e", "limit": 1000}
 
@@ -176,7 +176,7 @@ class ChangeManyRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     after: AfterPage | None = None
 
     def wanted(self) -> ProcessFilter:
-        """The same for the domain. Raises `BadRequest`."""
+        """Return the domain's filter. Raises `BadRequest`."""
         return ProcessFilter(
             type=self.type,
             process_id=self.process_id,
@@ -187,7 +187,7 @@ class ChangeManyRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RepairManyRequest(ChangeManyRequest, kw_only=True):
-    """The same, with what the repairs are given."""
+    """Filter of processes in error, and the args of their repairs."""
 
     args: _Args = None
 
@@ -221,8 +221,9 @@ def _address_of(answer: ProcessAnswer) -> str:
 async def start_process(call: Call, process_type: str, body: StartRequest, query: WaitQuery) -> Answer:
     """Start a process.
 
-    200 with its first step's answer, if it comes within `wait` seconds, else 202. 409 if there is a process of this id,
-    or the idempotency key brought another request.
+    200 with its first step's answer, if it comes within `wait` seconds, else 202. 409 if a process with this ID exists,
+    or
+    the idempotency key belongs to another request.
     """
     return await _ask(call, body.request(process_type, key_of(call.headers, body.idempotency_key)), query.wait)
 
@@ -237,7 +238,7 @@ async def start_process(call: Call, process_type: str, body: StartRequest, query
     large=True,
 )
 async def start_processes(call: Call, process_type: str, body: StartManyRequest) -> Answer:
-    """Start up to 1,000 processes in one transaction, without waiting. Those that are there are left."""
+    """Start up to 1,000 processes in one transaction, without waiting. Existing ones are skipped."""
     requests = [one.request(process_type, one.idempotency_key) for one in body.processes]
     return Answer(value=StartedMany(await call.processes.start_many(requests)))
 
@@ -246,9 +247,11 @@ async def start_processes(call: Call, process_type: str, body: StartManyRequest)
 async def call_process(call: Call, process_type: str, process_id: str, body: CallRequest, query: WaitQuery) -> Answer:
     """Call a method of a process.
 
-    200 with the answer, if it comes within `wait` seconds, else 202: the call goes on, and its task can be waited for.
-    `finished` with an `error` means that the step has refused it. 409 if the process is in error or its first step is
-    not done.
+    200 with the answer, if it comes within `wait` seconds, else 202: the call continues, and its task can be waited
+    for.
+    `finished` with an `error` means that the step has refused it. 409 if the process is in error or its first step has
+    not
+    finished.
     """
     may_start = body.start is not UNSET
     request = ProcessRequest(
@@ -271,7 +274,7 @@ async def call_process(call: Call, process_type: str, process_id: str, body: Cal
 async def repair_process(
     call: Call, process_type: str, process_id: str, body: RepairRequest, query: WaitQuery
 ) -> Answer:
-    """Mend a process in error by its type's repair; answers as a call does. 409 if it is not in error."""
+    """Repair a process in error with its type's repair step. Answers as a call does. 409 if it is not in error."""
     key = key_of(call.headers, body.idempotency_key)
     request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=body.args, key=key)
     return await _ask(call, request, query.wait)
@@ -279,19 +282,19 @@ async def repair_process(
 
 @routes.add("POST", f"{ADDRESS}/resume", role=Role.OPERATE, answers={200: ProcessRecord}, conflicts=True)
 async def resume_process(call: Call, process_type: str, process_id: str) -> Answer:
-    """Let a process in error go on as it is: the timeout that had failed is tried again."""
+    """Let a process in error continue without changes: the failed timeout is tried again."""
     return Answer(value=shown.process(await call.processes.resume(process_type, process_id)))
 
 
 @routes.add("POST", f"{ADDRESS}/stop", role=Role.OPERATE, answers={200: ProcessRecord}, conflicts=True)
 async def stop_process(call: Call, process_type: str, process_id: str) -> Answer:
-    """Stop the step that runs now, which is an error of its process then. 409 when none runs."""
+    """Stop the running step, which then is an error of its process. 409 if no step runs."""
     return Answer(value=shown.process(await call.processes.stop(process_type, process_id)))
 
 
 @routes.add("POST", f"{ADDRESS}/remove", role=Role.OPERATE, answers={200: ProcessRecord})
 async def remove_process(call: Call, process_type: str, process_id: str) -> Answer:
-    """Remove a process, and show it as it was; a step that runs is stopped, calls that wait are cancelled."""
+    """Remove a process, and show it as it was. A running step is stopped, waiting calls are cancelled."""
     return Answer(value=shown.process(await call.processes.remove(process_type, process_id)))
 
 
@@ -299,7 +302,7 @@ async def remove_process(call: Call, process_type: str, process_id: str) -> Answ
     "PUT", ADDRESS, role=Role.ADMIN, body=ImportRequest, answers={200: ProcessRecord}, conflicts=True, large=True
 )
 async def put_process(call: Call, process_type: str, process_id: str, body: ImportRequest) -> Answer:
-    """Import a process that another system has begun; no step runs. 409 if there is a process of this id."""
+    """Import a process of another system. No step runs. 409 if a process with this ID exists."""
     process = ProcessImport(
         type=process_type,
         process_id=process_id,
@@ -337,5 +340,5 @@ async def resume_processes(call: Call, body: ChangeManyRequest) -> Answer:
     answers={200: ProcessAnswer},
 )
 async def withdraw_call(call: Call, task_id: int, query: IdentQuery) -> Answer:
-    """Take a call back if it has not begun: it is `cancelled` then. Otherwise it goes on as it was."""
+    """Withdraw a call if it has not begun: it is `cancelled` then. Otherwise it continues unchanged."""
     return Answer(value=shown.process_answer(await call.processes.withdraw(task_id, ident=query.ident)))

@@ -1,6 +1,6 @@
-"""How many jobs wait in which queue, remembered for some seconds, however many ask.
+"""Number of waiting jobs per queue, cached for a few seconds for all requests.
 
-Counting walks an index over all that has not ended; a few scrapers must not make it the database's main work.
+A count scans an index of all jobs that have not ended; a few scrapers must not become the database's main load.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from dataloader.web import shown
 
 REMEMBERED_S: Final = 5.0
 MOST_NAMED: Final = 100
-"""Queues that are counted by name: whoever may trigger makes up names, and each is several lines for ever."""
+"""Maximum number of queues counted by name: clients may create any number of names, and each adds several series."""
 OTHER: Final = "other"
-"""Stands for all the others."""
+"""Name for all other queues together."""
 _COUNTS: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "limited", "running", "workers", "slots")
 
 
 @attrs.define
 class QueueDepths:
-    """The queues as they were at most five seconds ago. One for each app; it keeps its answer between requests."""
+    """Cached queues, at most five seconds old. One for each app."""
 
     _database: Database
     _database_s: float
-    """How long it waits for the database."""
+    """Maximum wait for the database, in seconds."""
     _queues: list[QueueRecord] | None = None
     _asked_at: float = float("-inf")
     _asking: trio.Lock = attrs.field(factory=trio.Lock)
 
     async def latest(self) -> list[QueueRecord] | None:
-        """The queues, or None while the database does not answer."""
+        """Return the queues, or None while the database does not answer."""
         async with self._asking:
             if trio.current_time() - self._asked_at >= REMEMBERED_S:
                 self._queues = await self._ask()
@@ -54,7 +54,7 @@ class QueueDepths:
 
 
 def _by_shown_name(queues: Iterable[QueueRecord]) -> list[QueueRecord]:
-    """The queues without the secrets in their names; those whose names differ in these alone are counted together."""
+    """Return the queues without secrets in their names. Those whose names then are equal are counted together."""
     found: dict[str, QueueRecord] = {}
     for queue in map(shown.queue, queues):
         found[queue.queue] = _together(found[queue.queue], queue) if queue.queue in found else queue

@@ -1,4 +1,4 @@
-"""Schedules over HTTP (R7): what is planned, and what operators do with it."""
+"""Schedules over HTTP: plans, and operators' actions."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ Name = Annotated[str, described("The schedule's name.", "nightly", **NAME)]
 
 
 class SchedulesQuery(PageQuery, kw_only=True):
-    """A page of schedules, by name."""
+    """Page of schedules, by name."""
 
     limit: Limit = 200
 
 
 class ScheduleEventsQuery(PageQuery, kw_only=True):
-    """A page of what is on record about a schedule, latest first."""
+    """Page of a schedule's events, latest first."""
 
     limit: Limit = 100
 
 
 class ScheduleTimesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How many times are asked for."""
+    """Number of requested times."""
 
     number: Annotated[int, Meta(ge=1, le=MAX_NEXT, description="The most times.")] = 10
 
 
 class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """When jobs of a task are added by themselves: `cron` or `every_s`, and what becomes of missed and late ones."""
+    """Schedule of a task's jobs: `cron` or `every_s`, and the catch-up and overlap policies."""
 
     EXAMPLE: ClassVar[Any] = {
         "task": "report", "cron": "0 6 * * MON-FRI", "zone": "Europe/Berlin", "args": {"region": "EU"},
@@ -90,12 +90,12 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     pause_on_failure: Annotated[bool, about("Whether a job that fails for good pauses the schedule.")] = False
 
     def schedule(self, name: str) -> Schedule:
-        """The schedule that it asks for. Raises `BadRequest`."""
+        """Return the requested schedule. Raises `BadRequest`."""
         return Schedule(name=name, **msgspec.structs.asdict(self))
 
 
 class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The planned times that are to have jobs: from `begin` to `end`, which is exclusive."""
+    """Planned times that get jobs, from `begin` to `end` (exclusive)."""
 
     EXAMPLE: ClassVar[Any] = {"begin": "2026-11-01T00:00:00Z", "end": "2026-11-08T00:00:00Z", "dry_run": True}
 
@@ -109,13 +109,13 @@ class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScheduleRunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which job is added."""
+    """ID of the job that is added."""
 
     job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
 
 
 class NextTimes(Struct, frozen=True):
-    """The next planned times of a schedule."""
+    """Next planned times of a schedule."""
 
     EXAMPLE: ClassVar[Any] = {"times": ["2026-11-23T05:00:00Z", "2026-11-24T05:00:00Z"]}
 
@@ -123,7 +123,7 @@ class NextTimes(Struct, frozen=True):
 
 
 class ScheduleRun(Struct, frozen=True):
-    """The job that was added beside the plan."""
+    """Job that was added in addition to the plan."""
 
     EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "queue": "reports", "status": "queued", "created": True}
 
@@ -147,13 +147,13 @@ async def list_schedules(call: Call, query: SchedulesQuery) -> Answer:
 
 @routes.add("GET", _ADDRESS, role=Role.READ, answers={200: ScheduleRecord})
 async def get_schedule(call: Call, name: str) -> Answer:
-    """Show a schedule: what was declared, when it is due next, and whether it is paused."""
+    """Show a schedule: its declaration, its next time, and whether it is paused."""
     return await _shown(call, await call.schedules.get(name))
 
 
 @routes.add("PUT", _ADDRESS, role=Role.ADMIN, body=ScheduleRequest, answers={200: ScheduleRecord})
 async def put_schedule(call: Call, name: str, body: ScheduleRequest) -> Answer:
-    """Store a schedule, in place of one with that name; programs that declare it leave it as it is from now on."""
+    """Store a schedule, replacing one with that name. Programs that declare it do not change it from now on."""
     check_args(call, body.task, body.args)
     return await _shown(call, await call.schedules.put(body.schedule(name)))
 
@@ -162,7 +162,7 @@ async def put_schedule(call: Call, name: str, body: ScheduleRequest) -> Answer:
 async def delete_schedule(call: Call, name: str) -> Answer:
     """Delete a schedule, and show it as it was; its jobs stay.
 
-    One that programs declare is stored again when the next of them starts.
+    A schedule that programs declare is stored again when the next of them starts.
     """
     return await _shown(call, await call.schedules.delete(name))
 
@@ -177,20 +177,20 @@ async def list_next_times(call: Call, name: str, query: ScheduleTimesQuery) -> A
     "GET", f"{_ADDRESS}/events", role=Role.READ, query=ScheduleEventsQuery, answers={200: ScheduleEventPage}, pages=True
 )
 async def list_schedule_events(call: Call, name: str, query: ScheduleEventsQuery) -> Answer:
-    """List what is on record about a schedule, latest first: times that were left out, pauses, changes."""
+    """List a schedule's events, latest first: left-out times, pauses, changes."""
     page = await call.schedules.events(name, limit=query.limit, after=query.after)
     return page_answer(call, ScheduleEventPage(await call.masked(shown.schedule_event, page.events), page.next))
 
 
 @routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: ScheduleRecord})
 async def pause_schedule(call: Call, name: str) -> Answer:
-    """Pause a schedule: it adds no jobs. Jobs that it has added go on."""
+    """Pause a schedule: it adds no jobs. Jobs that it has added continue."""
     return await _shown(call, await call.schedules.pause(name))
 
 
 @routes.add("POST", f"{_ADDRESS}/resume", role=Role.OPERATE, answers={200: ScheduleRecord})
 async def resume_schedule(call: Call, name: str) -> Answer:
-    """End a schedule's pause. What was due meanwhile was missed: its `missed` decides about it."""
+    """End a schedule's pause. Times that were due meanwhile are missed: `missed` says how they are handled."""
     return await _shown(call, await call.schedules.resume(name))
 
 
@@ -203,7 +203,7 @@ async def resume_schedule(call: Call, name: str) -> Answer:
     conflicts=True,
 )
 async def run_schedule(call: Call, name: str, query: ScheduleRunQuery) -> Answer:
-    """Add a job of a schedule now, beside its plan. 201 if it is new, 200 if an earlier request has added it."""
+    """Add a job of a schedule now, in addition to its plan. 201 if it is new, 200 if an earlier request added it."""
     added = await call.schedules.run(name, job_id=query.job_id)
     return Answer(
         value=ScheduleRun(added.job_id, added.queue, added.status, added.created),
@@ -214,7 +214,7 @@ async def run_schedule(call: Call, name: str, query: ScheduleRunQuery) -> Answer
 
 @routes.add("POST", f"{_ADDRESS}/backfill", role=Role.OPERATE, body=BackfillRequest, answers={200: Backfilled})
 async def backfill_schedule(call: Call, name: str, body: BackfillRequest) -> Answer:
-    """Add the jobs of planned times that have passed, or only say which."""
+    """Add the jobs of past planned times, or only list them."""
     if body.end <= body.begin:
         raise BadRequest("end", "must be later than begin")
     found = await call.schedules.backfill(

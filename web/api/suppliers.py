@@ -1,4 +1,4 @@
-"""Suppliers over HTTP: their rate limits and what of them is used, and what operators do about it (S4, S5)."""
+"""Suppliers over HTTP: their rate limits and current use, and operators' actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Span = Annotated[list[float], Meta(min_length=2, max_length=2, description="At 
 
 
 class DayRateLimit(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A rate limit by the calendar: from midnight to midnight."""
+    """Rate limit by the calendar: from midnight to midnight."""
 
     EXAMPLE: ClassVar[Any] = {"requests": 10_000, "per": "day", "zone": "Europe/Berlin"}
 
@@ -41,13 +41,13 @@ _RateLimits = Annotated[list[_RateLimit], Meta(max_length=MAX_RATE_LIMITS)]
 
 
 class SuppliersQuery(PageQuery, kw_only=True):
-    """A page of suppliers, by name."""
+    """Page of suppliers, by name."""
 
     limit: Limit = 200
 
 
 class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a supplier in place of those that programs declare; null: the programs' again."""
+    """Overrides of a supplier's limits; null restores the programs' value."""
 
     EXAMPLE: ClassVar[Any] = {"rate_limits": [[100, 60], DayRateLimit.EXAMPLE], "work_periods": ["MON-FRI 00:00-06:00"]}
 
@@ -64,7 +64,7 @@ class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
 
     def given(self) -> dict[str, Any]:
-        """What is to change, by name."""
+        """Return the changes by name."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
         if isinstance(self.rate_limits, list):
             values["rate_limits"] = [
@@ -77,26 +77,26 @@ class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def _whole(number: float) -> float:
-    """An integer where it is one: JSON does not tell 5 from 5.0."""
+    """Return an integer if the number is one: JSON does not distinguish 5 from 5.0."""
     return int(number) if number.is_integer() else number
 
 
 @routes.add("GET", "/api/v1/suppliers", role=Role.READ, query=SuppliersQuery, answers={200: SupplierPage}, pages=True)
 async def list_suppliers(call: Call, query: SuppliersQuery) -> Answer:
-    """List the suppliers, by name: those of tasks and of loads."""
+    """List the suppliers of tasks and loads, by name."""
     page = await call.limits.suppliers(limit=query.limit, after=query.after)
     return page_answer(call, SupplierPage(list(map(shown.supplier, page.suppliers)), page.next))
 
 
 @routes.add("GET", _ADDRESS, role=Role.READ, answers={200: SupplierRecord})
 async def get_supplier(call: Call, supplier: str) -> Answer:
-    """Show a supplier: its limits, what of each rate limit is used and left now, and the load's request under way."""
+    """Show a supplier: its limits, the current use of each rate limit, and the load's request in progress."""
     return Answer(value=shown.supplier(await call.limits.supplier(supplier)))
 
 
 @routes.add("PATCH", _ADDRESS, role=Role.ADMIN, body=SupplierChanges, answers={200: SupplierRecord})
 async def set_supplier(call: Call, supplier: str, body: SupplierChanges) -> Answer:
-    """Override limits of a supplier; one that is unknown is made. It holds from the next claim on, in all processes."""
+    """Override limits of a supplier, or create an unknown one. Applies from the next claim on, in all processes."""
     return Answer(value=shown.supplier(await call.limits.set_supplier(supplier, body.given())))
 
 
@@ -104,14 +104,14 @@ async def set_supplier(call: Call, supplier: str, body: SupplierChanges) -> Answ
 async def remove_supplier(call: Call, supplier: str) -> Answer:
     """Forget a supplier until a process declares it again, and show it as it was.
 
-    409 while a task names it, or a load's request is under way.
+    409 while a task names it, or while a load's request is in progress.
     """
     return Answer(value=shown.supplier(await call.limits.remove_supplier(supplier)))
 
 
 @routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: SupplierRecord})
 async def pause_supplier(call: Call, supplier: str) -> Answer:
-    """Pause a supplier: no job of the tasks that name it starts. What runs goes on."""
+    """Pause a supplier: no job of the tasks that name it starts. Running jobs continue."""
     return Answer(value=shown.supplier(await call.limits.pause_supplier(supplier)))
 
 

@@ -1,7 +1,7 @@
-"""The process itself over HTTP (Q5): health, readiness, status and metrics.
+"""Process over HTTP: health, readiness, status and metrics.
 
-`/health` says that the event loop turns and asks nobody, so that a database that is down kills no process. `/ready`
-takes this replica out of a load balancer while it drains or has no database. Both are open to all.
+`/health` shows that the event loop runs. It uses no other service, so that an unavailable database kills no process.
+`/ready` takes this replica out of a load balancer while it drains or has no database. Both need no token.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dataloader.web.services import QueueLoad
 routes: Final = Routes()
 
 MOST_QUEUES: Final = 100
-"""Queues that `/status` shows, the first by name; the list of queues has them all."""
+"""Number of queues in `/status`, the first by name; the list of queues has all."""
 
 
 class Health(Struct, frozen=True):
-    """The process lives and its event loop turns."""
+    """The process is alive and its event loop runs."""
 
     EXAMPLE: ClassVar[Any] = {"status": "ok"}
 
@@ -41,7 +41,10 @@ class Health(Struct, frozen=True):
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
-    """What runs where (Q5): this process, and all that share its database; null for what that can't tell now."""
+    """Status of this process and of all that share its database (Q5).
+
+    Null for values that the database does not give.
+    """
 
     version: Annotated[str, about("The version of dataloader.")]
     worker: Annotated[str, about("This process's name: `claimed_by` of the jobs that it runs.")]
@@ -62,13 +65,13 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
 
 @routes.add("GET", "/health", role=None, answers={200: Health})
 async def show_health(_call: Call) -> Answer:
-    """Say that the process lives. Asks nobody, answers within 20 ms."""
+    """Show that the process is alive. Uses no other service, answers within 20 ms."""
     return Answer(value=Health("ok"))
 
 
 @routes.add("GET", "/ready", role=None, answers={200: Health})
 async def show_readiness(call: Call) -> Answer:
-    """Say whether this replica should get requests: 503 while it drains or has no database."""
+    """Show whether this replica should get requests: 503 while it drains or has no database."""
     state = call.services.state()
     if state.draining:
         raise unavailable("This process is shutting down.", "draining")
@@ -80,7 +83,7 @@ async def show_readiness(call: Call) -> Answer:
 
 @routes.add("GET", "/status", role=Role.READ, answers={200: ProcessStatus}, rows=True)
 async def show_process(call: Call) -> Answer:
-    """Show what runs: this process, and the queues and workers of all; null if the database is gone or slow to tell."""
+    """Show this process, and the queues and workers of all, which are null if the database is unavailable or slow."""
     state = call.services.state()
     queues, queues_next, workers = None, None, None
     reachable = await reads.answers(call.services.database, call.services.http_limits.ping_s)

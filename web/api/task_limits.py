@@ -1,4 +1,4 @@
-"""The limits of tasks over HTTP: what holds, why nothing starts, and what operators do about it (S1, S4, S5)."""
+"""Limits of tasks over HTTP: effective values, reasons why no job starts, and operators' actions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT)]
 
 
 class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a task in place of those that its program declares; null: the program's again."""
+    """Overrides of a task's limits; null restores the program's value."""
 
     EXAMPLE: ClassVar[Any] = {"max_running": 3, "work_periods": ["MON-FRI 00:00-06:00"], "zone": "Europe/Berlin"}
 
@@ -73,19 +73,19 @@ class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = UNSET
 
     def given(self) -> dict[str, Any]:
-        """What is to change, by name."""
+        """Return the changes by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
 
 
 class NamedTaskChanges(TaskChanges, kw_only=True):
-    """The same, with the task's name."""
+    """Overrides of a task's limits, with the task's name."""
 
     EXAMPLE: ClassVar[Any] = {"task": "employee", "max_running": 3}
 
     task: TaskName
 
     def given(self) -> dict[str, Any]:
-        """What is to change, by name."""
+        """Return the changes by name."""
         return {name: value for name, value in super().given().items() if name != "task"}
 
 
@@ -100,13 +100,13 @@ class ManyTaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChangedTasks(Struct, frozen=True):
-    """The tasks as they are now."""
+    """Changed tasks with their current limits."""
 
     tasks: Annotated[list[TaskState], about("The tasks, in the order of the request.")]
 
 
 class RemoveTaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What becomes of the jobs that have not ended."""
+    """Action for the jobs that have not ended."""
 
     jobs: (
         Annotated[
@@ -124,7 +124,7 @@ async def get_task(call: Call, task: str) -> Answer:
 
 @routes.add("PATCH", _ADDRESS, role=Role.ADMIN, body=TaskChanges, answers={200: TaskState})
 async def set_task(call: Call, task: str, body: TaskChanges) -> Answer:
-    """Override limits of a task. It holds from the next claim on, in all processes, and outlives deploys."""
+    """Override limits of a task. Applies from the next claim on, in all processes, and survives deployments."""
     [found] = await call.limits.set_tasks({task: body.given()})
     return Answer(value=shown.task(found))
 
@@ -140,16 +140,16 @@ async def set_tasks(call: Call, body: ManyTaskChanges) -> Answer:
 
 @routes.add("DELETE", _ADDRESS, role=Role.ADMIN, query=RemoveTaskQuery, answers={200: TaskState}, conflicts=True)
 async def remove_task(call: Call, task: str, query: RemoveTaskQuery) -> Answer:
-    """Forget a task until a process declares it again, and show it as it was; processes start no jobs of it.
+    """Forget a task until a process declares it again, and show it as it was. Processes start no jobs of it.
 
-    409 while jobs of it have not ended, unless `jobs` says what becomes of them.
+    409 while it has open jobs, unless `jobs` says what to do with them.
     """
     return Answer(value=shown.task(await call.limits.remove_task(task, jobs=query.jobs)))
 
 
 @routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: TaskState})
 async def pause_task(call: Call, task: str) -> Answer:
-    """Pause a task: none of its jobs starts, in whatever queue. What runs goes on."""
+    """Pause a task: none of its jobs starts, in any queue. Running jobs continue."""
     return Answer(value=shown.task(await call.limits.pause_task(task)))
 
 

@@ -1,4 +1,4 @@
-"""Task types over HTTP (S2): which there are, and an address for each that takes its arguments as they are."""
+"""Task types over HTTP: their list, and an address for each that takes its arguments as the body."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TRIGGER: Final = "/api/v1/tasks/<path:task>/trigger"
 
 
 class TasksQuery(PageQuery, kw_only=True):
-    """A page of task types, by name."""
+    """Page of task types, by name."""
 
     limit: Limit = 200
 
 
 class TaskJobFields(JobFields, kw_only=True):
-    """What a request for a job of a task may say beside the task's arguments.
+    """Fields of a request for a job of a task, besides the task's arguments.
 
-    A field of the arguments that has one of these names is the arguments' own.
+    If the task has an argument with one of these names, the field is the argument.
     """
 
     object_type: Annotated[str, Meta(description="The task's name, if it is given.")] | None = None
@@ -74,9 +74,11 @@ async def list_tasks(call: Call, query: TasksQuery) -> Answer:
 async def trigger_task(call: Call, task: str, body: dict[str, Any]) -> Answer:
     """Add a job of a task: the body has the task's arguments.
 
-    It may have `priority`, `available_at`, `version`, `idempotency_key` and `object_type`, the task's name, beside
-    them; of an argument with such a name the value is the argument's. Queue and keys are the task's own.
-    201 if the job is new, 200 if another one stands for the request: `did` says why.
+    It may also have `priority`, `available_at`, `version`, `idempotency_key` and `object_type`, the task's name. If the
+    task
+    has an argument with such a name, the value is the argument. Queue and keys are the task's own.
+
+    201 if the job is new, 200 if another one covers the request: `did` says why.
     """
     known = call.services.tasks.get(task)
     if known is not None:
@@ -102,5 +104,5 @@ async def trigger_task(call: Call, task: str, body: dict[str, Any]) -> Answer:
 
 
 def own_fields(fields: frozenset[str]) -> list[str]:
-    """The fields of a request that are not the task's arguments."""
+    """Return the fields of a request that are not the task's arguments."""
     return [name for name in TaskJobFields.__struct_fields__ if name not in fields]

@@ -1,6 +1,6 @@
-"""Jobs are added (Q2): one, or up to a thousand at once, all or none.
+"""Routes that enqueue jobs: one job, or a batch of up to 1,000, all or none.
 
-A process that drains takes no new jobs.
+A draining process takes no new jobs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dataloader.web.routes import Answer, Call, Routes
 routes: Final = Routes()
 
 MAX_BATCH: Final = 1_000
-"""Jobs in one batch."""
+"""Maximum number of jobs in one batch."""
 
 
 class TriggerRequest(JobFields, kw_only=True):
-    """A job to be run (Q2)."""
+    """Job to be run (Q2)."""
 
     EXAMPLE: ClassVar[Any] = {
         "queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-11", "args": {"year": 2026},
@@ -126,9 +126,9 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
 
 
 class Triggered(Struct, frozen=True):
-    """The job that stands for a request. `created` is false when an earlier request made it.
+    """Job of a request. `created` is false if an earlier request added it.
 
-    `queue_state` may be a second old, and is null while the database does not tell.
+    `queue_state` may be a second old, and is null while the database does not give it.
     """
 
     EXAMPLE: ClassVar[Any] = {
@@ -155,7 +155,7 @@ class Triggered(Struct, frozen=True):
 
 
 class BatchTriggered(Struct, frozen=True):
-    """The jobs of a batch, in its order."""
+    """Jobs of a batch, in its order."""
 
     EXAMPLE: ClassVar[Any] = {"jobs": [Triggered.EXAMPLE]}
 
@@ -187,8 +187,8 @@ IDEMPOTENCY_KEY: Final = {
 async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     """Add a job.
 
-    201 with its address in Location; 200 when the idempotency key brought the same request before; 409 when it brought
-    another one.
+    201 with its address in Location; 200 if the same request was sent before with the idempotency key; 409 if the key
+    belongs to another request.
     """
     body = msgspec.structs.replace(body, idempotency_key=key_of(call.headers, body.idempotency_key))
     [job] = await _enqueue(call, [body])
@@ -200,7 +200,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
 
 
 def key_of(headers: Headers, in_body: str | None) -> str | None:
-    """The idempotency key of a request, in its header or its body. Raises `BadRequest`."""
+    """Return the idempotency key of a request, from its header or its body. Raises `BadRequest`."""
     key = _key_of_header(headers)
     if key is not None and in_body not in {None, key}:
         raise BadRequest("idempotency_key", "must equal the header Idempotency-Key; or leave out one of them")
@@ -208,7 +208,7 @@ def key_of(headers: Headers, in_body: str | None) -> str | None:
 
 
 def _key_of_header(headers: Headers) -> str | None:
-    """The key in the header, without the quotes that a structured field has. Raises `BadRequest`."""
+    """Return the key in the header, without the quotes of a structured field. Raises `BadRequest`."""
     name = str(IDEMPOTENCY_KEY["name"])
     match headers.getlist(name):
         case []:
@@ -231,7 +231,7 @@ def _key_of_header(headers: Headers) -> str | None:
 async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     """Add up to 1,000 jobs, all or none.
 
-    201 when at least one is new; 200 when idempotency keys brought all of them before.
+    201 if at least one is new; 200 if all were added before with their idempotency keys.
     """
     if _key_of_header(call.headers) is not None:
         raise BadRequest(
@@ -246,7 +246,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 
 
 async def _enqueue(call: Call, requests: Sequence[TriggerRequest], path: str = "") -> list[Triggered]:
-    """Add jobs; `path` is that of a request with a number. Raises `BadRequest`."""
+    """Add jobs; `path` is the path of a request, with a place for its number. Raises `BadRequest`."""
     for number, request in enumerate(requests):
         check_args(call, request.task, request.args or {}, path.format(number))
     enqueued = await call.jobs.enqueue_many([NewJob(**request.domain_fields()) for request in requests])
@@ -264,5 +264,5 @@ def check_args(call: Call, task: str, args: Mapping[str, Any], path: str = "") -
 
 
 def triggered(job: Enqueued) -> Triggered:
-    """The answer to one request."""
+    """Return the answer to one request."""
     return Triggered(job.job_id, job.status, job.created, job.queue_state, job.queue, job.did)
