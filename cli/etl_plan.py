@@ -99,7 +99,7 @@ def _declared(name: str, where: str) -> Load:
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class LoadPlan:
     """Windows of a run with the first request of each walk, and the pauses between them in seconds.
 
     `left_out`: number of files that are snapshots which the table has already merged. `idle`: reason why the run would
@@ -160,7 +160,7 @@ class Plan:
         }
 
 
-async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> Plan:
+async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> LoadPlan:
     from dataloader.flows.etl.plan.planner import why_idle, windows_of  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.sources.source import SourceError  # noqa: PLC0415 - not for --help
 
@@ -171,7 +171,7 @@ async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: S
         found, left_out = await _requests(load, asked, windows, known)
     except SourceError as error:
         raise DataloaderError(f"{load.name}: {error}") from error
-    return Plan(
+    return LoadPlan(
         load=load,
         config=config,
         watermark=watermark,
@@ -186,7 +186,7 @@ async def _requests(
     load: Load, asked: LoadArgs, windows: Sequence[Window], known: KnownHistory | None
 ) -> tuple[list[tuple[Window, list[Request]]], int]:
     """Return the requests by windows, and the number of files that are left out."""
-    from dataloader.flows.etl.plan.known_history import Named  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.plan.known_history import KnownSnapshot  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.plan.planner import name_of_walk, single_walks  # noqa: PLC0415 - not for --help
 
     if not load.source.walks_are_segments:
@@ -197,7 +197,7 @@ async def _requests(
     merged = [
         known is not None
         and (load.windows is None or asked.since is None)
-        and known.has_merged(Named(name_of_walk(request), window))
+        and known.has_merged(KnownSnapshot(name_of_walk(request), window))
         for window, request in walks
     ]
     wanted = [walk for walk, is_merged in zip(walks, merged, strict=True) if not is_merged]
@@ -231,7 +231,7 @@ async def _known(load: Load, settings: Settings) -> KnownHistory | None:
             return None
 
 
-def _print(found: Plan) -> None:
+def _print(found: LoadPlan) -> None:
     print_table(
         (Column("FROM"), Column("TO"), Column("REQUESTS"), Column("FIRST", folds=True)),
         (

@@ -32,7 +32,7 @@ PHASES: Final = {
 """Counts of each phase, in display order. Unknown counts are shown with the last phase."""
 
 
-class Screen(Protocol):
+class JobScreen(Protocol):
     """Shows the job during a wait, for the duration of a block."""
 
     def __enter__(self) -> object: ...
@@ -41,14 +41,14 @@ class Screen(Protocol):
         """Show the current state of the job."""
 
 
-def open_screen(name: str, *, as_json: bool) -> Screen:
+def open_screen(name: str, *, as_json: bool) -> JobScreen:
     """Return a bar on a terminal, otherwise lines; with `--json` no lines."""
     if sys.stderr.isatty():
         return _Bar(name)
     return _Lines(name, is_quiet=as_json)
 
 
-class _Lines(Screen):
+class _Lines(JobScreen):
     """Prints a line for each state of the job and each long wait, and periodically for progress."""
 
     def __init__(self, name: str, *, is_quiet: bool) -> None:
@@ -73,7 +73,7 @@ class _Lines(Screen):
         click.echo("  ".join(filter(None, (cell(self._name), state, *described(job)))), err=True)
 
 
-class _Bar(Screen):
+class _Bar(JobScreen):
     """Shows three lines: a bar of the segments, the counts with rows/s, and the reason of a wait."""
 
     def __init__(self, name: str) -> None:

@@ -18,7 +18,7 @@ import click
 
 from dataloader.cli.arguments import day_or_instant
 from dataloader.cli.entry import INTERRUPTED, NOT_SUCCEEDED
-from dataloader.cli.etl_screen import Screen, open_screen, print_summary
+from dataloader.cli.etl_screen import JobScreen, open_screen, print_summary
 from dataloader.cli.output import print_json, tell, unknown_task
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import AskedQueue, asks_queue, provide_server
@@ -190,7 +190,7 @@ def _add(how: _How, new: NewJob) -> int:
     return 0
 
 
-async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, jobs: Jobs) -> JobRecord:
+async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: JobScreen, jobs: Jobs) -> JobRecord:
     known = new.queue is None and await is_known(jobs, new.task)
     if not known and (reason := await _why_never(jobs, new.queue or QUEUE, new.task)):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")

@@ -21,7 +21,7 @@ Answers = Callable[[bytes, bytes], Iterable[tuple[bytes, Sequence[bytes]]]]
 """Callee: takes a head and a body, and yields answers, whose bodies are in pieces."""
 
 
-class Process(Protocol):
+class CallProcess(Protocol):
     """Process that answers calls, one after the other.
 
     Methods raise `BodyFailed` if it has ended or the callee failed.
@@ -37,7 +37,7 @@ class Process(Protocol):
 class Calls(Protocol):
     """Processes for one run of a job, on this machine. None outlives the run's lease, nor its block."""
 
-    def open(self, place: Place, put: Print) -> AbstractAsyncContextManager[Process]:
+    def open(self, place: Place, put: Print) -> AbstractAsyncContextManager[CallProcess]:
         """Open a process that has imported the class at `place`, for the duration of a block. `put` gets its output.
 
         It is killed, with all processes that it has started, if the block is left by an error or a cancellation.

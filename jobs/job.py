@@ -104,7 +104,7 @@ class Ending(Protocol):
     later: Callable[[], Awaitable[object]] | None
 
 
-class Declared(Protocol[T_co]):
+class DeclaredResource(Protocol[T_co]):
     """Result of `@tasks.resource`."""
 
     @property
@@ -273,7 +273,7 @@ class _Handle(Generic[A]):
         self._facts.keep(result)
 
     @overload
-    def resource(self, kind: Declared[T]) -> T: ...
+    def resource(self, kind: DeclaredResource[T]) -> T: ...
 
     @overload
     def resource(self, kind: Callable[..., T]) -> T: ...

@@ -29,7 +29,7 @@ _STACK: Final = 4
 
 
 @attrs.frozen
-class Line:
+class LogMessage:
     """Message of a record: readable text for other handlers, the event and its fields for our own handler."""
 
     event: str
@@ -42,9 +42,11 @@ class Line:
         return " ".join([mask_text(self.event), *shown])
 
 
-def _as_record(_logger: object, _method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Line], dict[str, Any]]:
+def _as_record(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> tuple[tuple[LogMessage], dict[str, Any]]:
     given = {name: event.pop(name, None) for name in ("exc_info", "stack_info")}
-    line = Line(str(event.pop("event", "")), dict(event))
+    line = LogMessage(str(event.pop("event", "")), dict(event))
     return (line,), given | {"stacklevel": _STACK}
 
 

@@ -302,7 +302,7 @@ def _instant(field: str, value: Any) -> datetime:
 
 
 @attrs.frozen
-class Plan:
+class PlannedTimes:
     """Plan for a schedule that is due.
 
     `due` has the planned times of the runs to be added, ascending. `left_out` is the number of other due times, up to
@@ -316,13 +316,13 @@ class Plan:
     next_at: datetime | None
 
 
-def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> Plan:
+def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> PlannedTimes:
     """Return the plan at `now` for a schedule whose next run was planned for `next_at`.
 
     Times before `next_at` are ignored: a clock that was put back repeats no run.
     """
     if now < next_at:
-        return Plan((), 0, None, None, next_at)
+        return PlannedTimes((), 0, None, None, next_at)
     before = next_at - timedelta(microseconds=1)
     last = now if schedule.end_at is None else min(now, schedule.end_at - timedelta(microseconds=1))
     past = times.until(last, before)
@@ -331,7 +331,7 @@ def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> 
     # Left-out times are all earlier than the times to be run.
     rest = times.until(last if oldest is None else oldest - timedelta(microseconds=1), before)
     left_out = list(islice(rest, COUNTED))
-    return Plan(
+    return PlannedTimes(
         tuple(reversed(due)),
         len(left_out),
         next_at if left_out else None,

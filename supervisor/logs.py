@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from dataloader.actors.job_log_handler import JobLogHandler
-from dataloader.jobs.logger import Line, message_of, traceback_of
+from dataloader.jobs.logger import LogMessage, message_of, traceback_of
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.text import MAX_MASKED, cut_texts, storable_text
 from dataloader.jobs.visible import visible, visible_json
@@ -65,7 +65,7 @@ class _RootHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            ours = {"event": record.msg.event, **record.msg.fields} if isinstance(record.msg, Line) else None
+            ours = {"event": record.msg.event, **record.msg.fields} if isinstance(record.msg, LogMessage) else None
             line: Any = (ours or {"event": message_of(record)}) | {"exc_info": record.exc_info, "logger": record.name}
             for processor in self._chain:
                 line = processor(self._lines, record.levelname.lower(), line)

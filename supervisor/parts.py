@@ -39,7 +39,7 @@ from dataloader.supervisor.drain import Drain, DrainReport
 from dataloader.supervisor.entries import Entries
 from dataloader.supervisor.resources import Opened
 from dataloader.supervisor.settings import Settings
-from dataloader.web.services import ProcessState
+from dataloader.web.services import ServiceState
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -94,9 +94,9 @@ class Parts:
     answer_waits: Callable[[], None] = lambda: None
     over: trio.Event = attrs.field(factory=trio.Event)
 
-    def state(self) -> ProcessState:
+    def state(self) -> ServiceState:
         """Return the state of the process for `/status`, `/ready` and `/metrics`."""
-        return ProcessState(
+        return ServiceState(
             version=self.worker.version,
             worker=self.worker.name,
             started_at=self.started_at,

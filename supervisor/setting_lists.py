@@ -14,7 +14,7 @@ from dataloader.jobs.notices import KINDS, CommandTarget, Target, WebhookTarget
 from dataloader.jobs.process_outbox import MAX_SINK, MESSAGES, SINK_KINDS, Sink
 from dataloader.jobs.processes import check_type
 from dataloader.jobs.secrets.masking import MASKED
-from dataloader.supervisor.setting_kinds import LINE, Kind, Missing, Refused, choice, seconds, whole
+from dataloader.supervisor.setting_kinds import LINE, Missing, RefusedSetting, SettingKind, choice, seconds, whole
 
 Role = Literal["read", "operate", "admin"]
 ROLES: Final = ("read", "operate", "admin")
@@ -50,8 +50,8 @@ class ApiToken:
 class Fields:
     """Fields of an entry: required and optional."""
 
-    needed: Mapping[str, Kind]
-    optional: Mapping[str, Kind] = attrs.field(factory=dict[str, Kind])
+    needed: Mapping[str, SettingKind]
+    optional: Mapping[str, SettingKind] = attrs.field(factory=dict[str, SettingKind])
 
 
 def _read_list(
@@ -61,31 +61,31 @@ def _read_list(
     *,
     once: Iterable[str],
     has_secret: bool,
-    together: Callable[[Sequence[Mapping[str, Any]]], Iterable[Refused]] = lambda _entries: (),
+    together: Callable[[Sequence[Mapping[str, Any]]], Iterable[RefusedSetting]] = lambda _entries: (),
 ) -> list[dict[str, Any]]:
     """Return the objects of a JSON list, each with these `fields`, which may depend on the object.
 
     Values of the fields in `once` must differ. `together` finds contradictions between the entries; it gets only valid
     fields.
 
-    Raises `Refused` if the value is not a list, and a group of `Refused` for all errors in the list.
+    Raises `RefusedSetting` if the value is not a list, and a group of `RefusedSetting` for all errors in the list.
     """
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
-            raise Refused(f"{allowed} ({error})") from None
+            raise RefusedSetting(f"{allowed} ({error})") from None
     if not isinstance(value, (list, tuple)):
-        raise Refused(allowed)
+        raise RefusedSetting(allowed)
     entries: list[dict[str, Any]] = []
-    wrong: list[Refused] = []
+    wrong: list[RefusedSetting] = []
     for index, item in enumerate(cast("Iterable[object]", value)):
         given = attrs.asdict(item, filter=_is_given) if isinstance(item, _ENTRIES) else item
         entry = _read_entry(given, fields(given), f"[{index}]", wrong, has_secret=has_secret)
         for name in once:
             if name in entry and any(other.get(name) == entry[name] for other in entries):
                 shown = _shown(name, entry[name], has_secret=has_secret)
-                wrong.append(Refused("different in each entry", f"[{index}].{name}", shown))
+                wrong.append(RefusedSetting("different in each entry", f"[{index}].{name}", shown))
         entries.append(entry)
     wrong += together(entries)
     if wrong:
@@ -97,16 +97,18 @@ def _is_given(_field: object, value: object) -> bool:
     return value is not None
 
 
-def _read_entry(given: object, fields: Fields, where: str, wrong: list[Refused], *, has_secret: bool) -> dict[str, Any]:
+def _read_entry(
+    given: object, fields: Fields, where: str, wrong: list[RefusedSetting], *, has_secret: bool
+) -> dict[str, Any]:
     """Return the valid fields of an object, and append the errors of its other fields to `wrong`."""
     kinds = {**fields.needed, **fields.optional}
     if not isinstance(given, Mapping):
         shown = MASKED if has_secret else msgspec.json.encode(given).decode()
-        wrong.append(Refused(f"an object with {', '.join(fields.needed)}", where, shown))
+        wrong.append(RefusedSetting(f"an object with {', '.join(fields.needed)}", where, shown))
         return {}
     others = [str(name) for name in given if name not in kinds]
     allowed = f"an object with only {', '.join(kinds)}"
-    wrong += [Refused(allowed, where, MASKED if has_secret else name) for name in others]
+    wrong += [RefusedSetting(allowed, where, MASKED if has_secret else name) for name in others]
     entry: dict[str, Any] = {}
     for name, kind in kinds.items():
         if name not in given:
@@ -115,9 +117,9 @@ def _read_entry(given: object, fields: Fields, where: str, wrong: list[Refused],
             continue
         try:
             entry[name] = kind.read(given[name])
-        except Refused as refused:
+        except RefusedSetting as refused:
             shown = refused.shown or _shown(name, given[name], has_secret=has_secret)
-            wrong.append(Refused(refused.allowed, f"{where}.{name}", shown))
+            wrong.append(RefusedSetting(refused.allowed, f"{where}.{name}", shown))
     return entry
 
 
@@ -134,18 +136,20 @@ def _read_workers(value: object) -> tuple[Worker, ...]:
     return tuple(Worker(**entry) for entry in entries)
 
 
-def _do_not_fit_together(entries: Sequence[Mapping[str, Any]]) -> Iterator[Refused]:
+def _do_not_fit_together(entries: Sequence[Mapping[str, Any]]) -> Iterator[RefusedSetting]:
     """Yield the contradictions between several entries of one queue: each must name different tasks."""
     for index, entry in enumerate(entries):
         same = [other for other in entries[:index] if "queue" in entry and other.get("queue") == entry["queue"]]
         if same and not any("tasks" in one for one in (entry, *same)):
-            yield Refused("different in each entry", f"[{index}].queue", entry["queue"])
+            yield RefusedSetting("different in each entry", f"[{index}].queue", entry["queue"])
         elif same and not all("tasks" in one for one in (entry, *same)):
-            yield Refused("different in each entry, or all with it have tasks", f"[{index}].queue", entry["queue"])
+            yield RefusedSetting(
+                "different in each entry, or all with it have tasks", f"[{index}].queue", entry["queue"]
+            )
         else:
             again = [name for other in same for name in other["tasks"] if name in entry["tasks"]]
             if again:
-                yield Refused("names that no other entry of the queue has", f"[{index}].tasks", again[0])
+                yield RefusedSetting("names that no other entry of the queue has", f"[{index}].tasks", again[0])
 
 
 def _worker_fields(_given: object) -> Fields:
@@ -155,7 +159,7 @@ def _worker_fields(_given: object) -> Fields:
 def _read_own_tasks(value: object) -> tuple[str, ...]:
     names = value if isinstance(value, (list, tuple)) else ()
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise Refused(OWN_TASKS.allowed)
+        raise RefusedSetting(OWN_TASKS.allowed)
     return tuple(names)
 
 
@@ -197,9 +201,9 @@ def _read_sink_name(value: object) -> str:
     try:
         check_name("name", value if isinstance(value, str) else "", MAX_SINK)
     except BadRequest:
-        raise Refused(SINK_NAME.allowed) from None
+        raise RefusedSetting(SINK_NAME.allowed) from None
     if value == MESSAGES:
-        raise Refused(SINK_NAME.allowed)
+        raise RefusedSetting(SINK_NAME.allowed)
     return str(value)
 
 
@@ -209,30 +213,30 @@ def _read_types(value: object) -> tuple[str, ...]:
         for name in given:
             check_type("types", name if isinstance(name, str) else "")
     except BadRequest:
-        raise Refused(TYPES.allowed) from None
+        raise RefusedSetting(TYPES.allowed) from None
     if not given:
-        raise Refused(TYPES.allowed)
+        raise RefusedSetting(TYPES.allowed)
     return tuple(dict.fromkeys(given))
 
 
 def _read_told_kinds(value: object) -> tuple[Any, ...]:
     given = value if isinstance(value, (list, tuple)) else ()
     if not given or not all(kind in SINK_KINDS for kind in given):
-        raise Refused(TOLD_KINDS.allowed)
+        raise RefusedSetting(TOLD_KINDS.allowed)
     return tuple(dict.fromkeys(given))
 
 
 def _read_argv(value: object) -> tuple[str, ...]:
     given = value if isinstance(value, (list, tuple)) else ()
     if not given or not all(isinstance(part, str) and "\0" not in part for part in given) or not given[0]:
-        raise Refused(ARGV.allowed, shown=MASKED)
+        raise RefusedSetting(ARGV.allowed, shown=MASKED)
     return tuple(given)
 
 
 def _read_notice_kinds(value: object) -> tuple[Any, ...]:
     given = value if isinstance(value, (list, tuple)) else ()
     if not given or not all(kind in KINDS for kind in given):
-        raise Refused(NOTICE_KINDS.allowed)
+        raise RefusedSetting(NOTICE_KINDS.allowed)
     return tuple(dict.fromkeys(given))
 
 
@@ -243,32 +247,32 @@ def _read_url(value: object) -> str:
     except ValueError:
         is_address = False
     if not is_address or not re.fullmatch(r"[!-~]{1,2000}", str(value)):
-        raise Refused(WEBHOOK_URL.allowed, shown=MASKED)
+        raise RefusedSetting(WEBHOOK_URL.allowed, shown=MASKED)
     return str(value)
 
 
 def _read_queue(value: object) -> str:
     if not isinstance(value, str):
-        raise Refused(QUEUE.allowed)
+        raise RefusedSetting(QUEUE.allowed)
     try:
         check_name("queue", value, MAX_NAME)
     except BadRequest:
-        raise Refused(QUEUE.allowed) from None
+        raise RefusedSetting(QUEUE.allowed) from None
     return value
 
 
 def _read_token(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},1000}}", value):
-        raise Refused(TOKEN.allowed)
+        raise RefusedSetting(TOKEN.allowed)
     is_repeated = any(value[length:] == value[:-length] for length in range(1, len(value) // 2 + 1))
     if len(set(value)) < FEWEST_CHARACTERS or is_repeated:
-        raise Refused(
+        raise RefusedSetting(
             f"a random one, made by `openssl rand -hex 24`: {FEWEST_CHARACTERS} or more different characters, "
             "and not a shorter text again and again",
             shown=MASKED,
         )
     if value == PLACEHOLDER:
-        raise Refused("a random one, made by `openssl rand -hex 24`, not the published example", shown=value)
+        raise RefusedSetting("a random one, made by `openssl rand -hex 24`, not the published example", shown=value)
     return value
 
 
@@ -277,9 +281,9 @@ def _read_tasks(value: object) -> tuple[str, ...]:
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError:
-            raise Refused(TASKS.allowed) from None
+            raise RefusedSetting(TASKS.allowed) from None
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
-        raise Refused(TASKS.allowed)
+        raise RefusedSetting(TASKS.allowed)
     return tuple(cast("Iterable[str]", value))
 
 
@@ -311,34 +315,34 @@ def _show_sinks(sinks: tuple[Sink, ...]) -> str:
     return msgspec.json.encode(shown).decode()
 
 
-QUEUE = Kind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
+QUEUE = SettingKind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
 CONCURRENCY = whole(1, 1000)
-OWN_TASKS = Kind('a list of different names of tasks such as ["employee"]', _read_own_tasks)
-TASKS = Kind('a JSON list of names such as ["load.rates"]', _read_tasks, _show_tasks)
-WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
-TOKEN = Kind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
-TOKENS = Kind(
+OWN_TASKS = SettingKind('a list of different names of tasks such as ["employee"]', _read_own_tasks)
+TASKS = SettingKind('a JSON list of names such as ["load.rates"]', _read_tasks, _show_tasks)
+WORKERS = SettingKind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
+TOKEN = SettingKind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
+TOKENS = SettingKind(
     'a JSON list such as [{"name":"ci","role":"operate","token":"…"}], role one of read, operate, admin, '
     "token of 16 or more characters",
     _read_tokens,
     _show_tokens,
 )
-WEBHOOK_URL = Kind("an address that begins with http:// or https://", _read_url)
-ARGV = Kind("a list of texts, a program and its arguments", _read_argv)
+WEBHOOK_URL = SettingKind("an address that begins with http:// or https://", _read_url)
+ARGV = SettingKind("a list of texts, a program and its arguments", _read_argv)
 COMMAND_S = seconds("30", most=500)
-NOTICE_KINDS = Kind(f"a list of some of {', '.join(KINDS)}", _read_notice_kinds)
-TARGETS = Kind(
+NOTICE_KINDS = SettingKind(f"a list of some of {', '.join(KINDS)}", _read_notice_kinds)
+TARGETS = SettingKind(
     'a JSON list such as [{"name":"ops","url":"https://…","secret":"…"},{"name":"page","argv":["/usr/bin/page"]}], '
     "secret of 16 or more characters",
     _read_targets,
     _show_targets,
 )
-SINK_NAME = Kind(f"1 to {MAX_SINK} characters {NAME_RULE}, and not {MESSAGES!r}", _read_sink_name)
-TYPES = Kind('a list of names of types of processes such as ["payment"]', _read_types)
-TOLD_KINDS = Kind(f"a list of some of {', '.join(SINK_KINDS)}", _read_told_kinds)
+SINK_NAME = SettingKind(f"1 to {MAX_SINK} characters {NAME_RULE}, and not {MESSAGES!r}", _read_sink_name)
+TYPES = SettingKind('a list of names of types of processes such as ["payment"]', _read_types)
+TOLD_KINDS = SettingKind(f"a list of some of {', '.join(SINK_KINDS)}", _read_told_kinds)
 DELIVERY_S = seconds("15", most=300)
 MAX_TRIES = whole(1, 1000)
-SINKS = Kind(
+SINKS = SettingKind(
     'a JSON list such as [{"name":"books","url":"https://…","secret":"…"},{"name":"ledger"}], secret of 16 or more '
     "characters",
     _read_sinks,

@@ -24,7 +24,7 @@ from dataloader.jobs.notices import Target
 from dataloader.jobs.process_outbox import Sink
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import setting_kinds as kinds
-from dataloader.supervisor.setting_kinds import Kind, Missing, Refused, quoted
+from dataloader.supervisor.setting_kinds import Missing, RefusedSetting, SettingKind, quoted
 from dataloader.supervisor.setting_lists import SINKS, TARGETS, TASKS, TOKENS, WORKERS, ApiToken, Worker
 
 __all__ = ["ApiToken", "Settings", "Worker", "settings_table"]
@@ -34,7 +34,7 @@ def _read_pipeline(value: object) -> PipelineSettings:
     if isinstance(value, PipelineSettings):
         return value
     if not isinstance(value, Mapping):
-        raise Refused(_PIPELINE.allowed)
+        raise RefusedSetting(_PIPELINE.allowed)
     return read_settings(value)
 
 
@@ -45,11 +45,11 @@ def _show_pipeline(settings: PipelineSettings) -> str:
     return " ".join(f"{name}={value}" for name, value in given.items())
 
 
-_PIPELINE: Final = Kind("variables such as DL_PIPELINE__RATE_MIN", _read_pipeline, _show_pipeline)
+_PIPELINE: Final = SettingKind("variables such as DL_PIPELINE__RATE_MIN", _read_pipeline, _show_pipeline)
 
 
 def _setting(
-    name: str, kind: Kind, description: str, default: Any = None, *, optional: str = "", secret: bool = False
+    name: str, kind: SettingKind, description: str, default: Any = None, *, optional: str = "", secret: bool = False
 ) -> Any:
     """Declare a setting. `optional` is the text for the table if there is no default value."""
     metadata = {"name": name, "kind": kind, "description": description, "optional": optional, "secret": secret}
@@ -357,9 +357,11 @@ class Settings:
                 continue
             try:
                 object.__setattr__(self, field.name, field.metadata["kind"].read(value))
-            except* Refused as several:
+            except* RefusedSetting as several:
                 problems += [
-                    _refusal(field, value, refused) for refused in several.exceptions if isinstance(refused, Refused)
+                    _refusal(field, value, refused)
+                    for refused in several.exceptions
+                    if isinstance(refused, RefusedSetting)
                 ]
             except* ValueError as several:  # errors of the load settings, which name the variable
                 problems += map(str, several.exceptions)
@@ -401,7 +403,7 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _refusal(field: "attrs.Attribute[Any]", value: object, refused: Refused) -> str:
+def _refusal(field: "attrs.Attribute[Any]", value: object, refused: RefusedSetting) -> str:
     about = field.metadata
     if isinstance(refused, Missing):
         return f"{about['name']}: {refused.where} must be {refused.allowed}, and is missing"

@@ -35,7 +35,7 @@ from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.setting_lists import Worker
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live
-from dataloader.web.services import ProcessState
+from dataloader.web.services import ServiceState
 
 log = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class Supervisor:
         return self._parts.worker.name
 
     @property
-    def state(self) -> ProcessState:
+    def state(self) -> ServiceState:
         """Current state of this process, as in `/status`: its queues with slots, its listener, its message sources."""
         return self._parts.state()
 

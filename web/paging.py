@@ -16,7 +16,7 @@ from dataloader.jobs.operations.fields import AfterPage, Limit
 from dataloader.web.routes import Answer, Call
 
 
-class Page(Protocol):
+class AnswerPage(Protocol):
     """Page of any list."""
 
     @property
@@ -40,7 +40,7 @@ LINK: Final = {
 """Header of a page, for OpenAPI."""
 
 
-def page_answer(call: Call, page: Page) -> Answer:
+def page_answer(call: Call, page: AnswerPage) -> Answer:
     """Return the answer for a page."""
     if page.next is None:
         return Answer(value=page)

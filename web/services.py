@@ -70,7 +70,7 @@ class QueueLoad:
 
 
 @attrs.frozen(kw_only=True)
-class ProcessState:
+class ServiceState:
     """Current state of the process. `worker` is in `claimed_by` of its jobs; `store_ready`: the database works.
 
     `starting`: its tables and tasks may not be in the database yet.
@@ -129,7 +129,7 @@ class Services:
     bulk: DatabaseBulkActs
     settings: WebSettings
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
-    state: Callable[[], ProcessState]
+    state: Callable[[], ServiceState]
     measures: Sequence[Measure] = ()
     http_limits: HttpLimits = STANDARD
     depths: QueueDepths = attrs.field(init=False)

@@ -41,7 +41,7 @@ from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
 from dataloader.jobs.task_listings import TaskState
 from dataloader.jobs.wait_reasons import WaitReason
-from dataloader.store.queue.serving import ProcessRow
+from dataloader.store.queue.serving import ServingProcess
 
 R = TypeVar("R")
 
@@ -157,7 +157,7 @@ def _only_tasks(given: Mapping[str, Sequence[str]] | None) -> dict[str, list[str
     return None if given is None else {mask_text(queue): list(map(mask_text, names)) for queue, names in given.items()}
 
 
-def worker_process(row: ProcessRow) -> ProcessRow:
+def worker_process(row: ServingProcess) -> ServingProcess:
     """Mask a process for a page."""
     return attrs.evolve(
         row,

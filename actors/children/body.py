@@ -75,13 +75,13 @@ class _Body:
         elif not self.is_asyncio:
             self.channel.interrupt()
 
-    def run(self, job: wire.RunJob) -> wire.Ended:
+    def run(self, job: wire.RunJob) -> wire.BodyEnd:
         """Run a job and return its outcome."""
         port = (AioBodyPort if self.is_asyncio else BodyPort)(self.channel, job.max_lines)
         try:
             args = args_of(bytes(job.args), self.args)
         except BadRequest as misfit:
-            return wire.Ended("give_up", text=str(misfit))
+            return wire.BodyEnd("give_up", text=str(misfit))
         make: Callable[..., Any] = AioProcessJob if self.is_asyncio else ProcessJob
         handle = make(args=args, port=port, **read_fields(job.fields))
         try:
@@ -117,16 +117,16 @@ class _Body:
         coroutine: Coroutine[Any, Any, object] = main()
         return asyncio.run(coroutine)
 
-    def _ended_with(self, value: object, *, is_stage: bool) -> wire.Ended:  # noqa: PLR0911 - one branch for each kind
+    def _ended_with(self, value: object, *, is_stage: bool) -> wire.BodyEnd:  # noqa: PLR0911 - one branch for each kind
         match value:
             case Retry():
-                return wire.Ended("retry", text=value.reason, seconds=value.after_s)
+                return wire.BodyEnd("retry", text=value.reason, seconds=value.after_s)
             case Snooze():
-                return wire.Ended("snooze", text=value.reason, seconds=value.for_s)
+                return wire.BodyEnd("snooze", text=value.reason, seconds=value.for_s)
             case GiveUp():
-                return wire.Ended("give_up", text=value.reason)
+                return wire.BodyEnd("give_up", text=value.reason)
             case Canceled():
-                return wire.Ended("canceled", text=value.reason)
+                return wire.BodyEnd("canceled", text=value.reason)
             case Next():
                 return _with_value("next", value.value, value.to, is_exact=True)
             case Finish():
@@ -134,25 +134,25 @@ class _Body:
             case _:
                 return _with_value("value", value, is_exact=is_stage)
 
-    def _failed(self, error: BaseException, *, was_stopped: bool) -> wire.Ended:
+    def _failed(self, error: BaseException, *, was_stopped: bool) -> wire.BodyEnd:
         if isinstance(error, LimitReached):
-            return wire.Ended("limit", text=storable_text(str(error)), seconds=error.for_s)
+            return wire.BodyEnd("limit", text=storable_text(str(error)), seconds=error.for_s)
         text = error_text(error)
         if isinstance(error, MemoryError) and self.memory_mb is not None:
             text = f"used more than {self.memory_mb:,} MB (memory_mb)\n{text}"
         stopped = was_stopped and isinstance(error, JobStopped | asyncio.CancelledError)
         is_final, is_spent = self.retry.is_final(error), isinstance(error, MemoryError)
-        return wire.Ended("error", text=text, is_final=is_final, stopped=stopped, is_spent=is_spent)
+        return wire.BodyEnd("error", text=text, is_final=is_final, stopped=stopped, is_spent=is_spent)
 
 
-def _with_value(kind: Any, value: object, to: str = "", *, is_exact: bool) -> wire.Ended:
+def _with_value(kind: Any, value: object, to: str = "", *, is_exact: bool) -> wire.BodyEnd:
     if value is None:
-        return wire.Ended(kind, text=to)
+        return wire.BodyEnd(kind, text=to)
     try:
         encoded = exact_json("value", value, MAX_JSON) if is_exact else storable_json(value)
     except BadRequest as error:
-        return wire.Ended("refused", text=mask_text(error.message))
-    return wire.Ended(kind, msgspec.Raw(encoded.encode()), text=to)
+        return wire.BodyEnd("refused", text=mask_text(error.message))
+    return wire.BodyEnd(kind, msgspec.Raw(encoded.encode()), text=to)
 
 
 def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
@@ -162,7 +162,7 @@ def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # they are text files
     try:
-        told = msgspec.convert(declared, wire.Declared)
+        told = msgspec.convert(declared, wire.BodySetup)
         limit(told.memory_mb)
         found = Place(told.module, told.name).find()
         task = found if isinstance(found, Task) else None

@@ -60,7 +60,7 @@ class BodyPort:
             return
         text = storable_text(str(message), MAX_MASKED)
         encoded = storable_json(cut_texts(fields), MAX_LINE)
-        self._send(wire.Line(level, text, msgspec.json.decode(encoded), load))
+        self._send(wire.BodyLine(level, text, msgspec.json.decode(encoded), load))
 
     def end_log(self, load: str) -> None:
         """Notify the service that a load has ended."""
@@ -106,7 +106,7 @@ class BodyPort:
 
     def ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
         """Send a request to the service and return its answer. Raises the error in the answer, if there is one."""
-        answers: queue.SimpleQueue[wire.Answer | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[wire.ServiceAnswer | None] = queue.SimpleQueue()
         number = self.channel.number()
         try:
             self._ask(number, what, given, answers.put)
@@ -128,7 +128,7 @@ class BodyPort:
         self._open.discard(number)
         self.channel.forget(number)
 
-    def _value(self, answer: wire.Answer | None) -> msgspec.Raw:
+    def _value(self, answer: wire.ServiceAnswer | None) -> msgspec.Raw:
         if answer is None:
             self._check()
             raise JobStopped("the service is gone")
@@ -173,13 +173,13 @@ class AioBodyPort(BodyPort):
 
     async def _aio_ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[wire.Answer | None] = loop.create_future()
+        answered: asyncio.Future[wire.ServiceAnswer | None] = loop.create_future()
 
-        def settle(answer: wire.Answer | None) -> None:
+        def settle(answer: wire.ServiceAnswer | None) -> None:
             if not answered.done():
                 answered.set_result(answer)
 
-        def hear(answer: wire.Answer | None) -> None:
+        def hear(answer: wire.ServiceAnswer | None) -> None:
             with suppress(RuntimeError):  # its loop has ended
                 loop.call_soon_threadsafe(settle, answer)
 

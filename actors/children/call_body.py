@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.frames import HEADER, Kind, header_of, read_header
+from dataloader.actors.children.frames import HEADER, FrameKind, header_of, read_header
 from dataloader.actors.children.process_bounds import leaves, limit
 from dataloader.actors.failure_text import error_text
 from dataloader.jobs.calls import Answers
@@ -30,12 +30,12 @@ class _Socket:
 
     fd: int
 
-    def read(self) -> tuple[Kind, bytes, bytes]:
+    def read(self) -> tuple[FrameKind, bytes, bytes]:
         """Return the next frame. Raises `EOFError` when the service has closed the socket."""
         kind, head, body = read_header(self._exactly(HEADER.size))
         return kind, self._exactly(head), self._exactly(body)
 
-    def write(self, kind: Kind, head: bytes = b"", body: Sequence[bytes] = ()) -> None:
+    def write(self, kind: FrameKind, head: bytes = b"", body: Sequence[bytes] = ()) -> None:
         """Send a frame."""
         self.write_all(header_of(kind, len(head), sum(map(len, body))) + head)
         for piece in body:
@@ -82,15 +82,15 @@ def _serve(service: _Socket, answers: Answers) -> None:
     threads = set(threading.enumerate())
     while True:
         kind, head, body = service.read()
-        if kind is Kind.OVER:
+        if kind is FrameKind.OVER:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()
             left = leaves(threads)
-            service.write(Kind.OVER, b"" if left is None else left.encode())
+            service.write(FrameKind.OVER, b"" if left is None else left.encode())
             return
         try:
             for answer in answers(head, body):
-                service.write(Kind.ANSWER, *answer)
+                service.write(FrameKind.ANSWER, *answer)
         except BaseException as error:  # noqa: ASYNC103, BLE001 - every exception is the job's error
-            service.write(Kind.FAILED, error_text(error).encode(errors="replace"))
+            service.write(FrameKind.FAILED, error_text(error).encode(errors="replace"))

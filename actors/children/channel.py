@@ -26,7 +26,7 @@ from dataloader.jobs.errors import JobStopped
 STACK: Final = 2**21
 """Stack size of the reader thread in bytes: enough for the deepest JSON that can be read. It counts as body memory."""
 
-Hear = Callable[[wire.Answer | None], object]
+Hear = Callable[[wire.ServiceAnswer | None], object]
 """Callback that receives an answer in the reader thread, or None when no answer will come."""
 
 
@@ -102,7 +102,7 @@ class Channel:
         with self.turn():
             self._waiting[number] = hear
             self._wanted.set()
-            self.send(wire.Ask(number, what, msgspec.Raw(given)))
+            self.send(wire.BodyRequest(number, what, msgspec.Raw(given)))
         if self._closed:
             self.give_up(number)
 
@@ -146,7 +146,7 @@ class Channel:
             case wire.RunJob() as job:
                 self._wants_job = False
                 self._jobs.put(job)
-            case wire.Answer() as answer:  # a dropped request has no entry
+            case wire.ServiceAnswer() as answer:  # a dropped request has no entry
                 if (hear := self._waiting.pop(answer.number, None)) is not None:
                     hear(answer)
 

@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.frames import Kind, header_of, read_frame
+from dataloader.actors.children.frames import FrameKind, header_of, read_frame
 from dataloader.actors.children.left_behind import MARK, kill_left_behind
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
@@ -126,7 +126,7 @@ class Child:
         return self._process.pid
 
     @classmethod
-    async def start(cls, declared: wire.Declared) -> Child:
+    async def start(cls, declared: wire.BodySetup) -> Child:
         """Start a child that imports its function. Raises `BodyFailed`, with the child's output, if it cannot."""
         mark = secrets.token_hex(16)
         with ExitStack() as lent, ExitStack() as own:
@@ -169,7 +169,7 @@ class Child:
             raise
         return child
 
-    async def _import(self, declared: wire.Declared) -> None:
+    async def _import(self, declared: wire.BodySetup) -> None:
         printed: list[str] = []
 
         def put(_stream: str, line: str) -> bool:
@@ -261,14 +261,14 @@ class Child:
         del self._buffer[: end + 1]
         return line
 
-    async def send_frame(self, kind: Kind, head: bytes = b"", body: bytes = b"") -> None:
+    async def send_frame(self, kind: FrameKind, head: bytes = b"", body: bytes = b"") -> None:
         """Send a frame to a body that answers calls. Does not raise if the body has ended: see `why_ended`."""
         with suppress(trio.BrokenResourceError):
             await self._data.send_all(header_of(kind, len(head), len(body)) + head)
             if body:
                 await self._data.send_all(body)
 
-    async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
+    async def read_frame(self) -> tuple[FrameKind, bytes, bytes] | None:
         """Return the next frame; None when the body has closed its socket. Raises `ChildDied` for an invalid frame."""
         try:
             return await read_frame(self._exactly)

@@ -100,7 +100,7 @@ class _Talk:
     run: Run
     port: TrioPort
     max_lines: int
-    ended: wire.Ended | None = None
+    ended: wire.BodyEnd | None = None
     died: str = "the child process closed its connection to the service"
     serving: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
     _asks: trio.Nursery = attrs.field(init=False)
@@ -181,13 +181,13 @@ class _Talk:
         match message:
             case wire.Progress():
                 self.port.progress(cast("Any", message.progress))
-            case wire.Line():
+            case wire.BodyLine():
                 self.port.log(message.level, message.message, message.fields, message.load)
             case wire.EndLog():
                 self.port.end_log(message.load)
             case wire.Keep():
                 self.port.keep(_value(message.result))
-            case wire.Ask():
+            case wire.BodyRequest():
                 if len(self._open) >= wire.MAX_OPEN:
                     raise ChildDied("too many questions")
                 if message.what == "enqueue":
@@ -197,7 +197,7 @@ class _Talk:
             case wire.Forget():
                 if (open_scope := self._open.pop(message.number, None)) is not None:
                     open_scope.cancel()
-            case wire.Ended():
+            case wire.BodyEnd():
                 self.ended = message
             case wire.Started():
                 raise ChildDied("a second beginning")
@@ -208,7 +208,7 @@ class _Talk:
         self.port.log("info", line, {"stream": stream})
         return self._printed <= self.max_lines
 
-    async def _answer(self, ask: wire.Ask, scope: trio.CancelScope) -> None:
+    async def _answer(self, ask: wire.BodyRequest, scope: trio.CancelScope) -> None:
         answer = None
         try:
             with scope:
@@ -224,13 +224,13 @@ class _Talk:
                 await self.child.send(answer)
                 self.is_torn = False
 
-    async def _answer_to(self, ask: wire.Ask) -> wire.Answer:
+    async def _answer_to(self, ask: wire.BodyRequest) -> wire.ServiceAnswer:
         try:
-            return wire.Answer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
+            return wire.ServiceAnswer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
         except Exception as error:  # noqa: BLE001 - the body raises it
-            return wire.Answer(ask.number, error=wire.Failure.of(error))
+            return wire.ServiceAnswer(ask.number, error=wire.ServiceFailure.of(error))
 
-    async def _do(self, ask: wire.Ask) -> object:
+    async def _do(self, ask: wire.BodyRequest) -> object:
         match ask.what:
             case "enqueue":
                 given = msgspec.json.decode(ask.given, type=wire.Enqueue)
@@ -252,7 +252,7 @@ def _value(encoded: msgspec.Raw) -> object:
     return None if bytes(encoded) == b"null" else encoded
 
 
-def _value_of(ended: wire.Ended) -> object:  # noqa: C901, PLR0911 - one branch for each kind
+def _value_of(ended: wire.BodyEnd) -> object:  # noqa: C901, PLR0911 - one branch for each kind
     """Return the function's result. Raises `BodyFailed` for an error and `MoveRefused` for a refused value."""
     value = _value(ended.value)
     match ended.kind:

@@ -14,10 +14,10 @@ import attrs
 import trio
 
 from dataloader.actors.children.child import Child, ChildDied
-from dataloader.actors.children.frames import Kind
+from dataloader.actors.children.frames import FrameKind
 from dataloader.actors.cluster.remote_child import RemoteChild
 from dataloader.actors.job_runs import Run
-from dataloader.jobs.calls import Print, Process
+from dataloader.jobs.calls import CallProcess, Print
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.module_names import Place
@@ -40,7 +40,7 @@ class ChildCalls:
     lend: Callable[[Place, Run], AbstractAsyncContextManager[Child | RemoteChild]]
 
     @asynccontextmanager
-    async def open(self, place: Place, put: Print) -> AsyncIterator[Process]:
+    async def open(self, place: Place, put: Print) -> AsyncIterator[CallProcess]:
         """Lend a child that has imported the class at `place`, for the length of a block."""
         async with self.lend(place, self.run) as child:
             called = _Called(child, self.run)
@@ -62,7 +62,7 @@ class ChildCalls:
 
 @attrs.define(eq=False)
 class _Called:
-    """`Process` that runs in a child."""
+    """`CallProcess` that runs in a child."""
 
     child: Child | RemoteChild
     run: Run
@@ -80,26 +80,26 @@ class _Called:
 
     async def call(self, head: bytes, body: bytes = b"") -> None:
         """Begin a call. If the child has ended, there is no answer."""
-        await self.child.send_frame(Kind.CALL, head, body)
+        await self.child.send_frame(FrameKind.CALL, head, body)
 
     async def answer(self) -> tuple[bytes, bytes]:
         """Return the next answer. Raises `BodyFailed` if the call has failed or the child has ended."""
         kind, head, body = await self._read()
-        if kind is not Kind.ANSWER:
+        if kind is not FrameKind.ANSWER:
             raise BodyFailed(storable_text(mask_text(head.decode(errors="replace"))))
         return head, body
 
     async def over(self) -> None:
         """End a block that ended well; keep the child if nothing was left behind."""
         with trio.move_on_after(OVER_S), suppress(BodyFailed):
-            await self.child.send_frame(Kind.OVER)
+            await self.child.send_frame(FrameKind.OVER)
             kind, left, _ = await self._read()
             if left:
                 log.warning("calls have left something behind that goes on: it is killed", what=left.decode())
-            elif kind is Kind.OVER:
+            elif kind is FrameKind.OVER:
                 self.child.idle_since = trio.current_time()
 
-    async def _read(self) -> tuple[Kind, bytes, bytes]:
+    async def _read(self) -> tuple[FrameKind, bytes, bytes]:
         why = "the child process closed its connection to the service"
         with trio.CancelScope() as self._reading:
             if not self._died:

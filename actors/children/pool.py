@@ -115,7 +115,7 @@ class Children:
         started.
         """
         place, around = self._places[task.name]
-        declared = wire.Declared(
+        declared = wire.BodySetup(
             path=sys.path,
             module=place.module,
             name=place.name,
@@ -129,13 +129,13 @@ class Children:
         """Lend a child that answers calls for a run, as `lend` does. Raises `ConfigError` if this is not Linux."""
         if not sys.platform.startswith("linux"):
             raise ConfigError("processes=True needs Linux, for the guards of its processes")
-        declared = wire.Declared(
+        declared = wire.BodySetup(
             path=sys.path, module=place.module, name=place.name, around=[], asyncio=False, memory_mb=None, calls=True
         )
         return self._lend(place, declared, MAX_CALLERS, run)
 
     @asynccontextmanager
-    async def _lend(self, what: Place | str, declared: wire.Declared, max_jobs: int, run: Run) -> AsyncIterator[Child]:
+    async def _lend(self, what: Place | str, declared: wire.BodySetup, max_jobs: int, run: Run) -> AsyncIterator[Child]:
         child = await self._armed(what, declared, run)
         self._running += 1
         self._show()
@@ -156,7 +156,7 @@ class Children:
                 self._changed.set()
             self._show()
 
-    async def _armed(self, what: Place | str, declared: wire.Declared, run: Run) -> Child:
+    async def _armed(self, what: Place | str, declared: wire.BodySetup, run: Run) -> Child:
         idle = self._idle.setdefault(what, [])
         while idle:
             child = idle.pop()  # the last one used has the warmest caches

@@ -25,7 +25,7 @@ MAX_OPEN: Final = 1_000
 AskFor = Literal["enqueue", "after", "take", "deadline", "stopped_by"]
 
 
-class Declared(msgspec.Struct):
+class BodySetup(msgspec.Struct):
     """First line that a body receives. `path` is `sys.path`; `around` has `[module, name]` pairs, outermost first.
 
     With `calls` the object at `name` answers calls and runs no jobs: see frames.py. The guard reads this message, too.
@@ -49,15 +49,15 @@ class RunJob(msgspec.Struct, tag="run"):
     is_stage: bool
 
 
-class Answer(msgspec.Struct, tag="answer"):
-    """Answer to the `Ask` with the same number."""
+class ServiceAnswer(msgspec.Struct, tag="answer"):
+    """Answer to the `BodyRequest` with the same number."""
 
     number: int
     value: msgspec.Raw = msgspec.Raw(b"null")
-    error: Failure | None = None
+    error: ServiceFailure | None = None
 
 
-class Failure(msgspec.Struct):
+class ServiceFailure(msgspec.Struct):
     """Error of the service that is raised in the body."""
 
     kind: str
@@ -65,7 +65,7 @@ class Failure(msgspec.Struct):
     more: dict[str, Any]
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> ServiceFailure:
         """Return the message for an error, without the attributes that JSON cannot represent."""
         more = {}
         for name, value in vars(error).items():
@@ -98,7 +98,7 @@ class Progress(msgspec.Struct, tag="progress"):
     progress: msgspec.Raw
 
 
-class Line(msgspec.Struct, tag="line"):
+class BodyLine(msgspec.Struct, tag="line"):
     """Line of the job's log, or of one of its loads."""
 
     level: Level
@@ -119,8 +119,8 @@ class Keep(msgspec.Struct, tag="keep"):
     result: msgspec.Raw
 
 
-class Ask(msgspec.Struct, tag="ask"):
-    """Request to the service, which sends an `Answer` with this number."""
+class BodyRequest(msgspec.Struct, tag="ask"):
+    """Request to the service, which sends an `ServiceAnswer` with this number."""
 
     number: int
     what: AskFor
@@ -133,7 +133,7 @@ class Forget(msgspec.Struct, tag="forget"):
     number: int
 
 
-class Ended(msgspec.Struct, tag="ended"):
+class BodyEnd(msgspec.Struct, tag="ended"):
     """End of the run: with a `value` of this `kind`, or with an `error`, as text.
 
     `stopped`: because of a stop. `is_final`: another attempt would not help. `left`: what the function has left behind.
@@ -150,7 +150,7 @@ class Ended(msgspec.Struct, tag="ended"):
     is_spent: bool = False
 
 
-FromBody = Started | Progress | Line | EndLog | Keep | Ask | Forget | Ended
+FromBody = Started | Progress | BodyLine | EndLog | Keep | BodyRequest | Forget | BodyEnd
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -194,7 +194,7 @@ def line_of(message: msgspec.Struct | Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-read_from_service: Final = msgspec.json.Decoder(RunJob | Answer).decode
+read_from_service: Final = msgspec.json.Decoder(RunJob | ServiceAnswer).decode
 """Decoder of a line from the service. Raises `msgspec.DecodeError`."""
 read_from_body: Final = msgspec.json.Decoder(FromBody).decode
 """Decoder of a line from a body. Raises `msgspec.DecodeError`."""

@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from dataloader.actors.children.pool import MAX_CALLERS, places_of
-from dataloader.actors.cluster.connection import ON_WORKER, Cluster, ContactLost, NoPlace, Tls
+from dataloader.actors.cluster.connection import ON_WORKER, ContactLost, DaskCluster, NoPlace, Tls
 from dataloader.actors.cluster.remote_child import RemoteChild
 from dataloader.actors.cluster.talk import Order
 from dataloader.actors.job_runs import Run
@@ -54,8 +54,8 @@ class Clusters:
     max_lines: int
     telemetry: Telemetry
     _places: Mapping[str, tuple[Place, list[Place]]] = attrs.field(init=False)
-    _of_task: dict[str, Cluster] = attrs.field(factory=dict, init=False)
-    _by_address: dict[str, Cluster] = attrs.field(factory=dict, init=False)
+    _of_task: dict[str, DaskCluster] = attrs.field(factory=dict, init=False)
+    _by_address: dict[str, DaskCluster] = attrs.field(factory=dict, init=False)
     _changed: Wake = attrs.field(factory=Wake, init=False)
     _life: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
@@ -75,9 +75,9 @@ class Clusters:
                 self._of_task[name] = self._at(address)
         self._changed.set()
 
-    def _at(self, address: str) -> Cluster:
+    def _at(self, address: str) -> DaskCluster:
         if address not in self._by_address:
-            self._by_address[address] = Cluster(
+            self._by_address[address] = DaskCluster(
                 address=address,
                 tls=self.tls,
                 topic=f"dataloader {self.instance}",
@@ -178,7 +178,7 @@ class Clusters:
             raise BodyFailed(str(error)) from None
 
     @asynccontextmanager
-    async def _lend(self, cluster: Cluster, order: Order, run: Run) -> AsyncIterator[RemoteChild]:
+    async def _lend(self, cluster: DaskCluster, order: Order, run: Run) -> AsyncIterator[RemoteChild]:
         key = order.key
         child = RemoteChild(cluster=cluster, order=order)
         failure: Exception | None = None

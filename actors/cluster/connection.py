@@ -74,7 +74,7 @@ class Tls:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Cluster:
+class DaskCluster:
     """One cluster, by its scheduler's address. `threads` is 0 while it is away; `running` counts our bodies there.
 
     `heard` has a callback for the announcements of workers, by the run's key. `show` is called when the numbers have

@@ -76,7 +76,7 @@ class _Host:
 
     async def run(self, order: Order, name: str, announce: Callable[..., None], release: Callable[[], None]) -> None:
         """Run a relay to its end."""
-        declared = wire.Declared(
+        declared = wire.BodySetup(
             path=sys.path,
             module=order.module,
             name=order.name,

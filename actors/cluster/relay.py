@@ -35,12 +35,12 @@ class WarmChildren:
 
     _idle: dict[bytes, list[Child]] = attrs.field(factory=dict)
 
-    async def take(self, declared: wire.Declared) -> Child:
+    async def take(self, declared: wire.BodySetup) -> Child:
         """Return a child that has imported the declared function. Raises `BodyFailed` if it cannot."""
         idle = self._idle.get(wire.line_of(declared))
         return idle.pop() if idle else await Child.start(declared)
 
-    async def keep(self, declared: wire.Declared, child: Child, idle_s: float) -> None:
+    async def keep(self, declared: wire.BodySetup, child: Child, idle_s: float) -> None:
         """Keep a child for up to `idle_s` seconds for the next job, then end it."""
         idle = self._idle.setdefault(wire.line_of(declared), [])
         since = child.idle_since = trio.current_time()
@@ -56,7 +56,7 @@ class Relay:
     """Relay of one run. Everything happens in the worker's Trio thread."""
 
     order: Order
-    declared: wire.Declared
+    declared: wire.BodySetup
     warm: WarmChildren
     nursery: trio.Nursery
     announce: Callable[..., None]
@@ -199,7 +199,7 @@ class Relay:
                 # Compare the beginning only: of all lines, the last one alone is decoded here.
                 if line.startswith(ENDED):
                     ended = wire.read_from_body(line)
-                    self._is_clean = isinstance(ended, wire.Ended) and not (ended.left or ended.is_spent)
+                    self._is_clean = isinstance(ended, wire.BodyEnd) and not (ended.left or ended.is_spent)
                     self._end_with("line", line)
                     return
                 await self._has_room()

@@ -18,8 +18,8 @@ import trio
 
 from dataloader.actors.children import wire
 from dataloader.actors.children.child import FRAME_CHUNK, START_S, ChildDied
-from dataloader.actors.children.frames import Kind, header_of, read_frame
-from dataloader.actors.cluster.connection import ANSWER_S, PLACE_S, Cluster, ContactLost, Submitted
+from dataloader.actors.children.frames import FrameKind, header_of, read_frame
+from dataloader.actors.cluster.connection import ANSWER_S, PLACE_S, ContactLost, DaskCluster, Submitted
 from dataloader.actors.cluster.relay import ENDED
 from dataloader.actors.cluster.talk import GIVE, TAKE, WAIT_S, Announced, Answered, FarClock, Order, Said, boot_s
 from dataloader.jobs.errors import BodyFailed
@@ -75,7 +75,7 @@ class FarOutput:
 class RemoteChild:
     """Child on a worker of `cluster`. A finite `idle_since` lets the worker keep it."""
 
-    cluster: Cluster
+    cluster: DaskCluster
     order: Order
     outputs: tuple[FarOutput, FarOutput] = attrs.field(factory=lambda: (FarOutput("stdout"), FarOutput("stderr")))
     idle_since: float = attrs.field(default=math.inf, init=False)
@@ -169,14 +169,14 @@ class RemoteChild:
         self._has_returned = self._has_returned or said.startswith(ENDED)
         return said or None
 
-    async def send_frame(self, kind: Kind, head: bytes = b"", body: bytes = b"") -> None:
+    async def send_frame(self, kind: FrameKind, head: bytes = b"", body: bytes = b"") -> None:
         """Send a frame to a body that answers calls."""
         self._tell("line", header_of(kind, len(head), len(body)) + head)
         for start in range(0, len(body), FRAME_CHUNK):
             self._tell("line", body[start : start + FRAME_CHUNK])
         await trio.lowlevel.checkpoint()
 
-    async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
+    async def read_frame(self) -> tuple[FrameKind, bytes, bytes] | None:
         """Return the next frame; None when the body has closed its socket. Raises `ChildDied` for an invalid frame."""
         try:
             return await read_frame(self._exactly)

@@ -44,7 +44,7 @@ M = TypeVar("M", bound=ReadMessage)
 M_contra = TypeVar("M_contra", bound=ReadMessage, contravariant=True)
 
 
-class Declared(Protocol[M_contra]):
+class SourceDeclaration(Protocol[M_contra]):
     """Properties of a source's declaration that concern its messages."""
 
     @property
@@ -70,7 +70,7 @@ class Declared(Protocol[M_contra]):
 class JobMaker(Generic[M]):
     """Makes the jobs of a source's messages in one process."""
 
-    _source: Declared[M]
+    _source: SourceDeclaration[M]
     _enqueue: Enqueue
     _connected: bool = attrs.field(default=False, init=False)
     _error: str | None = attrs.field(default=None, init=False)

@@ -43,10 +43,10 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.own_events import read_own_events
 from dataloader.store.processes.steps import (
-    Begun,
+    BegunStep,
     Committed,
-    Snapshot,
     StepOutcome,
+    StepSnapshot,
     Wakeup,
     Work,
     aio_commit_within,
@@ -54,8 +54,8 @@ from dataloader.store.processes.steps import (
 from dataloader.store.queue.transaction import Transactions, Written
 
 log = get_logger(__name__)
-B = TypeVar("B", Begun, Committed)
-B_co = TypeVar("B_co", Begun, Committed, covariant=True)
+B = TypeVar("B", BegunStep, Committed)
+B_co = TypeVar("B_co", BegunStep, Committed, covariant=True)
 
 
 class Send(Protocol[B_co]):
@@ -146,7 +146,7 @@ class _Drive:
             self.is_last = steps >= MOST_STEPS
             outcome, snapshot, stored = await self._step(snapshot, work)
             if stored is not None:
-                then: Begun | Committed = stored
+                then: BegunStep | Committed = stored
             elif outcome.outcome == "returned":
                 then = await self._resolved(snapshot, work)
                 steps -= 1
@@ -159,14 +159,14 @@ class _Drive:
             work, snapshot = then.work, then.on(snapshot)
             steps += 1
 
-    async def _begun_again(self) -> Begun:
+    async def _begun_again(self) -> BegunStep:
         """Begin a step, or begin the same step again."""
         async with self._ending(None) as end:
             begun = await self._begun()
             end.written = begun.verdict in {"rest", "zombie"}
         return begun
 
-    async def _resolved(self, _snapshot: Snapshot, _work: Work) -> Begun:
+    async def _resolved(self, _snapshot: StepSnapshot, _work: Work) -> BegunStep:
         """Find out the result of a step that an outage has interrupted, and begin it again if nothing was stored.
 
         Its transaction may have committed without an answer and marked the next step. In that case the next step
@@ -174,7 +174,7 @@ class _Drive:
         """
         return await self._begun_again()
 
-    async def _ended(self, outcome: StepOutcome) -> Begun | Committed:
+    async def _ended(self, outcome: StepOutcome) -> BegunStep | Committed:
         """Write the outcome of a step and begin the next one."""
         async with self._ending(outcome) as end:
             committed = await self._committed(self._going_on(outcome))
@@ -208,7 +208,7 @@ class _Drive:
     def _returned(self, work: Work) -> StepOutcome:
         return StepOutcome(wakeup=self.wakeup, task_id=work.task_id, outcome="returned")
 
-    async def _begun(self) -> Begun:
+    async def _begun(self) -> BegunStep:
         since = trio.current_time()
         begun = await self._insist(partial(self.stepper.begin, self.database, self.wakeup))
         kind = None if begun.work is None else begun.work.kind
@@ -277,7 +277,7 @@ class _Drive:
         outcome.go_on = may
         return outcome
 
-    async def _step(self, snapshot: Snapshot, work: Work) -> tuple[StepOutcome, Snapshot, Committed | None]:
+    async def _step(self, snapshot: StepSnapshot, work: Work) -> tuple[StepOutcome, StepSnapshot, Committed | None]:
         """Call the author's function; return its outcome, and the result of the write if a transaction stored it."""
         if self.ident != work.ident:
             self.outages.reset()

@@ -16,7 +16,7 @@ from dataloader.jobs.process_requests import ProcessRequest
 S = TypeVar("S")
 
 
-class Named(Protocol):
+class NamedType(Protocol):
     """Process type, as `Processes.define` returns it."""
 
     name: str
@@ -91,7 +91,7 @@ class Process(Generic[S]):
 
     def start(
         self,
-        process_type: Named | str,
+        process_type: NamedType | str,
         process_id: str,
         args: Any = None,
         *,
@@ -126,7 +126,7 @@ class Process(Generic[S]):
 
     def call(
         self,
-        process_type: Named | str,
+        process_type: NamedType | str,
         process_id: str,
         method: str,
         args: Any = None,
@@ -165,5 +165,5 @@ class Process(Generic[S]):
         )
 
 
-def _name(process_type: Named | str) -> str:
+def _name(process_type: NamedType | str) -> str:
     return process_type if isinstance(process_type, str) else process_type.name

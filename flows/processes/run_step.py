@@ -17,7 +17,7 @@ from dataloader.jobs.outages import Outages
 from dataloader.jobs.process_listings import ProcessEvent
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.processes import MAX_VALUE, Following, Remove, Rest, Timer
-from dataloader.store.processes.steps import Kind, Snapshot, StepOutcome, Wakeup, Work
+from dataloader.store.processes.steps import Kind, StepOutcome, StepSnapshot, Wakeup, Work
 
 S = TypeVar("S")
 _STATUS: dict[str, Literal["done", "refused", "retry", "failed", "returned"]] = {
@@ -87,7 +87,7 @@ async def run_step(
         attempt=attempt - 1,
         first_task=None,
     )
-    snapshot = Snapshot(
+    snapshot = StepSnapshot(
         type=kind.name,
         process_id=process_id,
         version=version or kind.version,
@@ -140,7 +140,7 @@ def _kind(step: str) -> Kind:
             return "call"
 
 
-def _typed(kind: ProcessType[S], after: Snapshot) -> Any:
+def _typed(kind: ProcessType[S], after: StepSnapshot) -> Any:
     if after.aux_state is None or after.version != kind.version:
         return after.aux_state
     return decoded("state", after.aux_state, kind.state)

@@ -33,7 +33,7 @@ from dataloader.jobs.processes import (
     check_metadata,
 )
 from dataloader.jobs.text import exact_json, said_by, storable_text
-from dataloader.store.processes.steps import Committed, Snapshot, StepOutcome, Wakeup, Work
+from dataloader.store.processes.steps import Committed, StepOutcome, StepSnapshot, Wakeup, Work
 from dataloader.store.queue.transaction import JobTransaction
 
 log = get_logger(__name__)
@@ -56,7 +56,7 @@ class StepCall:
 
     kind: ProcessType[Any]
     wakeup: Wakeup
-    snapshot: Snapshot
+    snapshot: StepSnapshot
     work: Work
     events: Callable[..., Awaitable[list[ProcessEvent]]]
     open: Callable[[StepCall], AbstractAsyncContextManager[StepTransaction]]
@@ -65,7 +65,7 @@ class StepCall:
     """Consecutive outages during this step."""
     upgraded: str | None = attrs.field(default=None, init=False)
     """Upgraded state as JSON text, if an older version of the type wrote the stored state."""
-    stored: tuple[StepOutcome, Snapshot, Committed] | None = attrs.field(default=None, init=False)
+    stored: tuple[StepOutcome, StepSnapshot, Committed] | None = attrs.field(default=None, init=False)
     """Outcome that `p.transaction()` has already stored."""
     sent: list[ProcessRequest] = attrs.field(factory=list, init=False)
     """Messages to other processes."""
@@ -74,7 +74,7 @@ class StepCall:
     outage: str | None = attrs.field(default=None, init=False)
     """Text of the outage that ended the step."""
 
-    async def run(self) -> tuple[StepOutcome, Snapshot]:
+    async def run(self) -> tuple[StepOutcome, StepSnapshot]:
         """Call the function and return the outcome and the process after it. Only cancellations are raised.
 
         After an outage of the database the outcome is `returned`, and the step runs again. An outage that repeats while
@@ -138,7 +138,7 @@ class StepCall:
         # A program of an earlier release has begun it with this key.
         return f"{self.snapshot.type}:{self.snapshot.process_id}:{work.first_task or work.task_id}"
 
-    async def _raised(self, error: Exception) -> tuple[StepOutcome, Snapshot]:
+    async def _raised(self, error: Exception) -> tuple[StepOutcome, StepSnapshot]:
         if self.stored is not None:
             log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
             return self.stored[:2]
@@ -183,7 +183,7 @@ class StepCall:
             raise RuntimeError("the step has stored its outcome: send messages before p.transaction() ends")
         self.sent.append(message)
 
-    def done(self, result: object) -> tuple[StepOutcome, Snapshot]:
+    def done(self, result: object) -> tuple[StepOutcome, StepSnapshot]:
         """Return the outcome that a transaction stores, and the process after it. Raises `BadRequest` if not `Done`."""
         if not isinstance(result, Done):
             raise BadRequest("done", f"must be set to Done when p.transaction() ends, not {result!r:.40}")
@@ -203,7 +203,7 @@ class StepCall:
             state = msgspec.json.decode(self.upgraded)
         return decoded("state", state, self.kind.state)
 
-    def _went_well(self, result: object) -> tuple[StepOutcome, Snapshot]:
+    def _went_well(self, result: object) -> tuple[StepOutcome, StepSnapshot]:
         snapshot, work = self.snapshot, self.work
         if isinstance(result, Refuse):
             if work.kind == "timeout":
@@ -221,7 +221,7 @@ class StepCall:
         if len(result.events) > MAX_EVENTS:
             raise BadRequest("events", f"must be at most {MAX_EVENTS:,}, not {len(result.events):,}")
         events = [json_text(f"events[{number}]", event, MAX_EVENT) for number, event in enumerate(result.events)]
-        after = Snapshot(
+        after = StepSnapshot(
             type=snapshot.type,
             process_id=snapshot.process_id,
             version=version or snapshot.version,

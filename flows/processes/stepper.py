@@ -21,7 +21,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.processes.steps import (
-    Begun,
+    BegunStep,
     Committed,
     StepOutcome,
     Wakeup,
@@ -113,11 +113,11 @@ class Stepper:
     _nursery: trio.Nursery
     _sessions: list[Session] = attrs.field(factory=list, init=False)
     _logged_at: float = attrs.field(default=-math.inf, init=False)
-    _lines: dict[bool, tuple[_Line[Wakeup, Begun], _Line[StepOutcome, Committed]]] = attrs.field(
+    _lines: dict[bool, tuple[_Line[Wakeup, BegunStep], _Line[StepOutcome, Committed]]] = attrs.field(
         factory=dict, init=False
     )
 
-    async def begin(self, database: Database, wakeup: Wakeup, *, in_turn: bool = False) -> Begun:
+    async def begin(self, database: Database, wakeup: Wakeup, *, in_turn: bool = False) -> BegunStep:
         """Begin the step of a wake-up job. `in_turn`: wait for the lock of the process's row. Raises `StoreError`."""
         return await self._open(database, in_turn=in_turn)[0].ask(wakeup)
 
@@ -135,7 +135,9 @@ class Stepper:
             self._logged_at = now
             log.warning("a step waits for the database", error=error)
 
-    def _open(self, database: Database, *, in_turn: bool) -> tuple[_Line[Wakeup, Begun], _Line[StepOutcome, Committed]]:
+    def _open(
+        self, database: Database, *, in_turn: bool
+    ) -> tuple[_Line[Wakeup, BegunStep], _Line[StepOutcome, Committed]]:
         if in_turn not in self._lines:
             if in_turn:
                 session = Session(database, "process steps in turn")

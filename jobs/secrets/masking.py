@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 from dataloader.jobs.secrets.long_texts import LONG, LongTexts
-from dataloader.jobs.secrets.secret_names import NOTHING, Meaning, meaning_of, names_a_secret
+from dataloader.jobs.secrets.secret_names import NOTHING, NameMeaning, meaning_of, names_a_secret
 from dataloader.jobs.secrets.secrets_in_text import MASKED, secrets_in
 
 __all__ = ["MASKED", "mask", "mask_address", "mask_names", "mask_text", "names_a_secret"]
@@ -150,7 +150,7 @@ def _is_entry(name: object) -> bool:
     return names_a_secret(text) and _NAME.fullmatch(text) is not None
 
 
-def _hides(meaning: Meaning, value: object) -> bool:
+def _hides(meaning: NameMeaning, value: object) -> bool:
     """Return whether this value must not be shown under such a name."""
     if meaning.secret:
         return not isinstance(value, (int, float, str)) or meaning.hides(_text(value))

@@ -108,7 +108,7 @@ class Secrecy(enum.Enum):
 
 
 @attrs.frozen
-class Meaning:
+class NameMeaning:
     """Meaning of a name for the value under it.
 
     Args:
@@ -139,7 +139,7 @@ class Meaning:
                 return False
 
 
-NOTHING: Final = Meaning(Secrecy.NONE, label=False, value=False)
+NOTHING: Final = NameMeaning(Secrecy.NONE, label=False, value=False)
 """Meaning of most names."""
 
 
@@ -148,20 +148,20 @@ def names_a_secret(name: str) -> bool:
     return meaning_of(name).secret
 
 
-def meaning_of(name: str) -> Meaning:
+def meaning_of(name: str) -> NameMeaning:
     """Return the meaning of a name for its value, by the last 200 characters of the name."""
     return _meaning_of(name[-MAX_NAME:])
 
 
 @functools.lru_cache(maxsize=4096)
-def _meaning_of(name: str) -> Meaning:
+def _meaning_of(name: str) -> NameMeaning:
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
         return NOTHING
     label, value = words == ["key"] or words[-1] in _LABELS, words[-1] in _VALUES
     # The summary of tests: PASS=12 WARN=0.
     secrecy = Secrecy.UNLESS_COUNT if name == "PASS" else _secrecy(words)
-    return NOTHING if secrecy is Secrecy.NONE and not label and not value else Meaning(secrecy, label, value)
+    return NOTHING if secrecy is Secrecy.NONE and not label and not value else NameMeaning(secrecy, label, value)
 
 
 def _secrecy(words: list[str]) -> Secrecy:

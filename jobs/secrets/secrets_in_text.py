@@ -23,7 +23,7 @@ from typing import Final
 import attrs
 
 from dataloader.jobs.secrets.decoded_text import decodings
-from dataloader.jobs.secrets.secret_names import NOTHING, RANDOM, Meaning, Secrecy, meaning_of
+from dataloader.jobs.secrets.secret_names import NOTHING, RANDOM, NameMeaning, Secrecy, meaning_of
 from dataloader.jobs.secrets.token_formats import LEAST, TOKEN
 from dataloader.jobs.secrets.values_in_text import Span, end_of, end_of_bracket, is_header_name, value_span
 
@@ -216,12 +216,12 @@ class _Words:
         size = len(self.text)
         return size - end_of(_NAME, self.backwards, size - place, size - least)
 
-    def _meaning(self, start: int, word: str) -> Meaning:
+    def _meaning(self, start: int, word: str) -> NameMeaning:
         """Return the meaning of a word with the one before it: access key, unexpected token, verification code."""
         before = self._behind(_WORD_BEHIND, start)
         return meaning_of(f"{before[1][::-1]}_{word}" if before else word)
 
-    def _after(self, start: int, end: int, word: str, meaning: Meaning) -> int:  # noqa: PLR0911 - one for each way
+    def _after(self, start: int, end: int, word: str, meaning: NameMeaning) -> int:  # noqa: PLR0911 - one for each way
         """Hide the secret that the word at this place names."""
         if meaning is NOTHING or word == "sshpass":
             return self._special(start, end, word.lower())
@@ -244,7 +244,7 @@ class _Words:
         self.hidden.append((start, end))
         return end
 
-    def _pair(self, word: str, meaning: Meaning, sign: re.Match[str]) -> int:
+    def _pair(self, word: str, meaning: NameMeaning, sign: re.Match[str]) -> int:
         if not self._hides(meaning, sign.end()):
             return 0
         text = self.text
@@ -255,7 +255,7 @@ class _Words:
             return 0
         return self._hide(start, end)
 
-    def _hides(self, meaning: Meaning, start: int) -> bool:
+    def _hides(self, meaning: NameMeaning, start: int) -> bool:
         """Return whether the value that begins here is a secret under such a name, by its beginning alone."""
         match meaning.secrecy:
             case Secrecy.UNLESS_COUNT:
@@ -265,7 +265,7 @@ class _Words:
             case _:
                 return True
 
-    def _option(self, meaning: Meaning, start: int) -> int:
+    def _option(self, meaning: NameMeaning, start: int) -> int:
         """Hide the value in `--password s3cr3t`, also in a list of arguments."""
         return self._hide(*value_span(self.text, start)) if self._hides(meaning, start) else 0
 

@@ -15,7 +15,7 @@ from dataloader.store.connection.error_meanings import (
     MISSING,
     NO_RIGHT,
     PROBE,
-    Meaning,
+    ErrorMeaning,
     is_unclear,
     meaning_of,
 )
@@ -49,11 +49,11 @@ def translate(error: BaseException) -> StoreError | BadRequest | None:
         return BadRequest(error.column_name, str(error.args[0]).removeprefix(f"{error.column_name}: "))
     text = said(error)
     match meaning:
-        case Meaning.OUTAGE | Meaning.CONFLICT:
+        case ErrorMeaning.OUTAGE | ErrorMeaning.CONFLICT:
             return StoreUnavailable(f"the database can't serve us now ({text})")
-        case Meaning.BAD_VALUE:
+        case ErrorMeaning.BAD_VALUE:
             return Unstorable(text)
-        case Meaning.BUG:
+        case ErrorMeaning.BUG:
             return _bug(error, text)
 
 
@@ -76,12 +76,12 @@ def is_temporary(error: Exception) -> bool:
 
     Loops over rows need this: the error of one row must not stop the others.
     """
-    return meaning_of(error) in {Meaning.OUTAGE, Meaning.CONFLICT}
+    return meaning_of(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}
 
 
 def is_bug(error: Exception) -> bool:
     """Return whether the statement, a right, the tables or the server's files are wrong, for one row or for all."""
-    return meaning_of(error) is Meaning.BUG
+    return meaning_of(error) is ErrorMeaning.BUG
 
 
 async def aio_is_unserved(error: Exception, connection: Any) -> bool:

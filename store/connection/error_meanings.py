@@ -13,7 +13,7 @@ from typing import Any, Final
 import asyncpg
 
 
-class Meaning(enum.Enum):
+class ErrorMeaning(enum.Enum):
     """Meaning of a failed statement, which decides what to do about it."""
 
     OUTAGE = "outage"
@@ -26,62 +26,62 @@ class Meaning(enum.Enum):
     """The statement, its rights, the tables or the server's files are wrong. Only a change by a person helps."""
 
 
-BY_CLASS: Final[dict[str, Meaning]] = {
-    "03": Meaning.BUG,  # SQL statement not yet complete
-    "08": Meaning.OUTAGE,  # connection exception
-    "09": Meaning.BUG,  # triggered action exception
-    "0A": Meaning.BUG,  # feature not supported
-    "0B": Meaning.BUG,  # invalid transaction initiation
-    "0F": Meaning.BUG,  # locator exception
-    "0L": Meaning.BUG,  # invalid grantor
-    "0P": Meaning.BUG,  # invalid role specification
-    "0Z": Meaning.BUG,  # diagnostics exception
-    "10": Meaning.BAD_VALUE,  # XQuery error
-    "20": Meaning.BUG,  # case not found
-    "21": Meaning.BUG,  # cardinality violation
-    "22": Meaning.BAD_VALUE,  # data exception
-    "23": Meaning.BAD_VALUE,  # integrity constraint violation
-    "24": Meaning.BUG,  # invalid cursor state
-    "25": Meaning.BUG,  # invalid transaction state
-    "26": Meaning.BUG,  # invalid SQL statement name: a pooler has lost a prepared statement
-    "27": Meaning.BUG,  # triggered data change violation
-    "28": Meaning.OUTAGE,  # invalid authorization: a password or a rule of pg_hba.conf is being changed
-    "2B": Meaning.BUG,  # dependent privilege descriptors still exist
-    "2D": Meaning.BUG,  # invalid transaction termination
-    "2F": Meaning.BUG,  # SQL routine exception
-    "34": Meaning.BUG,  # invalid cursor name
-    "38": Meaning.BUG,  # external routine exception
-    "39": Meaning.BUG,  # external routine invocation exception
-    "3B": Meaning.BUG,  # savepoint exception
-    "3D": Meaning.OUTAGE,  # invalid catalog name: the database is being created again
-    "3F": Meaning.BUG,  # invalid schema name
-    "40": Meaning.CONFLICT,  # transaction rollback
-    "42": Meaning.BUG,  # syntax error or access rule violation
-    "44": Meaning.BAD_VALUE,  # WITH CHECK OPTION violation
-    "53": Meaning.OUTAGE,  # insufficient resources: disk full, out of memory, too many connections
-    "54": Meaning.BAD_VALUE,  # program limit exceeded; for 54000 see UNCLEAR
-    "55": Meaning.BUG,  # object not in prerequisite state
-    "57": Meaning.OUTAGE,  # operator intervention
-    "58": Meaning.OUTAGE,  # system error, such as of a disk
-    "72": Meaning.CONFLICT,  # snapshot too old
-    "F0": Meaning.BUG,  # configuration file error
-    "HV": Meaning.BUG,  # foreign data wrapper error
-    "P0": Meaning.BAD_VALUE,  # PL/pgSQL error: a user's trigger or check raises it for a row
-    "XX": Meaning.BUG,  # internal error; XX001 and XX002 are damaged data, which waiting does not repair
+BY_CLASS: Final[dict[str, ErrorMeaning]] = {
+    "03": ErrorMeaning.BUG,  # SQL statement not yet complete
+    "08": ErrorMeaning.OUTAGE,  # connection exception
+    "09": ErrorMeaning.BUG,  # triggered action exception
+    "0A": ErrorMeaning.BUG,  # feature not supported
+    "0B": ErrorMeaning.BUG,  # invalid transaction initiation
+    "0F": ErrorMeaning.BUG,  # locator exception
+    "0L": ErrorMeaning.BUG,  # invalid grantor
+    "0P": ErrorMeaning.BUG,  # invalid role specification
+    "0Z": ErrorMeaning.BUG,  # diagnostics exception
+    "10": ErrorMeaning.BAD_VALUE,  # XQuery error
+    "20": ErrorMeaning.BUG,  # case not found
+    "21": ErrorMeaning.BUG,  # cardinality violation
+    "22": ErrorMeaning.BAD_VALUE,  # data exception
+    "23": ErrorMeaning.BAD_VALUE,  # integrity constraint violation
+    "24": ErrorMeaning.BUG,  # invalid cursor state
+    "25": ErrorMeaning.BUG,  # invalid transaction state
+    "26": ErrorMeaning.BUG,  # invalid SQL statement name: a pooler has lost a prepared statement
+    "27": ErrorMeaning.BUG,  # triggered data change violation
+    "28": ErrorMeaning.OUTAGE,  # invalid authorization: a password or a rule of pg_hba.conf is being changed
+    "2B": ErrorMeaning.BUG,  # dependent privilege descriptors still exist
+    "2D": ErrorMeaning.BUG,  # invalid transaction termination
+    "2F": ErrorMeaning.BUG,  # SQL routine exception
+    "34": ErrorMeaning.BUG,  # invalid cursor name
+    "38": ErrorMeaning.BUG,  # external routine exception
+    "39": ErrorMeaning.BUG,  # external routine invocation exception
+    "3B": ErrorMeaning.BUG,  # savepoint exception
+    "3D": ErrorMeaning.OUTAGE,  # invalid catalog name: the database is being created again
+    "3F": ErrorMeaning.BUG,  # invalid schema name
+    "40": ErrorMeaning.CONFLICT,  # transaction rollback
+    "42": ErrorMeaning.BUG,  # syntax error or access rule violation
+    "44": ErrorMeaning.BAD_VALUE,  # WITH CHECK OPTION violation
+    "53": ErrorMeaning.OUTAGE,  # insufficient resources: disk full, out of memory, too many connections
+    "54": ErrorMeaning.BAD_VALUE,  # program limit exceeded; for 54000 see UNCLEAR
+    "55": ErrorMeaning.BUG,  # object not in prerequisite state
+    "57": ErrorMeaning.OUTAGE,  # operator intervention
+    "58": ErrorMeaning.OUTAGE,  # system error, such as of a disk
+    "72": ErrorMeaning.CONFLICT,  # snapshot too old
+    "F0": ErrorMeaning.BUG,  # configuration file error
+    "HV": ErrorMeaning.BUG,  # foreign data wrapper error
+    "P0": ErrorMeaning.BAD_VALUE,  # PL/pgSQL error: a user's trigger or check raises it for a row
+    "XX": ErrorMeaning.BUG,  # internal error; XX001 and XX002 are damaged data, which waiting does not repair
 }
-BY_CODE: Final[dict[str, Meaning]] = {
-    "08P01": Meaning.BUG,  # protocol violation, such as a NUL in a statement's text; see also FATAL
-    "25006": Meaning.OUTAGE,  # read-only transaction: a failover has led to a server that is not promoted yet
-    "25P03": Meaning.OUTAGE,  # idle-in-transaction timeout: this process was suspended, and the session is gone
-    "25P04": Meaning.OUTAGE,  # transaction timeout, likewise
-    "40002": Meaning.BAD_VALUE,  # integrity constraint violation at the COMMIT
-    "40003": Meaning.OUTAGE,  # statement completion unknown
-    "55P03": Meaning.CONFLICT,  # lock not available
-    "58P01": Meaning.BUG,  # undefined file, such as an extension's library
-    "58P02": Meaning.BUG,  # duplicate file
-    "58P03": Meaning.BUG,  # file name too long
-    "HV001": Meaning.OUTAGE,  # foreign data wrapper: out of memory
-    "HV00N": Meaning.OUTAGE,  # foreign data wrapper: unable to establish a connection
+BY_CODE: Final[dict[str, ErrorMeaning]] = {
+    "08P01": ErrorMeaning.BUG,  # protocol violation, such as a NUL in a statement's text; see also FATAL
+    "25006": ErrorMeaning.OUTAGE,  # read-only transaction: a failover has led to a server that is not promoted yet
+    "25P03": ErrorMeaning.OUTAGE,  # idle-in-transaction timeout: this process was suspended, and the session is gone
+    "25P04": ErrorMeaning.OUTAGE,  # transaction timeout, likewise
+    "40002": ErrorMeaning.BAD_VALUE,  # integrity constraint violation at the COMMIT
+    "40003": ErrorMeaning.OUTAGE,  # statement completion unknown
+    "55P03": ErrorMeaning.CONFLICT,  # lock not available
+    "58P01": ErrorMeaning.BUG,  # undefined file, such as an extension's library
+    "58P02": ErrorMeaning.BUG,  # duplicate file
+    "58P03": ErrorMeaning.BUG,  # file name too long
+    "HV001": ErrorMeaning.OUTAGE,  # foreign data wrapper: out of memory
+    "HV00N": ErrorMeaning.OUTAGE,  # foreign data wrapper: unable to establish a connection
 }
 UNCLEAR: Final = "54000"
 """Code for an exceeded program limit: a bad value, such as for an index, or an outage; `PROBE` decides.
@@ -112,20 +112,20 @@ class Misused(asyncpg.InterfaceError):
 
 
 # The driver's own errors, which have no code; the first match counts. Some are subclasses of an error with a code.
-_BY_TYPE: Final[tuple[tuple[type[BaseException], Meaning], ...]] = (
-    (asyncpg.InvalidCachedStatementError, Meaning.CONFLICT),  # a concurrent migration; the driver forgets the plan
-    (asyncpg.OutdatedSchemaCacheError, Meaning.CONFLICT),  # likewise
-    (Misused, Meaning.BUG),
-    (asyncpg.UnsupportedClientFeatureError, Meaning.BUG),
-    (asyncpg.UnsupportedServerFeatureError, Meaning.BUG),
-    (asyncpg.ClientConfigurationError, Meaning.OUTAGE),  # of the address; an operator can correct it: AccessDenied
+_BY_TYPE: Final[tuple[tuple[type[BaseException], ErrorMeaning], ...]] = (
+    (asyncpg.InvalidCachedStatementError, ErrorMeaning.CONFLICT),  # a concurrent migration; the driver forgets the plan
+    (asyncpg.OutdatedSchemaCacheError, ErrorMeaning.CONFLICT),  # likewise
+    (Misused, ErrorMeaning.BUG),
+    (asyncpg.UnsupportedClientFeatureError, ErrorMeaning.BUG),
+    (asyncpg.UnsupportedServerFeatureError, ErrorMeaning.BUG),
+    (asyncpg.ClientConfigurationError, ErrorMeaning.OUTAGE),  # of the address; an operator can correct it: AccessDenied
 )
-_WITHOUT_CODE: Final[tuple[tuple[type[BaseException], Meaning], ...]] = (
-    (asyncpg.InterfaceError, Meaning.OUTAGE),  # the connection is closed
-    (asyncpg.InternalClientError, Meaning.OUTAGE),  # the answer cannot be understood: the connection is closed
-    (OSError, Meaning.OUTAGE),  # also a TimeoutError
-    (asyncio.IncompleteReadError, Meaning.OUTAGE),
-    (UnicodeEncodeError, Meaning.BAD_VALUE),  # half of a surrogate pair
+_WITHOUT_CODE: Final[tuple[tuple[type[BaseException], ErrorMeaning], ...]] = (
+    (asyncpg.InterfaceError, ErrorMeaning.OUTAGE),  # the connection is closed
+    (asyncpg.InternalClientError, ErrorMeaning.OUTAGE),  # the answer cannot be understood: the connection is closed
+    (OSError, ErrorMeaning.OUTAGE),  # also a TimeoutError
+    (asyncio.IncompleteReadError, ErrorMeaning.OUTAGE),
+    (UnicodeEncodeError, ErrorMeaning.BAD_VALUE),  # half of a surrogate pair
 )
 
 # Single conditions, for code whose next step depends on one of them.
@@ -166,12 +166,12 @@ DENIED: Final = (
 """Errors by which the server refuses a new connection."""
 
 
-def meaning_of_code(code: str) -> Meaning:
+def meaning_of_code(code: str) -> ErrorMeaning:
     """Return the meaning of a SQLSTATE; a bug if its class is unknown."""
-    return BY_CODE.get(code) or BY_CLASS.get(code[:2], Meaning.BUG)
+    return BY_CODE.get(code) or BY_CLASS.get(code[:2], ErrorMeaning.BUG)
 
 
-def meaning_of(error: BaseException) -> Meaning | None:
+def meaning_of(error: BaseException) -> ErrorMeaning | None:
     """Return the meaning of an error of PostgreSQL, of its driver or of the network; None for any other error."""
     for kind, meaning in _BY_TYPE:
         if isinstance(error, kind):

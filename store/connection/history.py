@@ -35,14 +35,14 @@ WHERE (h.system, h.timeline, h.database) IS DISTINCT FROM (excluded.system, excl
 
 
 @attrs.frozen
-class History:
+class DatabaseHistory:
     """The history's `id`; `is_new` if this read has found another server or database than before."""
 
     id: UUID
     is_new: bool
 
 
-async def read_history(database: Database) -> History:
+async def read_history(database: Database) -> DatabaseHistory:
     """Compare the stored history with the server; if it is another one, store that.
 
     Raises `StoreUnavailable` while the server is a standby that is not promoted: nothing can be stored there.
@@ -50,11 +50,11 @@ async def read_history(database: Database) -> History:
     return await database.write(_aio_read)
 
 
-async def _aio_read(connection: Any) -> History:
+async def _aio_read(connection: Any) -> DatabaseHistory:
     row = await connection.fetchrow(_READ)
     if row["is_standby"]:
         raise StoreUnavailable("the server is a standby that is not promoted yet")
     if not row["is_other"]:
-        return History(row["id"], is_new=False)
+        return DatabaseHistory(row["id"], is_new=False)
     await connection.execute(_WRITE)
-    return History(await connection.fetchval("SELECT id FROM dl_history"), is_new=row["id"] is not None)
+    return DatabaseHistory(await connection.fetchval("SELECT id FROM dl_history"), is_new=row["id"] is not None)

@@ -18,7 +18,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.text import MAX_JSON, exact_json, storable_text
 from dataloader.store.connection.driver_errors import said
-from dataloader.store.connection.error_meanings import Meaning, meaning_of
+from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
 
 log = get_logger(__name__)
 
@@ -110,7 +110,7 @@ async def _aio_refusal(connection: Any, run_id: UUID, rows: Sequence[_Row]) -> B
     try:
         await connection.execute(_INSERT, run_id, *map(list, zip(*rows, strict=True)))
     except (asyncpg.PostgresError, UnicodeEncodeError) as error:
-        if meaning_of(error) is not Meaning.BAD_VALUE:
+        if meaning_of(error) is not ErrorMeaning.BAD_VALUE:
             raise
         await connection.execute(f"ROLLBACK TO {_SAVEPOINT}; RELEASE {_SAVEPOINT}")
         return error

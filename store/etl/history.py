@@ -12,7 +12,7 @@ from dataloader.jobs.errors import TargetError
 from dataloader.store.etl.target_table import TableInfo, as_names
 
 
-class Span(Protocol):
+class WindowSpan(Protocol):
     """Window from `start` to `end`; None where it is open."""
 
     @property
@@ -24,7 +24,7 @@ class Span(Protocol):
         """First timestamp after the window."""
 
 
-class Snapshot(Protocol):
+class SegmentSnapshot(Protocol):
     """Segment, for `as_of`: its `name` (a file's path; for a member the archive's and its own) and its window."""
 
     @property
@@ -32,7 +32,7 @@ class Snapshot(Protocol):
         """The segment's name."""
 
     @property
-    def window(self) -> Span:
+    def window(self) -> WindowSpan:
         """Window that the segment belongs to."""
 
 
@@ -53,7 +53,7 @@ class History:
 
     tracked: tuple[str, ...] = attrs.field(converter=as_names)
     complete: bool = True
-    as_of: Callable[[Snapshot], date] | None = None
+    as_of: Callable[[SegmentSnapshot], date] | None = None
     valid_from: str = "valid_from"
     valid_to: str = "valid_to"
     is_current: str = "is_current"
@@ -97,7 +97,7 @@ class History:
                     f" {self.valid_from}, {needed}"
                 )
 
-    def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
+    def instant(self, snapshot: SegmentSnapshot, table: TableInfo) -> date:
         """Return the time as of which a snapshot is valid: a day or a timestamp, as the table's columns require.
 
         Raises `ValueError` for a snapshot whose window has no start.

@@ -20,7 +20,7 @@ from typing import Any, Final
 import attrs
 
 from dataloader.jobs.errors import Unstorable
-from dataloader.store.etl.staging import Lines, StagedSegment, aio_stage
+from dataloader.store.etl.staging import StagedLines, StagedSegment, aio_stage
 
 MAX_TRIES: Final = 50
 """Maximum number of attempts in one transaction; each may be a subtransaction."""
@@ -34,7 +34,7 @@ class RefusedRow:
 
     place: int
     piece: int
-    line: Lines
+    line: StagedLines
     error: str
 
 
@@ -48,7 +48,7 @@ class RefusedPiece:
     place: int
     rows: int
     pieces: Sequence[int]
-    line: Lines
+    line: StagedLines
     error: str
 
 
@@ -79,12 +79,12 @@ class RefusedSearch:
     """
 
     segment: StagedSegment
-    pieces: Sequence[tuple[int, Lines]]
+    pieces: Sequence[tuple[int, StagedLines]]
     most_in_a_row: int
     staged: int = 0
     refused: list[RefusedRow] = attrs.field(init=False, factory=list)
     unsearched: list[RefusedPiece] = attrs.field(init=False, factory=list)
-    _rows: list[tuple[int, Lines]] = attrs.field(init=False)
+    _rows: list[tuple[int, StagedLines]] = attrs.field(init=False)
     _todo: list[_Span] = attrs.field(init=False)
     _in_a_row: int = attrs.field(init=False, default=0)
 

@@ -122,7 +122,7 @@ class RunPage:
 
 
 @attrs.frozen(kw_only=True)
-class TaskRecord:
+class RunTask:
     """Task of a run, and its results once it has ended.
 
     `phases` are a load's, with began_at, ended_at and busy_s (seconds, over all workers); `tables` are those of a set
@@ -150,7 +150,7 @@ class Timeline:
     """Run and a page of its tasks, in the order of their registration."""
 
     run: RunRecord
-    tasks: list[TaskRecord]
+    tasks: list[RunTask]
     next: Next
 
 
@@ -265,9 +265,9 @@ async def get_timeline(database: Database, run_id: UUID, *, limit: int = MAX_PAG
     return Timeline(run, *BY_NUMBER.page(tasks, limit, lambda task: task.ordinal))
 
 
-async def _aio_timeline(connection: Any, run_id: UUID, behind: int, limit: int) -> tuple[RunRecord, list[TaskRecord]]:
+async def _aio_timeline(connection: Any, run_id: UUID, behind: int, limit: int) -> tuple[RunRecord, list[RunTask]]:
     run = await _aio_run(connection, run_id)
-    return run, [TaskRecord(**row) for row in await connection.fetch(_TASKS, run_id, behind, limit)]
+    return run, [RunTask(**row) for row in await connection.fetch(_TASKS, run_id, behind, limit)]
 
 
 async def _aio_run(connection: Any, run_id: UUID) -> RunRecord:

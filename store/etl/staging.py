@@ -24,7 +24,7 @@ from dataloader.jobs.errors import Unstorable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.connection.command_tag import row_count
-from dataloader.store.connection.error_meanings import Meaning, meaning_of
+from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
 from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import TableInfo, quote, told_of_targets
 
@@ -41,7 +41,7 @@ _IN_LINE: Final = re.compile(r"^COPY .*?, line (?P<line>\d+)(?:, column (?P<colu
 
 
 @attrs.frozen
-class Lines:
+class StagedLines:
     """`number` rows of one request that have the same `columns`. A line has its place in the request, then the cells.
 
     Lines end with a newline, the only one in them. They are one object, because separate lines take twice the memory.
@@ -51,14 +51,14 @@ class Lines:
     number: int
     text: bytes = attrs.field(repr=False)
 
-    def cut(self, first: int, size: int) -> Iterator[Lines]:
+    def cut(self, first: int, size: int) -> Iterator[StagedLines]:
         """Yield the same rows in pieces: `first` of them in the first piece, then `size` in each."""
         if self.number <= first:
             yield self
             return
         single = self.text.splitlines(keepends=True)
         for start, end in pairwise([0, *range(first, len(single), size), len(single)]):
-            yield Lines(self.columns, end - start, b"".join(single[start:end]))
+            yield StagedLines(self.columns, end - start, b"".join(single[start:end]))
 
 
 def shape_of(columns: Sequence[str]) -> int:
@@ -140,7 +140,7 @@ async def aio_drop_staging(connection: Any, staging: str) -> None:
     await connection.execute(f"DROP TABLE IF EXISTS {quote(staging)}")
 
 
-async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tuple[int, Lines]]) -> int:
+async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tuple[int, StagedLines]]) -> int:
     """Put lines into the segment's staging table (asyncio-flavored), in the caller's transaction; return their number.
 
     `pieces` are lines of one request each, with the request's number in the segment. In whatever order they come, the
@@ -170,7 +170,7 @@ async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tu
                 )
                 number += row_count(tag)
     except asyncpg.PostgresError as error:
-        if meaning_of(error) is not Meaning.BAD_VALUE:
+        if meaning_of(error) is not ErrorMeaning.BAD_VALUE:
             raise
         raise Unstorable(_of_line(error)) from error
     return number

@@ -56,7 +56,7 @@ class Work:
 
 # Like the outcome below, not frozen and never evolved: each step makes some, and this takes a fifth of the time.
 @attrs.define(kw_only=True)
-class Snapshot:
+class StepSnapshot:
     """Process as its step sees it. Not to be changed."""
 
     type: str
@@ -80,15 +80,15 @@ class Wakeup:
 
 
 @attrs.frozen
-class Begun:
+class BegunStep:
     """Result of `begin` for a wake-up job. `told`: tasks that were answered with it."""
 
     verdict: Literal["step", "zombie", "rest", "void", "locked"]
-    snapshot: Snapshot | None
+    snapshot: StepSnapshot | None
     work: Work | None
     told: Sequence[int]
 
-    def on(self, before: Snapshot) -> Snapshot:
+    def on(self, before: StepSnapshot) -> StepSnapshot:
         """Return the process as it is now."""
         return self.snapshot or before
 
@@ -130,9 +130,9 @@ class Committed:
     corrupted_by: int | None
     told: Sequence[int]
 
-    def on(self, before: Snapshot) -> Snapshot:
+    def on(self, before: StepSnapshot) -> StepSnapshot:
         """Return the process as it is after the step."""
-        return Snapshot(
+        return StepSnapshot(
             type=before.type,
             process_id=before.process_id,
             version=before.version,
@@ -144,7 +144,7 @@ class Committed:
         )
 
 
-async def aio_begin(connection: Any, wakeups: Sequence[Wakeup]) -> list[Begun]:
+async def aio_begin(connection: Any, wakeups: Sequence[Wakeup]) -> list[BegunStep]:
     """Begin a step of each wake-up job (asyncio-flavored). The answers have the same order."""
     rows = await connection.fetch(
         _BEGIN,
@@ -157,10 +157,10 @@ async def aio_begin(connection: Any, wakeups: Sequence[Wakeup]) -> list[Begun]:
     return [_begun(found[one.key]) for one in wakeups]
 
 
-def _begun(row: Any) -> Begun:
+def _begun(row: Any) -> BegunStep:
     if row["verdict"] != "step":
-        return Begun(row["verdict"], None, None, row["told"])
-    snapshot = Snapshot(
+        return BegunStep(row["verdict"], None, None, row["told"])
+    snapshot = StepSnapshot(
         type=row["type"],
         process_id=row["process_id"],
         version=row["version"],
@@ -170,7 +170,7 @@ def _begun(row: Any) -> Begun:
         last_event_id=row["last_event_id"],
         corrupted_by=row["corrupted_by"],
     )
-    return Begun("step", snapshot, _work(row), row["told"])
+    return BegunStep("step", snapshot, _work(row), row["told"])
 
 
 async def aio_commit(connection: Any, steps: Sequence[StepOutcome]) -> list[Committed]:
@@ -199,7 +199,7 @@ async def aio_commit(connection: Any, steps: Sequence[StepOutcome]) -> list[Comm
     return [_committed(found[one.wakeup.key]) for one in steps]
 
 
-async def aio_begin_in_turn(connection: Any, wakeups: Sequence[Wakeup]) -> list[Begun]:
+async def aio_begin_in_turn(connection: Any, wakeups: Sequence[Wakeup]) -> list[BegunStep]:
     """Begin steps like `aio_begin`, but queue for rows that other sessions have locked."""
     async with _aio_in_turn(connection, wakeups):
         return await aio_begin(connection, wakeups)

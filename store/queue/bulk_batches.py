@@ -17,7 +17,7 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
-from dataloader.store.connection.error_meanings import Meaning, meaning_of
+from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
 from dataloader.store.queue.bulk import ACTS, ManyAct
 from dataloader.store.queue.control import (
     TO_RUN_NOW,
@@ -74,7 +74,7 @@ WHERE bulk_id = $1
 
 
 @attrs.frozen
-class Batch:
+class BulkBatch:
     """What a batch came to. `waits`: nothing could be done, since others have all its rows locked, or an error."""
 
     jobs: int = 0
@@ -82,14 +82,14 @@ class Batch:
     waits: bool = False
 
 
-async def do_batch(database: Database) -> Batch | None:
+async def do_batch(database: Database) -> BulkBatch | None:
     """Do the next batch of the act that has waited longest; None: no act is open that nobody else works on."""
     batch, hashes = await database.write(_aio_batch)
     await unpark(database, hashes)
     return batch
 
 
-async def _aio_batch(connection: Any) -> tuple[Batch | None, list[int]]:
+async def _aio_batch(connection: Any) -> tuple[BulkBatch | None, list[int]]:
     async with aio_short_transaction(connection):
         act = await connection.fetchrow(_NEXT)
         if act is None:
@@ -98,13 +98,13 @@ async def _aio_batch(connection: Any) -> tuple[Batch | None, list[int]]:
             async with connection.transaction():
                 return await _aio_work(connection, act)
         except Exception as error:
-            if meaning_of(error) in {Meaning.OUTAGE, Meaning.CONFLICT}:
+            if meaning_of(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}:
                 raise  # these pass: the whole transaction is rolled back, and done again later
             await connection.execute(_FAULT, act["bulk_id"], said(error)[:1_000])
-            return Batch(waits=True), []
+            return BulkBatch(waits=True), []
 
 
-async def _aio_work(connection: Any, act: Any) -> tuple[Batch, list[int]]:
+async def _aio_work(connection: Any, act: Any) -> tuple[BulkBatch, list[int]]:
     kind = ACTS.get(act["action"])
     if kind is None:
         raise BadRequest("action", f"must be one of {', '.join(ACTS)}, not {act['action']!r:.60}")
@@ -123,7 +123,7 @@ async def _aio_work(connection: Any, act: Any) -> tuple[Batch, list[int]]:
         detail = {"bulk": str(act["bulk_id"]), "act": act["action"], "jobs": act["jobs"]}
         detail["changed"] = act["changed"] + len(rows)
         await aio_audit(connection, Operator(act["actor"]), "end_bulk", None, detail)
-    return Batch(done, len(rows), waits=locked > 0 and not done), hashes
+    return BulkBatch(done, len(rows), waits=locked > 0 and not done), hashes
 
 
 @attrs.frozen

@@ -58,7 +58,7 @@ FROM dl_jobs WHERE job_id = $1
 
 
 @attrs.frozen
-class JobLog:
+class JobLogPage:
     """A page of a job's log, and how the job stands."""
 
     task: str
@@ -95,11 +95,11 @@ async def list_log(
 
 async def read_job_log(
     database: Database, job_id: UUID, *, after: After = None, limit: int = 200, level: Level | None = None
-) -> JobLog:
+) -> JobLogPage:
     """As `list_log`, and how the job stands, which tells whether there will be more lines."""
     check_between("limit", limit, 1, MAX_PAGE)
     page, job = await database.run(_aio_list, job_id, _behind(after), (_levels(level), None), limit, is_told=True)
-    return JobLog(job["task"], Status(job["status"]), page)
+    return JobLogPage(job["task"], Status(job["status"]), page)
 
 
 def _behind(after: After) -> int:

@@ -59,7 +59,7 @@ FROM ({READ}) AS depths
 
 
 @attrs.frozen(kw_only=True)
-class ProcessRow:
+class ServingProcess:
     """A process: `queues` with their slots, `running` with how many are taken, `gone` since it was seen last.
 
     `tasks` is how many it knows; `only_tasks` those of which alone it takes jobs, by queue.
@@ -101,22 +101,22 @@ class TaskOfQueue:
 class QueueDetail:
     """Who serves a queue, its jobs that have run longest, those that start next, and its tasks."""
 
-    workers: list[ProcessRow]
+    workers: list[ServingProcess]
     running: list[JobInQueue]
     next: list[JobInQueue]
     tasks: list[TaskOfQueue]
 
 
-async def read_processes(database: Database) -> list[ProcessRow]:
+async def read_processes(database: Database) -> list[ServingProcess]:
     """The first `PROCESSES` processes by name, those that are gone last; a day later these are forgotten."""
-    return [ProcessRow(**row) for row in await database.run(_aio_fetch, _PROCESSES)]
+    return [ServingProcess(**row) for row in await database.run(_aio_fetch, _PROCESSES)]
 
 
 async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetail]:
     """What goes on in a queue, which need not exist; the depths of all are counted anew if it is time."""
     depths, row = await database.run(_aio_queue, queue)
     return depths, QueueDetail(
-        workers=listed_json(row["workers"], ProcessRow),
+        workers=listed_json(row["workers"], ServingProcess),
         running=listed_json(row["running"], JobInQueue),
         next=listed_json(row["next"], JobInQueue),
         tasks=listed_json(row["tasks"], TaskOfQueue),

@@ -20,7 +20,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import FIRST_INSTANT, NewJob
-from dataloader.jobs.schedules import Overlap, Plan, Schedule, plan
+from dataloader.jobs.schedules import Overlap, PlannedTimes, Schedule, plan
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import aio_is_unserved, is_bug, is_temporary, said
 from dataloader.store.connection.error_meanings import LOCKED
@@ -97,7 +97,7 @@ SELECT u.name, 'paused', jsonb_build_object('why', u.why) FROM unnest($1::text[]
 """
 
 
-_NOTHING: Final = Plan((), 0, None, None, None)
+_NOTHING: Final = PlannedTimes((), 0, None, None, None)
 
 
 @attrs.frozen
@@ -120,7 +120,7 @@ class _Due:
 
     schedule: Schedule
     spec: str
-    plan: Plan
+    plan: PlannedTimes
     was_due_at: datetime
     last_job_id: UUID | None
     task_has_key: bool = False
@@ -246,7 +246,7 @@ async def _aio_plan(records: Iterable[Any], now: datetime, left: dict[str, str])
     """Plan due schedules, up to `JOBS` jobs. The names of unreadable ones are added to `left`."""
     due: list[_Due] = []
     planned = 0
-    plans: dict[tuple[object, ...], Plan] = {}
+    plans: dict[tuple[object, ...], PlannedTimes] = {}
     for number, (name, spec, stored_at, next_at, last_job_id) in enumerate(records):
         if planned >= JOBS:
             break

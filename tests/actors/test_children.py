@@ -532,7 +532,9 @@ async def test_a_child_that_can_not_be_started_for_want_of_descriptors_leaves_no
     def open_ones():
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
-    declared = wire.Declared(path=sys.path, module="child_tasks", name="noop", around=[], asyncio=False, memory_mb=None)
+    declared = wire.BodySetup(
+        path=sys.path, module="child_tasks", name="noop", around=[], asyncio=False, memory_mb=None
+    )
     before = open_ones()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     next_fd = os.dup(0)
@@ -548,7 +550,7 @@ async def test_a_child_that_can_not_be_started_for_want_of_descriptors_leaves_no
 
 
 def test_a_frame_longer_than_any_is_refused():
-    longest = frames.header_of(frames.Kind.ANSWER, frames.MAX_FRAME, 0)
-    assert frames.read_header(longest) == (frames.Kind.ANSWER, frames.MAX_FRAME, 0)
+    longest = frames.header_of(frames.FrameKind.ANSWER, frames.MAX_FRAME, 0)
+    assert frames.read_header(longest) == (frames.FrameKind.ANSWER, frames.MAX_FRAME, 0)
     with pytest.raises(ValueError, match=r"a frame of 1073741825 bytes; 1073741824 are the most"):
-        frames.read_header(frames.header_of(frames.Kind.ANSWER, 0, frames.MAX_FRAME + 1))
+        frames.read_header(frames.header_of(frames.FrameKind.ANSWER, 0, frames.MAX_FRAME + 1))

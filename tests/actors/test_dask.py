@@ -157,7 +157,7 @@ def relay():
 
     @asynccontextmanager
     async def open_relay(task):
-        declared = wire.Declared(
+        declared = wire.BodySetup(
             path=sys.path, module="dask_tasks", name=task, around=[], asyncio=False, memory_mb=None
         )
         order = Order("", "", "", "dask_tasks", task, [], False, None, max_jobs=1, idle_s=60, max_lines=10)

@@ -21,7 +21,7 @@ def test_units_count_within_any_half_open_span_in_any_order():
     assert most_within([], 1) == 0
 
 
-def test_the_share_is_that_of_the_scarcest_lengthened_rate_limit_after_its_first_span():
+def test_the_share_is_that_of_the_scarcest_rate_limit_after_its_first_span():
     supplier = Supplier("s", rate_limits=(RateLimit(20, per_s=1), RateLimit(50, per_s=5)), margin_s=1)
     assert allowed_per_s(supplier) == pytest.approx(50 / 6)
     first = [(100.0, 50)]

@@ -51,7 +51,7 @@ def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
     request = Request(
         endpoint="https://bank.example/rates/of/all/currencies", params={"from": "2026-01-01", "to": "2026-02-01"}
     )
-    plan = etl_plan.Plan(
+    plan = etl_plan.LoadPlan(
         load=load,
         config=PipelineConfig(),
         watermark=NOON,

@@ -22,7 +22,7 @@ import attrs
 import trio
 
 from dataloader.store.migrations import function_set
-from dataloader.store.processes.steps import Begun
+from dataloader.store.processes.steps import BegunStep
 from dataloader.store.queue.claim import Claim
 from dataloader.store.queue.leases import MAX_COUNT
 from dataloader.store.queue.make_ready import Judged
@@ -186,9 +186,9 @@ async def _yes(*_args: object) -> bool:
     return True
 
 
-async def _begun_as_before(_drive, snapshot, work) -> Begun:
+async def _begun_as_before(_drive, snapshot, work) -> BegunStep:
     """In the place of one that asks the database what became of a step."""
-    return Begun("step", snapshot, work, ())
+    return BegunStep("step", snapshot, work, ())
 
 
 async def _watch_is_content(locks, _timeout_s: float) -> bool:
@@ -601,12 +601,12 @@ GUARDS = {
     ),
     "cut of a supplier's times": Guard(
         "a rate limit that was used while the database's clock was ahead is not closed until then",
-        f"{JUMPS}::test_a_rate_limit_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
+        f"{JUMPS}::test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_then",
         edit_schema("SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);", ""),
     ),
     "calls of a while with a wrong clock": Guard(
         "what was taken while the database's clock was ahead counts when the clock is right again",
-        f"{JUMPS}::test_a_rate_limit_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then",
+        f"{JUMPS}::test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_then",
         edit_schema("FROM ahead a HAVING count(*) > 0;", "FROM ahead a HAVING false;"),
     ),
     "cut of schedules' times": Guard(

@@ -14,7 +14,7 @@ from dataloader.store.etl.history import History
 from dataloader.store.etl.history_merge import HistoryCounts, aio_merge_history
 from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.merge import Counts, Merge, aio_merge
-from dataloader.store.etl.staging import Lines, StagedSegment, aio_create_staging, aio_stage
+from dataloader.store.etl.staging import StagedLines, StagedSegment, aio_create_staging, aio_stage
 from dataloader.store.etl.target_table import TableInfo, aio_describe
 from dataloader.store.queue.transaction import Transactions
 
@@ -37,7 +37,7 @@ class Load:
         self, rows: list[tuple[object, ...]], segment: StagedSegment | None = None, *, request: int = 1
     ) -> int:
         text = b"".join(b"%d\t%b" % (next(self._places), self.encoder.encode(row)) for row in rows)
-        lines = Lines(self.columns, len(rows), text)
+        lines = StagedLines(self.columns, len(rows), text)
         return await self.transactions.run(aio_stage, segment or self.segment, [(request, lines)])
 
     async def merge(self, rows: list[tuple[object, ...]], **options: Any) -> Counts:

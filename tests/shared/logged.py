@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dataloader.jobs.logger import ROOT, Line
+from dataloader.jobs.logger import ROOT, LogMessage
 
 
 class _Kept(logging.Handler):
@@ -16,7 +16,7 @@ class _Kept(logging.Handler):
         self.lines: list[dict[str, Any]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if isinstance(record.msg, Line):
+        if isinstance(record.msg, LogMessage):
             level = record.levelname.lower()
             error = {"exc_info": record.exc_info[1]} if record.exc_info else {}
             self.lines.append({"event": record.msg.event, "log_level": level, **record.msg.fields, **error})

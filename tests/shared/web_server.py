@@ -30,7 +30,7 @@ from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
 from dataloader.web.server.limits import STANDARD, HttpLimits
 from dataloader.web.server.listen import open_listening_socket, serve_web
-from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
+from dataloader.web.services import QueueLoad, Services, ServiceState, WebSettings
 
 TOKENS = {"reader": "r" * 20, "operator": "o" * 20, "chief": "c" * 20}
 
@@ -47,7 +47,7 @@ class Web:
     telemetry: Telemetry
     stop: trio.Event
     stopped: trio.Event
-    _state: list[ProcessState]
+    _state: list[ServiceState]
 
     def change(self, **fields: Any) -> None:
         self._state[0] = attrs.evolve(self._state[0], **fields)
@@ -85,7 +85,7 @@ async def open_server(
     """
     telemetry = Telemetry()
     state = [
-        ProcessState(
+        ServiceState(
             version="1.2.3",
             worker="host:1",
             started_at=datetime.now(UTC),

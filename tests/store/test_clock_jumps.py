@@ -81,7 +81,7 @@ async def test_leases_that_the_clock_granted_while_it_was_ahead_are_cut_back(
 
 @pytest.mark.slow
 @pytest.mark.requirement("S4")
-async def test_a_rate_limit_that_was_used_while_the_clock_was_ahead_is_not_closed_until_then(set_clock, store, raw):
+async def test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_then(set_clock, store, raw):
     rate_limits = (RateLimit(2, per_s=1),)
     await set_clock(DAY_S)
     for holder in (1, 2):

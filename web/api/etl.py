@@ -29,7 +29,7 @@ from dataloader.store.etl.run_records import (
     LoadRecord,
     RunPage,
     RunRecord,
-    TaskRecord,
+    RunTask,
 )
 from dataloader.web import shown
 from dataloader.web.paging import PageQuery, page_answer
@@ -85,7 +85,7 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
         | None
     )
     counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
-    tasks: Annotated[list[TaskRecord], about("Its tasks, in the order of their registration.")]
+    tasks: Annotated[list[RunTask], about("Its tasks, in the order of their registration.")]
     next: Next
 
 
@@ -127,7 +127,7 @@ async def show_timeline(call: Call, run_id: UUID, query: TimelineQuery) -> Answe
     return page_answer(call, RunTimeline(**attrs.asdict(run), tasks=tasks, next=timeline.next))
 
 
-def _masked_task(task: TaskRecord) -> TaskRecord:
+def _masked_task(task: RunTask) -> RunTask:
     return attrs.evolve(
         task,
         task=mask_text(task.task),

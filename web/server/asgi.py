@@ -24,7 +24,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.client_address import client_of
 from dataloader.web.server.bodies import Body
-from dataloader.web.server.connections import Client
+from dataloader.web.server.connections import ClientConnection
 from dataloader.web.server.streamed import StreamedResponse
 from dataloader.web.services import Services
 
@@ -37,7 +37,7 @@ class Request(TrioRequest):
     """Request with its ID, for the log and the answer, and with its connection and body."""
 
     request_id = ""
-    client: Client
+    client: ClientConnection
     """Connection on which it arrived."""
     address: str
     """Address of the client, which may have sent it through a proxy."""

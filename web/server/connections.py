@@ -47,7 +47,7 @@ class Phase(enum.IntEnum):
 _GIVING_WAY: Final = (Phase.IDLE, Phase.RECEIVING, Phase.SENDING)
 
 
-class Client(Protocol):
+class ClientConnection(Protocol):
     """Connection, as `Connections` needs it."""
 
     def give_way(self) -> None:
@@ -73,8 +73,8 @@ class Connections:
         self.most = most
         self._young_s = limits.young_connection_s
         self._refusals = refusals
-        self._phases: dict[Client, Phase] = {}
-        self._order: dict[Phase, dict[Client, float]] = {phase: {} for phase in Phase}
+        self._phases: dict[ClientConnection, Phase] = {}
+        self._order: dict[Phase, dict[ClientConnection, float]] = {phase: {} for phase in Phase}
         self._changed = trio.Event()
 
     @property
@@ -111,12 +111,12 @@ class Connections:
         self.end(client, Refusal.GAVE_WAY)
         return True
 
-    def who_may_go(self, phase: Phase) -> Iterator[Client]:
+    def who_may_go(self, phase: Phase) -> Iterator[ClientConnection]:
         """Return the connections that have been in `phase` for at least `young_connection_s`, the longest first."""
         now = trio.current_time()
         return (client for client, since in self._order[phase].items() if since + self._young_s <= now)
 
-    def end(self, client: Client, why: Refusal) -> None:
+    def end(self, client: ClientConnection, why: Refusal) -> None:
         """Close a connection, and count it as refused for the reason `why`."""
         self.leave(client)
         client.give_way()
@@ -126,28 +126,28 @@ class Connections:
         """Return when the oldest connection of a phase may give way: a time of Trio's clock, perhaps a past one."""
         return next(iter(self._order[phase].values()), math.inf) + self._young_s
 
-    def enter(self, client: Client) -> None:
+    def enter(self, client: ClientConnection) -> None:
         """Add a new connection, for which `room` has made room."""
         self.move(client, Phase.IDLE)
 
-    def move(self, client: Client, phase: Phase) -> None:
+    def move(self, client: ClientConnection, phase: Phase) -> None:
         """Put the connection into `phase`, from now on."""
         self._take_out(client)
         self._phases[client] = phase
         self._order[phase][client] = trio.current_time()
         self._changed.set()
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientConnection) -> None:
         """Remove a connection that has ended or is about to."""
         self._take_out(client)
         self._changed.set()
 
-    def _take_out(self, client: Client) -> None:
+    def _take_out(self, client: ClientConnection) -> None:
         phase = self._phases.pop(client, None)
         if phase is not None:
             del self._order[phase][client]
 
-    def phase_of(self, client: Client) -> Phase | None:
+    def phase_of(self, client: ClientConnection) -> Phase | None:
         """Return the connection's phase; None if it was removed."""
         return self._phases.get(client)
 
@@ -161,7 +161,7 @@ class Connections:
 class LongAnswer(Protocol):
     """Long answer that is being sent."""
 
-    client: Client
+    client: ClientConnection
     """Connection on which it is sent."""
 
 

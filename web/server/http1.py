@@ -167,7 +167,7 @@ class Http1(H11Protocol):
         log.info("a request was refused before it was read", status=status_code, request_id=request_id)
 
 
-class Tasks:
+class ConnectionTasks:
     """Starts the app for each request of a connection. Replaces Hypercorn's `TaskGroup`.
 
     There a message to an app that has ended waits for ever, and the connection with it.
@@ -254,7 +254,7 @@ class Connection:
                 self._server.app,
                 self._server.config,
                 self._server.context,
-                Tasks(nursery, self._received),
+                ConnectionTasks(nursery, self._received),
                 ConnectionState({"client": self}),
                 ssl=False,
                 client=peer,

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from dataloader.flows.etl.declare.load import Detail
-from dataloader.flows.etl.fetch.rate_limiter import RequestSlot
+from dataloader.flows.etl.fetch.rate_limiter import SlotForRequest
 from dataloader.flows.etl.fetch.request_sender import RequestSender
 from dataloader.flows.etl.plan.segment import Part, Segment
 from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState
@@ -158,7 +158,7 @@ class Fetcher:
             if not is_handed_on:
                 self.shared.backpressure.give_place()
 
-    async def _fetch(self, slot: RequestSlot, part: Part, request: Request) -> Response:
+    async def _fetch(self, slot: SlotForRequest, part: Part, request: Request) -> Response:
         """Send one request in its slot; return the response."""
         source = part.table.source
         connection = self._connections[id(source)]

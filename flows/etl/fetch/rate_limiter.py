@@ -35,7 +35,7 @@ LOOK_S: Final = (0.1, 1.0)
 
 
 @attrs.define(kw_only=True)
-class RequestSlot:
+class SlotForRequest:
     """Right to send one request.
 
     hint_s: seconds for which the source asks for no request, by its response. tries: number of the request's try, from
@@ -113,9 +113,9 @@ class RateLimiter:
     draw: random.Random = attrs.field(factory=random.Random)
 
     @asynccontextmanager
-    async def slot(self, source: str | None, tries: int) -> AsyncIterator[RequestSlot]:
+    async def slot(self, source: str | None, tries: int) -> AsyncIterator[SlotForRequest]:
         """Wait for the slot of `source` for a try of a request, and hold it in a block. None has no limit."""
-        slot = RequestSlot(linger_s=self.linger_s, tries=tries)
+        slot = SlotForRequest(linger_s=self.linger_s, tries=tries)
         if source is None:
             yield slot
             return

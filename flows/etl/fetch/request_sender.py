@@ -13,7 +13,7 @@ from typing import TypeVar
 import attrs
 import trio
 
-from dataloader.flows.etl.fetch.rate_limiter import RateLimiter, RequestSlot
+from dataloader.flows.etl.fetch.rate_limiter import RateLimiter, SlotForRequest
 from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.flows.etl.sources.source import Source, SourceError
 
@@ -48,7 +48,7 @@ class RequestSender:
         first_s, longest_s = self.shared.limits.retry_s
         return min(first_s * 2.0 ** (tries - 1), longest_s)
 
-    async def send(self, slot: RequestSlot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def send(self, slot: SlotForRequest, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
         """Send a request in its slot by `ask`, called with its timeout in seconds; return the response.
 
         Raises the errors of `ask`.

@@ -13,7 +13,7 @@ import msgspec
 from dataloader.flows.etl.parse.transform import Processed, RefusedRecord
 from dataloader.flows.etl.sources.source import Broken, Page, Request, SourceError
 from dataloader.jobs.text import storable_text
-from dataloader.store.etl.staging import Lines
+from dataloader.store.etl.staging import StagedLines
 
 
 class Known(msgspec.Struct, tag="known"):
@@ -65,7 +65,7 @@ class Made(msgspec.Struct, tag="made"):
         for columns, number, length in self.lines:
             # A single group, the usual case, is not copied.
             text = body if length == len(body) else body[start : start + length]
-            lines.append(Lines(columns, number, text))
+            lines.append(StagedLines(columns, number, text))
             start += length
         return Processed(
             records=self.records,

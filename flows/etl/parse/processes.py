@@ -21,7 +21,7 @@ from dataloader.flows.etl.plan.segment import Table
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.pipeline_state import Fetched
 from dataloader.flows.etl.sources.source import Page
-from dataloader.jobs.calls import Calls, Process
+from dataloader.jobs.calls import CallProcess, Calls
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.module_names import Place, place_of
 
@@ -44,7 +44,7 @@ class _InProcess:
     calls: Calls
     log: LoadLog
     stack: AsyncExitStack
-    _process: Process | None = None
+    _process: CallProcess | None = None
     _tables: list[Table] = attrs.field(factory=list)
     _printed: int = 0
 
@@ -67,7 +67,7 @@ class _InProcess:
         page.broken.extend(answer.broken)
         return answer.processed(body)
 
-    async def _knowing(self, table: Table) -> Process:
+    async def _knowing(self, table: Table) -> CallProcess:
         """Return the process, after it knows the table."""
         if self._process is None:
             self._process = await self.stack.enter_async_context(self.calls.open(_MAKER, self._print))
@@ -77,7 +77,7 @@ class _InProcess:
             self._tables.append(table)
         return self._process
 
-    async def _answer(self, process: Process) -> tuple[page_wire.Answer, bytes]:
+    async def _answer(self, process: CallProcess) -> tuple[page_wire.Answer, bytes]:
         """Return the next answer. Raises `SourceError`, or `BodyFailed` if the process ended or its answer is bad."""
         head, body = await process.answer()
         try:

@@ -26,7 +26,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import said_by, storable_json, storable_text, text_of
 from dataloader.store.etl.merge import CONTENT_HASH
-from dataloader.store.etl.staging import SEQUENCE, Lines
+from dataloader.store.etl.staging import SEQUENCE, StagedLines
 
 HASH_VERSION: Final = "2"
 PAYLOAD: Final = "payload"
@@ -80,7 +80,7 @@ class Processed:
 
     records: int
     rows: int
-    lines: list[Lines] = attrs.field(repr=False)
+    lines: list[StagedLines] = attrs.field(repr=False)
     dropped: frozenset[str]
     left_out: int
     refused: list[RefusedRecord]
@@ -171,8 +171,8 @@ class _Group:
             self._pieces.append(b"".join(self._lines))
             self._lines.clear()
 
-    def joined(self) -> Lines:
-        return Lines(self.columns, self.number, b"".join([*self._pieces, *self._lines]))
+    def joined(self) -> StagedLines:
+        return StagedLines(self.columns, self.number, b"".join([*self._pieces, *self._lines]))
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ import attrs
 from dataloader.flows.etl.declare.load import Target
 from dataloader.flows.etl.sources.source import Window
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.etl.history import History, Snapshot
+from dataloader.store.etl.history import History, SegmentSnapshot
 from dataloader.store.etl.history_merge import aio_snapshots_behind
 from dataloader.store.etl.history_observed import HistoryState, aio_history_state
 from dataloader.store.etl.history_snapshot import instant_of
@@ -19,7 +19,7 @@ from dataloader.store.etl.target_table import TableInfo, aio_describe
 
 
 @attrs.frozen
-class Named:
+class KnownSnapshot:
     """Snapshot that is not a segment yet."""
 
     name: str
@@ -35,7 +35,7 @@ class KnownHistory:
     state: HistoryState
     merged: frozenset[tuple[str, datetime]]
 
-    def has_merged(self, snapshot: Snapshot) -> bool:
+    def has_merged(self, snapshot: SegmentSnapshot) -> bool:
         """Return whether the table has this snapshot and a newer one."""
         return (snapshot.name, self._instant(snapshot)) in self.merged
 
@@ -47,7 +47,7 @@ class KnownHistory:
         unrecorded = self.state.unrecorded
         if self.history.complete or unrecorded is None or not windows:
             return
-        first, last = (self._instant(Named(str(window), window)) for window in (windows[0], windows[-1]))
+        first, last = (self._instant(KnownSnapshot(str(window), window)) for window in (windows[0], windows[-1]))
         if first < unrecorded and last < unrecorded:
             raise BadRequest(
                 "to",
@@ -62,14 +62,14 @@ class KnownHistory:
         Raises `BadRequest`.
         """
         newest = self.state.newest
-        if self.history.as_of is None and newest is not None and self._instant(Named(name, window)) < newest:
+        if self.history.as_of is None and newest is not None and self._instant(KnownSnapshot(name, window)) < newest:
             raise BadRequest(
                 "to",
                 f"must be after {newest.isoformat()}, not {_told(window.end)}: {name} has no window of its own, so"
                 f" what it has now would become a past snapshot of table {self.table.sql}; declare window_of or as_of",
             )
 
-    def _instant(self, snapshot: Snapshot) -> datetime:
+    def _instant(self, snapshot: SegmentSnapshot) -> datetime:
         return instant_of(self.history.instant(snapshot, self.table))
 
 

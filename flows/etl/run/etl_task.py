@@ -10,7 +10,7 @@ from dataloader.jobs.task import Task
 from dataloader.jobs.tasks import Tasks
 
 
-class Declared(Protocol):
+class LoadDeclaration(Protocol):
     """Load, flow or set of dimensions. Its `name` is the task's name."""
 
     @property
@@ -30,7 +30,7 @@ class Declared(Protocol):
         """Return the fields of its schedule, as for `Tasks.schedule`."""
 
 
-D = TypeVar("D", bound=Declared)
+D = TypeVar("D", bound=LoadDeclaration)
 
 
 def add_etl_task(

@@ -19,7 +19,7 @@ from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.flows.etl.sources.source import Page, Request, Response, SourceError
 from dataloader.store.etl.failure_rows import Failure
-from dataloader.store.etl.staging import Lines
+from dataloader.store.etl.staging import StagedLines
 
 WRITER_QUEUE: Final = 4
 """Maximum processed responses that wait for the writer, as a multiple of `queue_size`. Above 2 the log warns."""
@@ -53,7 +53,7 @@ class Rows:
     request: Request
     answer: int
     number: int
-    lines: list[Lines] = attrs.field(repr=False)
+    lines: list[StagedLines] = attrs.field(repr=False)
     counts: Mapping[str, int]
 
 

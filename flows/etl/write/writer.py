@@ -21,7 +21,7 @@ from dataloader.flows.etl.write.segment_end import SegmentOrder
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.etl.refused_rows import RefusedSearch
 from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
-from dataloader.store.etl.staging import Lines, aio_stage
+from dataloader.store.etl.staging import StagedLines, aio_stage
 from dataloader.store.queue.transaction import Transactions
 
 
@@ -35,7 +35,7 @@ class Batch:
 
     number: int = 0
     settled: int = 0
-    lines: list[tuple[int, Lines]] = attrs.field(factory=list)
+    lines: list[tuple[int, StagedLines]] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
     answers: list[Rows] = attrs.field(factory=list)
 
@@ -357,7 +357,7 @@ class Writer:
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))
 
 
-def _cells(line: Lines) -> dict[str, str]:
+def _cells(line: StagedLines) -> dict[str, str]:
     """Return the cells of a single row by the names of its columns."""
     return dict(zip(line.columns, line.text.decode(errors="replace").split("\t")[1:], strict=False))
 

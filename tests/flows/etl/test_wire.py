@@ -15,7 +15,7 @@ from source_app import Answer
 
 from dataloader.flows.etl import RateLimit
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS
-from dataloader.flows.etl.fetch.rate_limiter import RequestSlot
+from dataloader.flows.etl.fetch.rate_limiter import SlotForRequest
 from dataloader.jobs.contract import Operator
 from dataloader.store.queue.control import cancel
 
@@ -137,7 +137,7 @@ def until_asked(items):
 
 
 async def test_a_suspended_process_has_only_the_rest_of_its_slot(autojump_clock):
-    slot = RequestSlot(linger_s=lambda: 0, ends_at=trio.current_time() + 75)
+    slot = SlotForRequest(linger_s=lambda: 0, ends_at=trio.current_time() + 75)
     await trio.sleep(15)
     assert slot.within(60) == 60
     await trio.sleep(59)
@@ -160,7 +160,7 @@ async def test_a_cancelled_request_lingers_for_a_while_and_is_then_closed(autoju
     for seconds in (1.5, 3600):
         began_at = trio.current_time()
         with trio.move_on_after(1) as scope:
-            await RequestSlot(linger_s=lambda: LIMITS.linger_s).send(partial(ask, seconds))
+            await SlotForRequest(linger_s=lambda: LIMITS.linger_s).send(partial(ask, seconds))
         assert scope.cancelled_caught
         assert trio.current_time() - began_at <= 1 + LIMITS.linger_s
     assert ended == ["answered", "closed"]
@@ -174,7 +174,7 @@ async def test_a_request_that_was_cancelled_before_it_began_is_not_sent(autojump
 
     with trio.CancelScope() as scope:
         scope.cancel()
-        await RequestSlot(linger_s=lambda: LIMITS.linger_s).send(ask)
+        await SlotForRequest(linger_s=lambda: LIMITS.linger_s).send(ask)
     assert (scope.cancelled_caught, sent) == (True, [])
 
 
@@ -183,4 +183,4 @@ async def test_an_error_of_a_request_is_raised_to_its_sender(autojump_clock):
         raise LookupError("x")
 
     with pytest.raises(LookupError, match="x"):
-        await RequestSlot(linger_s=lambda: 0).send(ask)
+        await SlotForRequest(linger_s=lambda: 0).send(ask)

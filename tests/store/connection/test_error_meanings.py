@@ -24,7 +24,7 @@ from dataloader.store.connection.driver_errors import translate
 from dataloader.store.connection.error_meanings import (
     BY_CLASS,
     BY_CODE,
-    Meaning,
+    ErrorMeaning,
     Misused,
     meaning_of,
     meaning_of_code,
@@ -34,22 +34,22 @@ from dataloader.store.connection.options import DatabaseOptions
 STORE = Path(error_meanings.__file__).parents[1]
 NO_ERRORS = ("00", "01", "02")
 OURS = {
-    Meaning.OUTAGE: StoreUnavailable,
-    Meaning.CONFLICT: StoreUnavailable,
-    Meaning.BAD_VALUE: Unstorable,
-    Meaning.BUG: StoreError,
+    ErrorMeaning.OUTAGE: StoreUnavailable,
+    ErrorMeaning.CONFLICT: StoreUnavailable,
+    ErrorMeaning.BAD_VALUE: Unstorable,
+    ErrorMeaning.BUG: StoreError,
 }
 # One code of each kind that a service meets, written down a second time: a change of the table is a change of behavior.
 EXPECTED = {
-    Meaning.OUTAGE: (
+    ErrorMeaning.OUTAGE: (
         "08000 08001 08003 08004 08006 08007 25006 25P03 25P04 28000 28P01 3D000 40003 53000 53100 53200 53300"
         " 53400 57000 57014 57P01 57P02 57P03 57P04 57P05 58000 58030 HV001 HV00N"
     ),
-    Meaning.CONFLICT: "40000 40001 40P01 55P03 72000",
-    Meaning.BAD_VALUE: (
+    ErrorMeaning.CONFLICT: "40000 40001 40P01 55P03 72000",
+    ErrorMeaning.BAD_VALUE: (
         "22001 22003 22021 22023 22P02 22P05 23502 23503 23505 23514 23P01 40002 44000 54000 54001 P0001"
     ),
-    Meaning.BUG: (
+    ErrorMeaning.BUG: (
         "08P01 0A000 21000 25001 25P02 26000 42501 42601 42703 42883 42P01 42P05 55000 55006 58P01 XX000 XX001 XX002"
     ),
 }
@@ -76,7 +76,7 @@ async def test_each_code_of_the_servers_list_has_one_meaning_also_when_raised(da
             assert meaning is meaning_of_code(code)
             assert isinstance(translate(caught.value), OURS[meaning])
             is_outage = isinstance(translate(caught.value), StoreUnavailable)
-            assert is_outage == (meaning in {Meaning.OUTAGE, Meaning.CONFLICT}), code
+            assert is_outage == (meaning in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}), code
 
 
 def test_each_code_of_the_drivers_list_has_one_meaning():
@@ -88,7 +88,7 @@ def test_each_code_of_the_drivers_list_has_one_meaning():
     assert len(kinds) > 200
     for kind in kinds:
         assert kind.sqlstate[:2] in {*BY_CLASS, *NO_ERRORS}, kind
-        assert meaning_of(kind("text")) in Meaning
+        assert meaning_of(kind("text")) in ErrorMeaning
 
 
 def test_the_codes_that_a_service_meets_have_the_meaning_that_is_documented():
@@ -102,8 +102,11 @@ def test_the_table_says_nothing_twice():
 
 async def test_an_unknown_code_has_the_meaning_of_its_class(raw):
     for code, meaning in {
-        "57XYZ": Meaning.OUTAGE, "22XYZ": Meaning.BAD_VALUE, "40XYZ": Meaning.CONFLICT, "ZZ001": Meaning.BUG,
-    }.items():  # fmt: skip
+        "57XYZ": ErrorMeaning.OUTAGE,
+        "22XYZ": ErrorMeaning.BAD_VALUE,
+        "40XYZ": ErrorMeaning.CONFLICT,
+        "ZZ001": ErrorMeaning.BUG,
+    }.items():
         with pytest.raises(asyncpg.PostgresError) as caught:
             await raw.execute(f"DO $$ BEGIN RAISE SQLSTATE '{code}'; END $$")
         assert isinstance(caught.value, _base.UnknownPostgresError)
@@ -113,26 +116,26 @@ async def test_an_unknown_code_has_the_meaning_of_its_class(raw):
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
-        (asyncpg.InterfaceError("connection is closed"), Meaning.OUTAGE),
-        (asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation"), Meaning.OUTAGE),
-        (asyncpg.PostgresError.new({"S": "FATAL", "C": "08P01", "M": "server conn crashed?"}), Meaning.OUTAGE),
-        (asyncpg.PostgresError.new({"S": "ERROR", "C": "08P01", "M": "invalid message format"}), Meaning.BUG),
-        (asyncpg.InternalClientError("got result for unknown protocol state"), Meaning.OUTAGE),
-        (asyncpg.ProtocolError("unexpected message"), Meaning.OUTAGE),
-        (asyncpg.TargetServerAttributeNotMatched("no primary"), Meaning.OUTAGE),
-        (asyncpg.ClientConfigurationError("no such file"), Meaning.OUTAGE),
-        (TimeoutError(), Meaning.OUTAGE),
-        (ConnectionResetError(), Meaning.OUTAGE),
-        (OSError(113, "No route to host"), Meaning.OUTAGE),
-        (ssl.SSLEOFError(), Meaning.OUTAGE),
-        (asyncio.IncompleteReadError(b"", 4), Meaning.OUTAGE),
-        (asyncpg.InvalidCachedStatementError("cached statement plan is invalid"), Meaning.CONFLICT),
-        (asyncpg.OutdatedSchemaCacheError("outdated"), Meaning.CONFLICT),
-        (asyncpg.DataError("invalid input for query argument $1"), Meaning.BAD_VALUE),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), Meaning.BAD_VALUE),
-        (Misused("the server expects 1 argument for this query, 0 were passed"), Meaning.BUG),
-        (asyncpg.UnsupportedClientFeatureError("no"), Meaning.BUG),
-        (asyncpg.UnsupportedServerFeatureError("no"), Meaning.BUG),
+        (asyncpg.InterfaceError("connection is closed"), ErrorMeaning.OUTAGE),
+        (asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation"), ErrorMeaning.OUTAGE),
+        (asyncpg.PostgresError.new({"S": "FATAL", "C": "08P01", "M": "server conn crashed?"}), ErrorMeaning.OUTAGE),
+        (asyncpg.PostgresError.new({"S": "ERROR", "C": "08P01", "M": "invalid message format"}), ErrorMeaning.BUG),
+        (asyncpg.InternalClientError("got result for unknown protocol state"), ErrorMeaning.OUTAGE),
+        (asyncpg.ProtocolError("unexpected message"), ErrorMeaning.OUTAGE),
+        (asyncpg.TargetServerAttributeNotMatched("no primary"), ErrorMeaning.OUTAGE),
+        (asyncpg.ClientConfigurationError("no such file"), ErrorMeaning.OUTAGE),
+        (TimeoutError(), ErrorMeaning.OUTAGE),
+        (ConnectionResetError(), ErrorMeaning.OUTAGE),
+        (OSError(113, "No route to host"), ErrorMeaning.OUTAGE),
+        (ssl.SSLEOFError(), ErrorMeaning.OUTAGE),
+        (asyncio.IncompleteReadError(b"", 4), ErrorMeaning.OUTAGE),
+        (asyncpg.InvalidCachedStatementError("cached statement plan is invalid"), ErrorMeaning.CONFLICT),
+        (asyncpg.OutdatedSchemaCacheError("outdated"), ErrorMeaning.CONFLICT),
+        (asyncpg.DataError("invalid input for query argument $1"), ErrorMeaning.BAD_VALUE),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), ErrorMeaning.BAD_VALUE),
+        (Misused("the server expects 1 argument for this query, 0 were passed"), ErrorMeaning.BUG),
+        (asyncpg.UnsupportedClientFeatureError("no"), ErrorMeaning.BUG),
+        (asyncpg.UnsupportedServerFeatureError("no"), ErrorMeaning.BUG),
         (ValueError("a fault of the program"), None),
         (AccessDenied("one of ours already"), None),
     ],

@@ -11,7 +11,7 @@ from etl_loads import STAGE, open_load
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.etl.refused_rows import MAX_TRIES, RefusedSearch
-from dataloader.store.etl.staging import Lines
+from dataloader.store.etl.staging import StagedLines
 from dataloader.store.etl.target_table import quote
 
 pytestmark = pytest.mark.requirement("E10")
@@ -55,7 +55,9 @@ def apart(transactions, raw, tries):
         pieces = [
             (
                 request,
-                Lines(("id",), len(part), "".join(f"{place}\t{cell}\n" for place, cell in enumerate(part, 1)).encode()),
+                StagedLines(
+                    ("id",), len(part), "".join(f"{place}\t{cell}\n" for place, cell in enumerate(part, 1)).encode()
+                ),
             )
             for request, part in enumerate((cells[:half], cells[half:]), 1)
             if part

@@ -20,7 +20,7 @@ from dataloader.jobs.errors import TargetError, Unstorable
 from dataloader.store.etl.staging import (
     REQUEST,
     SEQUENCE,
-    Lines,
+    StagedLines,
     StagedSegment,
     aio_create_staging,
     aio_drop_staging,
@@ -284,9 +284,9 @@ async def test_a_stage_has_the_loads_columns_and_no_log(load, raw, transactions)
 @pytest.mark.requirement("E3")
 async def test_rows_that_bring_other_columns_are_staged_together_with_the_others_defaults(load, raw, transactions):
     pieces = [
-        (1, Lines(("id", "name"), 2, b"1\t1\ta\n4\t2\tb\n")),
-        (1, Lines(("id", "name", "price", "at"), 2, b"2\t3\tc\t1.5\t\\N\n3\t4\td\t\\N\t1999-12-31\n")),
-        (2, Lines(("id", "name"), 1, b"1\t5\te\n")),
+        (1, StagedLines(("id", "name"), 2, b"1\t1\ta\n4\t2\tb\n")),
+        (1, StagedLines(("id", "name", "price", "at"), 2, b"2\t3\tc\t1.5\t\\N\n3\t4\td\t\\N\t1999-12-31\n")),
+        (2, StagedLines(("id", "name"), 1, b"1\t5\te\n")),
     ]
     assert await transactions.run(aio_stage, load.segment, pieces) == 5
     rows = await raw.fetch(f"SELECT t::text FROM {quote(STAGE)} t ORDER BY {REQUEST}, {SEQUENCE}")
@@ -299,7 +299,7 @@ async def test_rows_that_bring_other_columns_are_staged_together_with_the_others
         f"(5,e,,2020-01-01,7,1,2,{few},1)",
     ]
     # One that is refused takes those of the other columns with it.
-    bad = (3, Lines(("id", "name", "price"), 1, b"1\t6\tf\tnone\n"))
+    bad = (3, StagedLines(("id", "name", "price"), 1, b"1\t6\tf\tnone\n"))
     with pytest.raises(Unstorable, match="line 1, column price"):
         await transactions.run(aio_stage, load.segment, [*pieces, bad])
     assert await raw.fetchval(f"SELECT count(*) FROM {quote(STAGE)}") == 5
@@ -307,13 +307,13 @@ async def test_rows_that_bring_other_columns_are_staged_together_with_the_others
 
 async def test_a_row_that_brings_nothing_is_one_of_defaults(transactions, raw):
     load = await open_load(transactions, raw, "a int DEFAULT 5")
-    assert await transactions.run(aio_stage, load.segment, [(1, Lines((), 2, b"1\n2\n"))]) == 2
+    assert await transactions.run(aio_stage, load.segment, [(1, StagedLines((), 2, b"1\n2\n"))]) == 2
     assert await raw.fetchval(f"SELECT array_agg(a) FROM {quote(STAGE)}") == [5, 5]
 
 
 @pytest.mark.parametrize(("first", "pieces"), [(9, ["1 2 3 4 5"]), (5, ["1 2 3 4 5"]), (1, ["1", "2 3", "4 5"])])
 def test_lines_are_cut_to_the_room_that_a_batch_has(first, pieces):
-    lines = Lines(("a",), 5, b"1\n2\n3\n4\n5\n")
+    lines = StagedLines(("a",), 5, b"1\n2\n3\n4\n5\n")
     assert [(each.number, each.text.decode().split()) for each in lines.cut(first, 2)] == [
         (len(piece.split()), piece.split()) for piece in pieces
     ]
@@ -361,7 +361,7 @@ async def test_a_key_is_never_null(transactions, raw):
 
 
 async def test_a_line_without_enough_cells_is_refused_and_not_quoted(load, transactions):
-    lines = partial(Lines, load.columns, 2)
+    lines = partial(StagedLines, load.columns, 2)
     with pytest.raises(Unstorable, match=r"^line 2: missing data for column .price.$"):
         await transactions.run(aio_stage, load.segment, [(1, lines(b"1\t1\ta\t1\t\\N\n2\t2\tsecre\n"))])
     with pytest.raises(Unstorable, match=r"^line 1: extra data after last expected column$"):

@@ -18,7 +18,7 @@ from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.store.processes.requests import aio_ask
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.bulk_batches import MAX_TURNS, Batch, do_batch
+from dataloader.store.queue.bulk_batches import MAX_TURNS, BulkBatch, do_batch
 from dataloader.store.queue.control import cancel_many
 from dataloader.store.queue.table_rules import prune_tables
 from dataloader.web.http_bulk import HttpBulkActs
@@ -92,10 +92,10 @@ async def test_u16_all_that_match_are_frozen_and_done_five_hundred_at_a_time(act
     assert (begun.action, begun.jobs, begun.done, begun.state, begun.actor) == ("cancel", 1_201, 0, "open", "chief")
     assert begun.filter == {"queue": "q"}
     await add(5)
-    assert await do_batch(store) == Batch(500, 500)
+    assert await do_batch(store) == BulkBatch(500, 500)
     half = await acts.get(begun.bulk_id)
     assert (half.done, half.changed, half.state) == (500, 500, "open")
-    assert await all_batches(store) == [Batch(500, 500), Batch(201, 201)]
+    assert await all_batches(store) == [BulkBatch(500, 500), BulkBatch(201, 201)]
     ended = await acts.get(begun.bulk_id)
     assert (ended.done, ended.changed, ended.state) == (1_201, 1_201, "done")
     assert await statuses() == {"canceled": 1_201, "succeeded": 2, "queued": 5}
@@ -248,11 +248,11 @@ async def test_u16_locked_jobs_are_changed_when_their_lock_is_released(own, stor
     async with raw_connection(database.dsn) as other:
         await other.execute("BEGIN")
         await other.execute("SELECT FROM dl_jobs WHERE job_id = ANY ($1) FOR UPDATE", sorted(ids)[-3:])
-        assert await do_batch(store) == Batch(497, 497)
-        assert await do_batch(store) == Batch(2, 2)
-        assert await do_batch(store) == Batch(0, 0, waits=True)
+        assert await do_batch(store) == BulkBatch(497, 497)
+        assert await do_batch(store) == BulkBatch(2, 2)
+        assert await do_batch(store) == BulkBatch(0, 0, waits=True)
         await other.execute("ROLLBACK")
-        assert await all_batches(store) == [Batch(3, 3)]
+        assert await all_batches(store) == [BulkBatch(3, 3)]
     assert (await own.get(begun.bulk_id)).changed == 502
     assert await statuses() == {"canceled": 502}
 
@@ -284,7 +284,7 @@ async def test_u16_a_batch_that_was_cut_off_is_done_anew(own, store, add, raw, u
         await raw.execute("ROLLBACK")
     assert await statuses() == {"queued": 600}
     assert (await own.get(begun.bulk_id)).done == 0
-    assert await all_batches(store) == [Batch(500, 500), Batch(100, 100)]
+    assert await all_batches(store) == [BulkBatch(500, 500), BulkBatch(100, 100)]
     assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'canceled'") == len(ids)
 
 
