@@ -26,14 +26,14 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class RenamedChoice(click.Choice[str]):
-    """A choice some of whose values have been renamed: a former name is refused with the new one."""
+    """Choice whose former values are refused with their new names."""
 
     def __init__(self, choices: Iterable[str], former: Mapping[str, str]) -> None:
         super().__init__([str(choice) for choice in choices])
         self.former = former
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As click has it."""
+        """Convert like click."""
         if value in self.former:
             self.fail(former_value(value, self.former[value]), param, ctx)
         return super().convert(value, param, ctx)

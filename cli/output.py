@@ -167,7 +167,7 @@ def why_silent(job: JobRecord, now: datetime) -> str:
 
 
 _LEAST_SILENCE_S: Final = 10.0
-"""A shorter silence may be a difference of two clocks."""
+"""Shortest reported silence in seconds. A shorter one may be a difference of two clocks."""
 _MAX_ERROR: Final = 200
 """Maximum characters of an error in a line about other things."""
 

@@ -66,7 +66,7 @@ tasks.schedule("ecb.nightly", task=check, cron="0 1 * * *", zone="Europe/Berlin"
 
 
 class RatesFile(Source):
-    """The file as a source: one request for each window, which is a year. Its records are the days."""
+    """Source that reads the file: one request for each window, which is a year. Its records are the days."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[RatesFile]:

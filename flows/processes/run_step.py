@@ -43,7 +43,7 @@ class StepRun(Generic[S]):
     events: Sequence[Any]
     """Events of the step."""
     next: Following
-    """What follows the step: a timer, a removal, KEEP or SUSPEND."""
+    """Next action after the step: a timer, a removal, KEEP or SUSPEND."""
     sent: Sequence[ProcessRequest]
     """Messages to other processes."""
 

@@ -168,7 +168,7 @@ class StepCall:
 
     @contextmanager
     def _asks(self) -> Iterator[None]:
-        """Count the step's open uses of the database. A cancelled use stays counted."""
+        """Count the step's open uses of the database. A canceled use stays counted."""
         self.asking += 1
         try:
             yield

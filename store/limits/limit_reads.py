@@ -110,7 +110,7 @@ async def aio_supplier(connection: Any, name: str) -> SupplierRecord:
 
 @attrs.frozen
 class _Verdict:
-    """Whether a job may start: why not, when again, how many may, and the error of limits that cannot be evaluated."""
+    """Verdict on new starts of jobs: the reason against them, when it ends, their maximum number, and any error."""
 
     closed: Closed | None = None
     opens_at: datetime | None = None
@@ -196,9 +196,9 @@ def _batch_begins_at(record: Mapping[str, Any], delay_s: float, now: datetime) -
 
 
 def _opens_at(periods: WorkPeriods | None, now: datetime, margin_s: float, wait_s: float) -> datetime | None:
-    """Return the time when periods open that the database reports as closed until a check in `wait_s` seconds.
+    """Return the time when closed periods open. The database has proposed the next check after `wait_s` seconds.
 
-    If the time zones of this machine and of the database differ, it is the time of the database's next check.
+    If the time zones of this machine and of the database differ, it is the time of that check.
     """
     at = now
     if periods is not None and periods.is_open(now):

@@ -28,7 +28,7 @@ class Asker:
     """Sends the requests of all clients in one OS process."""
 
     def __init__(self, database: Database, lease_s: int) -> None:
-        """Initialize without requests. `lease_s`: lease of wake-up jobs, in seconds."""
+        """Set the lease of wake-up jobs, `lease_s` in seconds."""
         self._database = database
         self._lease_s = lease_s
         self._all = _Line(waits=False)

@@ -54,9 +54,10 @@ WITHDRAW_S: Final = 5.0
 class DatabaseProcesses(ProcessClient):
     """Processes in the tables of the database, on Trio. `operator` signs the audit.
 
-    draining: returns whether the program drains, so that no requests are accepted. by_hand: a person makes the
-    requests, not a program, so starts, calls and withdrawals are also audited. acted: called after changes that sinks
-    may have to receive; None if there are no sinks.
+    Attributes:
+        draining: returns whether the program drains, so that no requests are accepted.
+        by_hand: true if a person makes the requests, so that starts, calls and withdrawals are also audited.
+        acted: called after changes that sinks may have to receive; None if there are no sinks.
     """
 
     database: Database
@@ -281,7 +282,7 @@ async def _aio_start_many(connection: Any, requests: Sequence[ProcessRequest], l
 
 
 def _task_of(asked: Asked, request: ProcessRequest) -> int:
-    """Return the ID of the task for a request. Raises the reason why there is none."""
+    """Return the ID of the task for a request. Raises an error with the reason if there is none."""
     match asked.verdict:
         case "conflict":
             raise IdempotencyConflict(request.key or "", task_id=asked.task_id)

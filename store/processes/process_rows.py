@@ -22,7 +22,7 @@ from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.processes.search import PLAN, TYPES, aio_keys, group_of, statuses_of
 
 MOST_COUNTED: Final = 10_000
-"""Maximum count of processes; it stands for this many or more."""
+"""Maximum count of processes. The actual number may be greater."""
 MOST_WAITING: Final = 100
 """Maximum count of the calls of one process."""
 PATIENCE_S: Final = 2.0
@@ -121,8 +121,10 @@ class ProcessRow:
 class ProcessRows:
     """Page of a list.
 
-    count: number of processes that match the filter, `MOST_COUNTED` if there are more; None if they were not counted.
-    is_whole: whether the search ended within `PATIENCE_S`.
+    Attributes:
+        count: number of processes that match the filter, `MOST_COUNTED` if there are more; None if they were not
+            counted.
+        is_whole: whether the search ended within `PATIENCE_S`.
     """
 
     rows: Sequence[ProcessRow] = ()

@@ -40,7 +40,7 @@ PLAN: Final = (
     "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_hashagg = off;"
     " SET LOCAL max_parallel_workers_per_gather = 0"
 )
-"""The best index depends on the values of a filter."""
+"""Planner settings for a search: the best index depends on the values of a filter."""
 # $1 is the upper limit of the keys, $2 the maximum number. BETWEEN instead of =: no other index has this order.
 _NEWEST: Final = "SELECT key FROM dl_processes WHERE removed_at IS NULL AND key < $1 ORDER BY key DESC LIMIT $2"
 TYPES: Final = """

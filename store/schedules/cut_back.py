@@ -32,7 +32,7 @@ RETURNING s.name
 async def cut_back(database: Database) -> int:
     """Recompute the next time of schedules that are due later than they should be; return their number.
 
-    No planned time gets a second job. Planned times that the clock has passed again get their job.
+    No planned time gets a second job. Planned times that were left out because of the clock get a job after all.
     """
     return await database.write(_aio_cut_back)
 

@@ -38,8 +38,11 @@ LOOK_S: Final = (0.1, 1.0)
 class SlotForRequest:
     """Right to send one request.
 
-    hint_s: seconds for which the source asks for no request, by its response. tries: number of the request's try, from
-    1. ends_at: time when the slot ends at the latest, by Trio's clock.
+    Attributes:
+        linger_s: returns the seconds to wait for the response to a canceled request.
+        ends_at: time when the slot ends at the latest, by Trio's clock.
+        hint_s: seconds for which the source asks for no request, by its response.
+        tries: number of the request's try, from 1.
     """
 
     linger_s: Callable[[], float]

@@ -22,7 +22,7 @@ class Maker(Protocol):
 
 
 def read_page(source: Source, response: Response) -> Page:
-    """Return the page that the source reads. Any other error of a format becomes a `SourceError` as well."""
+    """Return the page that the source reads. Raises `SourceError`, also for any other error of a format."""
     try:
         return source.read(response)
     except SourceError:

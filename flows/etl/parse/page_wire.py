@@ -31,7 +31,7 @@ class Read(msgspec.Struct, tag="read"):
 
 
 class Made(msgspec.Struct, tag="made"):
-    """The rows of the page. The body has their `lines`: columns, number and length of each group."""
+    """Rows of the page. The body has their `lines`: columns, number and length of each group."""
 
     records: int
     lines: list[tuple[tuple[str, ...], int, int]]

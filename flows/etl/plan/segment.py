@@ -87,11 +87,18 @@ class Segment:
 class Part:
     """Rows of a segment for one table that have arrived until now.
 
-    lacks_records: some records could not be converted to rows. sent: requests that are not in `counts` yet. answers:
-    number of responses that have arrived, which numbers each of them. open: responses that are not completely
-    processed. is_asked: no more requests will be sent. is_closed: all rows are sent to the writer. is_ready: the writer
-    has them. ids: IDs whose details are to be requested, each with the segment of its request. completed: complete
-    details among them. counts: counts that are not recorded yet. kept_at: time of the last merge of details.
+    Attributes:
+        sent: requests that are not in `counts` yet.
+        answers: number of responses that have arrived, which numbers each of them.
+        open: responses that are not completely processed.
+        is_asked: true if no further requests will be sent.
+        is_closed: true if all rows are sent to the writer.
+        is_ready: true if the writer has all rows.
+        lacks_records: true if some records could not be converted to rows.
+        ids: IDs whose details will be requested, each with the segment of its request.
+        completed: complete details among them.
+        counts: counts that are not recorded yet.
+        kept_at: time of the last merge of details.
     """
 
     segment: Segment

@@ -83,7 +83,7 @@ class HttpDeclaration(Protocol):
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether a response may end without a length."""
+        """Return whether a response may end without a length."""
 
     @property
     def tls(self) -> ssl.SSLContext | None:

@@ -20,7 +20,7 @@ _NUMBER: Final = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*")
 # Both forms of RateLimit: `"default";r=0;t=30` of the later drafts, `limit=100, remaining=0, reset=30` of the earlier.
 _PAIR: Final = re.compile(r"(?:^|[;,\s])([a-z]+)=([0-9]{1,15})(?=$|[;,\s])")
 _YEAR_2001: Final = 1_000_000_000
-"""A reset larger than this is a timestamp in seconds since 1970; a thousand times larger, in milliseconds."""
+"""Limit above which a reset is a timestamp in seconds since 1970. A thousand times larger, it is in milliseconds."""
 
 
 def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:

@@ -64,12 +64,15 @@ class Window:
 class Request:
     """One request to a source, with all data to send it again, so that a failed one can be stored as JSON.
 
-    endpoint: a URL, a path, or an object's name. Only the address of a next page has its query, which is sent
-    unchanged. params: the query; a list if a name occurs several times. Without secrets, which the source adds when it
-    sends. key: the single requested thing (the ID of a detail, the member of an archive), if it is one. page: number of
-    the page in a walk, from 1. mark: memory of the walk about earlier pages, to detect repeated ones. total: number of
-    records in the walk, if an earlier page had it. segment: for a retried request, the segment in which it failed
-    first.
+    Attributes:
+        endpoint: a URL, a path, or an object's name. Only the address of a next page has its query, which is sent
+            unchanged.
+        params: the query; a list if a name occurs several times. Without secrets, which the source adds when it sends.
+        key: the single requested thing (the ID of a detail, the member of an archive), if it is one.
+        page: number of the page in a walk, from 1.
+        mark: memory of the walk about earlier pages, to detect repeated ones.
+        total: number of records in the walk, if an earlier page had it.
+        segment: for a retried request, the segment in which it failed first.
     """
 
     endpoint: str = attrs.field(repr=_shown)
