@@ -2,7 +2,6 @@
 
 The jobs are frozen when an operation begins. Jobs that match its filter later are not included, and a job that fails
 again after a retry is not retried again. An actor of any process does the work, batch by batch.
-again after it was retried is not retried again. An actor of any process does the work, batch by batch.
 """
 
 from __future__ import annotations

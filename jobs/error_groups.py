@@ -35,8 +35,7 @@ def is_outage(error: BaseException) -> bool:
     """Return True if an error means only that the database cannot be used now.
 
     This is true for `StoreUnavailable`, an error raised `from` it, and a group of such errors only. It is not true for
-    an
-    error that occurred while one was handled, without `from`.
+    an error that occurred while one was handled, without `from`.
     """
     return _is_from(StoreUnavailable, error)
 

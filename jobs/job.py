@@ -32,8 +32,7 @@ class Transaction(Protocol):
     """Transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style.
 
     When the block ends, the value of `result` becomes the job's result. In a stage it moves the job on as a returned
-    value
-    would, including `Next` and `Finish`.
+    value would, including `Next` and `Finish`.
     """
 
     result: object
@@ -342,8 +341,7 @@ class _AsyncHandle(_Handle[A]):
         """Add a job immediately, even if this run fails later.
 
         To add it with the job's success use `job.transaction()`. Takes the arguments and raises the errors of
-        `Jobs.enqueue`. A
-        repeated run adds the job again, unless an `idempotency_key` identifies it.
+        `Jobs.enqueue`. A repeated run adds the job again, unless an `idempotency_key` identifies it.
         """
         return await self._port.enqueue(task, args, options)
 
@@ -358,12 +356,10 @@ class _AsyncWorkerHandle(_AsyncHandle[A]):
         """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
 
         When the block ends without an error, the job is `succeeded` with the transaction's `result`, and nothing that
-        the
-        handler does later can change that. If it raises, nothing is written, and another transaction may be opened.
+        the handler does later can change that. If it raises, nothing is written, and another transaction may be opened.
 
         Raises `LeaseLost` at the end of the block if this worker has lost the job, and `RuntimeError` at its beginning
-        while
-        another transaction is open, or after one that has committed.
+        while another transaction is open, or after one that has committed.
         """
         return self._port.transaction()
 
@@ -434,9 +430,8 @@ class ProcessJob(_BlockingHandle[A]):
     """Handle of a plain function in a separate process (`process=True`).
 
     If the job is stopped, `JobStopped` is raised anywhere in the function, and after a grace period the process is
-    killed.
-    `deadline` is by `time.monotonic()`. There is no transaction, and `resource` has nothing: open resources in the
-    function's module. Methods that need an answer of the service raise the same errors as those of a `Job`.
+    killed. `deadline` is by `time.monotonic()`. There is no transaction, and `resource` has nothing: open resources in
+    the function's module. Methods that need an answer of the service raise the same errors as those of a `Job`.
     """
 
 

@@ -75,9 +75,8 @@ class Limits(abc.ABC):
     """Limits of tasks and suppliers. A supervisor has them as `supervisor.limits`.
 
     Changes apply from the next claim on, in all processes. Running jobs continue, except at the end of a period for a
-    task
-    that stops them then. All methods raise `TaskNotFound` or `SupplierNotFound` for an unknown name, `BadRequest` for
-    values that are not allowed, and `StoreUnavailable` if no answer came.
+    task that stops them then. All methods raise `TaskNotFound` or `SupplierNotFound` for an unknown name, `BadRequest`
+    for values that are not allowed, and `StoreUnavailable` if no answer came.
     """
 
     @abc.abstractmethod
@@ -105,8 +104,7 @@ class Limits(abc.ABC):
         """Forget a task and its limits until a process declares it again, and return it as it was.
 
         Running processes start no more jobs of it. `jobs` says what to do with its open jobs. Without it, `InUse` is
-        raised if
-        there are any.
+        raised if there are any.
         """
 
     @abc.abstractmethod

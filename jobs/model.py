@@ -126,20 +126,16 @@ class NewJob:
 
     `args` is any JSON object. If `queue`, `priority`, `lock_key`, `max_attempts` or `lease_ttl_sec` is None, the task's
     value in the database applies. If the task has none either, the request is refused (`queue`), or the value is 100,
-    no
-    key, 5, or the lease of the settings. `available_at` None means now.
+    no key, 5, or the lease of the settings. `available_at` None means now.
 
     `after` has the IDs of jobs that exist, or precede this one in the same list: the job waits until all of them have
     ended. If one of them did not succeed, it is canceled (`when_failed` "cancel") or runs anyway ("run"). `root` is a
-    job
-    of the group that this one belongs to, so that all of them can be found together. A job that a handler enqueues has
-    the
-    handler's root by default.
+    job of the group that this one belongs to, so that all of them can be found together. A job that a handler enqueues
+    has the handler's root by default.
 
     `version` is for tasks whose jobs are updated: a timestamp, or a number. A request whose version is not greater than
     that of the newest job of its key changes nothing. Without a version, the time at which the request is processed
-    counts.
-    The versions of one key are all timestamps or all numbers.
+    counts. The versions of one key are all timestamps or all numbers.
     """
 
     task: str
@@ -268,12 +264,9 @@ class JobRecord:
 
     `args` and `progress` are objects in our rows; other services may store any JSON there. `lock_key` is None for a job
     without a key. `queue_state` is not a column: it is the reason why the queue does not start a queued job, as far as
-    its
-    workers are known at the read. `after` has the jobs that it runs after, at most 100, and `when_failed` says what
-    happens
-    if one of them does not succeed; both are None for a job without dependencies. While it waits for them,
-    `available_at`
-    is the requested time. `root` is the first job of its group.
+    its workers are known at the read. `after` has the jobs that it runs after, at most 100, and `when_failed` says what
+    happens if one of them does not succeed; both are None for a job without dependencies. While it waits for them,
+    `available_at` is the requested time. `root` is the first job of its group.
     """
 
     job_id: Annotated[UUID, about("The job's id, a UUID of version 7 where we made it.")]

@@ -68,8 +68,7 @@ class Notice:
     """Notice for a target: how often a failure occurred since the last notice, when, and in which jobs.
 
     `name` is the task of `failed` and `lost` jobs, the type of processes, or the schedule. `error` is the first line of
-    the
-    newest error, `group` the common part of all; secrets in them are masked. `job_ids` are the first of the jobs.
+    the newest error, `group` the common part of all; secrets in them are masked. `job_ids` are the first of the jobs.
     """
 
     kind: NoticeKind

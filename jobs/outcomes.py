@@ -81,10 +81,8 @@ class StopReason(enum.StrEnum):
     """Reason why a run was stopped from outside; noted before its scope is cancelled.
 
     LEASE_LOST: the database says that the job belongs to another worker. LEASE_ENDED: no heartbeat succeeded in time,
-    so it
-    may still be ours. KEY_LOST: another session has, or may have, its lock_key. PERIOD_END: a work period of its task,
-    or
-    of the task's supplier, has closed.
+    so it may still be ours. KEY_LOST: another session has, or may have, its lock_key. PERIOD_END: a work period of its
+    task, or of the task's supplier, has closed.
     """
 
     CANCEL = "cancel_requested"
@@ -100,10 +98,8 @@ class Outcome(Struct, frozen=True, eq=False):
     """Result of one run for the recorder, applied only while `token` is still the job's.
 
     `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CLOSE, CANCEL, MOVE. `delay_s`, for RETRY and SNOOZE, counts
-    from
-    the write. `result` and `progress` are JSON text; `progress` is the last one shown, if it is not written yet. For
-    MOVE
-    `to` is the task of the next stage and `previous`, JSON text, its input.
+    from the write. `result` and `progress` are JSON text; `progress` is the last one shown, if it is not written yet.
+    For MOVE `to` is the task of the next stage and `previous`, JSON text, its input.
     """
 
     job_id: UUID

@@ -58,8 +58,7 @@ class ProcessClient(abc.ABC):
     """Durable processes: `client.processes` of `dataloader.open_client`, or `supervisor.processes`.
 
     All methods raise `BadRequest` for values that are not allowed, and `StoreUnavailable` if no answer came: the
-    request
-    may or may not have been accepted, and is safe to repeat if it has a `key`.
+    request may or may not have been accepted, and is safe to repeat if it has a `key`.
     """
 
     async def start(
@@ -113,8 +112,7 @@ class ProcessClient(abc.ABC):
         """Call a method of a process, and return its answer.
 
         Calls of one process run one at a time, the oldest first, before its timer. Abandoning the wait does not cancel
-        the
-        call.
+        the call.
 
         Args:
             process_type: the name of its type.
@@ -169,9 +167,8 @@ class ProcessClient(abc.ABC):
         """Repair a process that is in error with the repair step of its type, and return the step's answer.
 
         If it succeeds, the process runs again, and the failed timeout is tried again unless the step says otherwise. If
-        it
-        fails, the process does not change. Raises the errors of `call`; `ProcessConflict` for a process that is not in
-        error.
+        it fails, the process does not change. Raises the errors of `call`; `ProcessConflict` for a process that is not
+        in error.
         """
         request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
         return response_of(await self.ask(request, wait_s=timeout_s))
@@ -209,8 +206,7 @@ class ProcessClient(abc.ABC):
         """Start at most 1,000 processes in one transaction, without waiting. Answers are in the order of requests.
 
         Each request's kind is `init`. If a process exists already, nothing is done for it. Raises `IdempotencyConflict`
-        if a
-        key belongs to another request, and then starts none.
+        if a key belongs to another request, and then starts none.
         """
 
     @abc.abstractmethod
@@ -307,8 +303,7 @@ class ProcessClient(abc.ABC):
         """Repair the processes in error that match a filter, without waiting. Return their number.
 
         Processes whose repair is in progress are skipped. `limit` (1 to 10,000) bounds the number of processes checked;
-        None
-        means all. Raises `BadRequest` for a filter without a criterion.
+        None means all. Raises `BadRequest` for a filter without a criterion.
         """
         return await self._change(ProcessChange(action="repair", args=args), wanted, limit)
 

@@ -210,8 +210,7 @@ class ProcessFilter:
     """Filter of processes; a field that is None matches all.
 
     `metadata` matches processes whose metadata have at least these entries. `error_group` is the ID of a group of
-    errors.
-    Raises `BadRequest` for a value that no process can have.
+    errors. Raises `BadRequest` for a value that no process can have.
     """
 
     type: str | None = None

@@ -175,6 +175,5 @@ class Schedules(abc.ABC):
         """Add the jobs of its planned times from `begin` to `end` (exclusive), at most 10,000.
 
         Times that have a job are skipped, unless `again`. With `dry_run` nothing is added. A repeated `backfill_id`
-        adds no
-        duplicates.
+        adds no duplicates.
         """

@@ -121,14 +121,11 @@ class Schedule:
     """Schedule that adds jobs of `task` automatically.
 
     Times are those of the expression `cron` by the clock of `zone`, or one every `every_s` seconds from `start_at` on,
-    by
-    default from when the schedule is first stored. There are none from `end_at` on. `job` has the options of each job,
-    as
-    in a trigger request.
+    by default from when the schedule is first stored. There are none from `end_at` on. `job` has the options of each
+    job, as in a trigger request.
 
     `jitter_s` delays the start of a job by up to `jitter_s` seconds, never its planned time; each time gets the same
-    delay
-    in all processes. With `pause_on_failure` the schedule is paused when one of its jobs has failed for good.
+    delay in all processes. With `pause_on_failure` the schedule is paused when one of its jobs has failed for good.
 
     Raises `BadRequest`, which names the field, for values out of range.
     """

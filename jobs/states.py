@@ -34,8 +34,7 @@ class WaitsFor(enum.StrEnum):
 
     TIME: `available_at` is in the future. LOCK: another job with its `lock_key` runs. TASK: a worker of the previous
     release did not know the task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of
-    the
-    task's supplier.
+    the task's supplier.
     """
 
     TIME = "time"
@@ -49,8 +48,7 @@ class QueueState(enum.StrEnum):
     """State of a queue that keeps even its ready jobs waiting; derived from the database on demand.
 
     PAUSED: an operator paused it. NO_WORKER: no dataloader worker serves it; another service may. FULL: all slots of
-    its
-    workers are in use. UNKNOWN_TASK: none of its workers knows the job's task.
+    its workers are in use. UNKNOWN_TASK: none of its workers knows the job's task.
     """
 
     PAUSED = "paused"

@@ -70,23 +70,18 @@ class Task(Generic[A]):
     """Task: the function to call for a job, and how.
 
     `timeout_s` bounds one run, in seconds; None leaves only the lease. `is_async` is True for an async function, on
-    Trio
-    or, with `asyncio`, on asyncio; a plain function runs in a thread. `args` reads a job's arguments; None means a
+    Trio or, with `asyncio`, on asyncio; a plain function runs in a thread. `args` reads a job's arguments; None means a
     dictionary.
 
     With `process` the function runs in a separate process, with at most `memory_mb` megabytes of memory. The process is
     replaced after `max_jobs` jobs. With `dask`, a scheduler's address, it runs in such a process beside a worker of
-    that
-    Dask cluster; with True the address is DL_DASK.
+    that Dask cluster; with True the address is DL_DASK.
 
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) are defaults for requests, for every
-    way
-    to enqueue a job: a process stores them in the database, like the `limits`. `lock_key` is a template,
-    `"rates:{year}"`,
-    or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and how they are handled.
-    `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises `BadRequest` for args
-    that
-    its jobs refuse, if `args` is not a type.
+    way to enqueue a job: a process stores them in the database, like the `limits`. `lock_key` is a template,
+    `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and how
+    they are handled. `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises
+    `BadRequest` for args that its jobs refuse, if `args` is not a type.
     """
 
     name: str

@@ -70,12 +70,9 @@ class Tasks(Mapping[str, Task[Any]]):
         """Register the decorated function as `name`, and return a `Task`, which can be called like the function.
 
         An async function is called with a `Job` on Trio or, with `asyncio=True`, with an `AioJob` on asyncio. A plain
-        function
-        is called with a `ThreadJob` in a thread. With `process=True` the function runs in a child process, with `dask=`
-        in one
-        beside a worker of a Dask cluster: a plain one gets a `ProcessJob`, an asyncio one an `AioProcessJob`. Both must
-        be
-        defined at the top level of a module.
+        function is called with a `ThreadJob` in a thread. With `process=True` the function runs in a child process,
+        with `dask=` in one beside a worker of a Dask cluster: a plain one gets a `ProcessJob`, an asyncio one an
+        `AioProcessJob`. Both must be defined at the top level of a module.
 
         Args:
             name: the task's name.
@@ -87,10 +84,8 @@ class Tasks(Mapping[str, Task[Any]]):
                 elsewhere.
 
         Raises `ValueError` for a name that is taken, built in, or not storable, for values out of range, and for a
-        function
-        that a worker cannot call with only the job, or that is a generator. Raises `TypeError` for an option that does
-        not
-        exist.
+        function that a worker cannot call with only the job, or that is a generator. Raises `TypeError` for an option
+        that does not exist.
         """
         if not isinstance(name, str):
             raise BadRequest("task", f'must be a name, as in @tasks.task("load.year"), not {name!r:.60}')
@@ -122,19 +117,15 @@ class Tasks(Mapping[str, Task[Any]]):
         """Declare jobs with stages, and return the task `name` by which they are enqueued.
 
         Each stage is a task of this registry called `name.stage`, with its own queue, limits and retry policy. A
-        function that
-        is not a task yet becomes the task `name.function`, in `queue`. A job begins with the first stage. The return
-        value of a
-        stage's handler is `job.previous` of the next stage, or the job's result after the last one, unless it is `Next`
-        or
-        `Finish`. The job stays one row: its args, lock_key and root do not change.
+        function that is not a task yet becomes the task `name.function`, in `queue`. A job begins with the first stage.
+        The return value of a stage's handler is `job.previous` of the next stage, or the job's result after the last
+        one, unless it is `Next` or `Finish`. The job stays one row: its args, lock_key and root do not change.
 
         The `queue`, `priority` and `lease_ttl_sec` of a stage's task apply if they are set, and `max_attempts`, 5 by
         default.
 
         Raises `ValueError` for fewer than two stages, for tasks with other names or that are stages already, for a
-        queue that
-        only some of them have, and for a lock_key of a later stage.
+        queue that only some of them have, and for a lock_key of a later stage.
         """
         if len(stages) < MIN_STAGES:
             raise ValueError(f"stages of {name!r}: there must be at least {MIN_STAGES}, not {len(stages)}")
@@ -187,12 +178,9 @@ class Tasks(Mapping[str, Task[Any]]):
         """Declare a resource, such as a connection pool, which a process opens once for its jobs.
 
         The decorated function takes no arguments and returns an async context manager
-        (`@contextlib.asynccontextmanager`), on
-        Trio or, with `asyncio=True`, on asyncio. It is entered before the first job is claimed, after the resources
-        declared
-        before it, and left when the last job has ended. `job.resource()` returns the yielded value, by its type or by
-        the
-        declaration that is returned here.
+        (`@contextlib.asynccontextmanager`), on Trio or, with `asyncio=True`, on asyncio. It is entered before the first
+        job is claimed, after the resources declared before it, and left when the last job has ended. `job.resource()`
+        returns the yielded value, by its type or by the declaration that is returned here.
 
         Raises `ValueError` for a function that does not return an async context manager.
         """
@@ -214,8 +202,7 @@ class Tasks(Mapping[str, Task[Any]]):
         Processes store it when they start, and the last one wins. A schedule that is no longer declared is retired.
 
         Raises `ValueError` for a name that is taken, and `BadRequest`, which names the schedule, for values that
-        `Schedule`
-        refuses.
+        `Schedule` refuses.
         """
         if name in self._schedules:
             raise ValueError(f"schedule {name!r} is declared twice")
@@ -265,10 +252,8 @@ class Tasks(Mapping[str, Task[Any]]):
         """Wrap every run in the decorated function, and return it unchanged.
 
         It is called with the job and returns a context manager (`@contextlib.contextmanager`), in which a handler of
-        any flavor
-        runs: in the same task or thread, with the same context variables. An error of the handler passes through it.
-        The first
-        declared one is the outermost.
+        any flavor runs: in the same task or thread, with the same context variables. An error of the handler passes
+        through it. The first declared one is the outermost.
 
         Raises `ValueError` for a function that does not return a context manager.
         """

@@ -48,8 +48,8 @@ UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """Characters that PostgreSQL stores in no text."""
 CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that no name may have: control characters, line separators, and those that PostgreSQL cannot store."""
-# jsonb also refuses \u0000 and lone surrogates as escapes. A pair of surrogates is valid, and msgspec never writes
-# it as escapes.
+# jsonb also refuses \u0000 and lone surrogates as escapes. A pair of surrogates is valid, and msgspec never writes it
+# as escapes.
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 

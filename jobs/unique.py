@@ -23,10 +23,8 @@ class Uniqueness:
     """Uniqueness of a task's jobs. `BadRequest` names the setting that is not allowed.
 
     `key` is True (jobs with equal args are the same), names of fields, or a template. With `keep_time` an update does
-    not
-    change the time at which a job is due. `when_running="cancel"` asks the running job to stop, since a newer one
-    waits.
-    With `after_error="delay"` the newer job waits for the retry delay if the running one fails.
+    not change the time at which a job is due. `when_running="cancel"` asks the running job to stop, since a newer one
+    waits. With `after_error="delay"` the newer job waits for the retry delay if the running one fails.
     """
 
     key: Literal[True] | KeySpec

@@ -85,8 +85,7 @@ def closes_at(together: Iterable[tuple[WorkPeriods, float]], instant: datetime) 
     """Return when the first of several periods closes, each earlier by its margin in seconds, or None for never.
 
     It is `instant` itself if one is closed, or closes within its margin. A period that opens within its margin counts
-    as
-    open: a job that starts exactly at the opening, by another clock, is not stopped.
+    as open: a job that starts exactly at the opening, by another clock, is not stopped.
     """
     closes: datetime | None = None
     for periods, margin_s in together:

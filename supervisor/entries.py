@@ -50,10 +50,8 @@ class Entries:
     """Entries with their dispatchers. `make` creates a dispatcher for an entry and its tasks.
 
     By queue: `wakes` are set when a job became ready. `direct` has the dispatchers of entries that take all tasks:
-    their
-    jobs may start without a claim. `slots`, and `only_tasks` for queues whose entries name their tasks, are shown in
-    the
-    worker's row.
+    their jobs may start without a claim. `slots`, and `only_tasks` for queues whose entries name their tasks, are shown
+    in the worker's row.
     """
 
     tasks: Mapping[str, Task[Any]]

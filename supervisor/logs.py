@@ -146,8 +146,7 @@ def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict
         error = exc_info[1] if isinstance(exc_info, tuple) else sys.exception()
     if error is not None:
         # First cut to MAX_MASKED characters, since masking takes time, and to the kept length only after masking: a
-        # shorter
-        # cut could separate a secret from the name by which it is recognized.
+        # shorter cut could separate a secret from the name by which it is recognized.
         event["exception"] = storable_text(mask_text(storable_text(traceback_of(error), MAX_MASKED)), MAX_TRACEBACK)
     return event
 

@@ -40,8 +40,7 @@ async def serve(
     """Run until a signal ends the process or a part gives up, and return the exit code.
 
     `guest` is started when every queue claims, and cancelled when a drain has ended. `server` is the embedded
-    PostgreSQL
-    that the settings point to, if any; it is restarted if it ends.
+    PostgreSQL that the settings point to, if any; it is restarted if it ends.
 
     Raises `SchemaError`, `ConfigError` or `AddressError` if the process cannot start.
     """

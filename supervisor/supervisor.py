@@ -120,8 +120,7 @@ class Supervisor:
         """Add all declarations of `tasks`, as if they had been there at the start. Return when they are in effect.
 
         Resources are opened, limits and schedules are stored, and jobs that have waited for the tasks become ready. An
-        entry
-        that names its tasks does not change.
+        entry that names its tasks does not change.
 
         Raises:
             ValueError: a name is taken, or limits contradict each other (`BadRequest`). Nothing has changed then, nor
@@ -276,13 +275,11 @@ async def open_supervisor(
     """Open a supervisor for the duration of a block. It claims and runs jobs, and with `with_web` serves the HTTP API.
 
     `settings.db_dsn` must be set. Without your own database, use that of `embedded_postgres` and pass it as `server`:
-    the
-    supervisor then restarts it if it ends. `signals`, for tests, report the supervisor's actions
+    the supervisor then restarts it if it ends. `signals`, for tests, report the supervisor's actions
     (`dataloader.testing.Signals`).
 
     Raises `SchemaError` or `ConfigError` if it cannot work with the database, `AddressError` if the HTTP address is in
-    use,
-    and `ActorGaveUp` at the end if a part gave up.
+    use, and `ActorGaveUp` at the end if a part gave up.
     """
     async with open_starting(settings, tasks, with_web=with_web, server=server, signals=signals) as supervisor:
         await supervisor.ready()

@@ -180,8 +180,7 @@ async def _work(
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
                     # A check of parked jobs may still wait for its answer, hence the pause. While a handler is stuck,
-                    # the
-                    # connections stay open, however long it runs, so that its outcome can be written.
+                    # the connections stay open, however long it runs, so that its outcome can be written.
                     if not report.stuck:
                         cutting.start_soon(_cut_off_after, parts, LEAVE_S)
                 if report.stuck:

@@ -93,8 +93,7 @@ class Turns:
     """Limits of concurrent work that takes much memory or many milliseconds. Requests that wait hold no data.
 
     Threads are not Trio's own, all of which handlers may be using. An app has its own limiters, since a limiter belongs
-    to
-    a run.
+    to a run.
     """
 
     long_bodies: trio.CapacityLimiter = attrs.field(factory=_two)

@@ -78,8 +78,7 @@ async def start_bulk(call: Call, body: BulkActRequest) -> Answer:
     """Begin a bulk operation: cancel, retry, run now or change of priority.
 
     Its jobs are those that match now, frozen: later jobs are not included. It continues without the caller, 500 jobs at
-    a
-    time; its ID shows its progress.
+    a time; its ID shows its progress.
     """
     if body.dry_run:
         return Answer(value=await call.bulk.count(body.change, body.chosen))

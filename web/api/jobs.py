@@ -1,8 +1,7 @@
 """Jobs, queues and failures over HTTP: the routes of their operations, and routes that exist only over HTTP.
 
 The views written by hand have different answers: a job's status, for which a request may wait; changes of one job,
-which
-are answered with its status; and statistics, whose query has other names.
+which are answered with its status; and statistics, whose query has other names.
 """
 
 from __future__ import annotations

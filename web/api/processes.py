@@ -222,8 +222,7 @@ async def start_process(call: Call, process_type: str, body: StartRequest, query
     """Start a process.
 
     200 with its first step's answer, if it comes within `wait` seconds, else 202. 409 if a process with this ID exists,
-    or
-    the idempotency key belongs to another request.
+    or the idempotency key belongs to another request.
     """
     return await _ask(call, body.request(process_type, key_of(call.headers, body.idempotency_key)), query.wait)
 
@@ -248,10 +247,8 @@ async def call_process(call: Call, process_type: str, process_id: str, body: Cal
     """Call a method of a process.
 
     200 with the answer, if it comes within `wait` seconds, else 202: the call continues, and its task can be waited
-    for.
-    `finished` with an `error` means that the step has refused it. 409 if the process is in error or its first step has
-    not
-    finished.
+    for. `finished` with an `error` means that the step has refused it. 409 if the process is in error or its first step
+    has not finished.
     """
     may_start = body.start is not UNSET
     request = ProcessRequest(

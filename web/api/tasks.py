@@ -75,8 +75,7 @@ async def trigger_task(call: Call, task: str, body: dict[str, Any]) -> Answer:
     """Add a job of a task: the body has the task's arguments.
 
     It may also have `priority`, `available_at`, `version`, `idempotency_key` and `object_type`, the task's name. If the
-    task
-    has an argument with such a name, the value is the argument. Queue and keys are the task's own.
+    task has an argument with such a name, the value is the argument. Queue and keys are the task's own.
 
     201 if the job is new, 200 if another one covers the request: `did` says why.
     """

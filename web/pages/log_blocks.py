@@ -1,8 +1,7 @@
 """Log of a run on its page: the lines of one block, and the whole log as text.
 
 Lines are masked as everywhere. A search matches only the displayed text: a match in a hidden value does not count,
-since
-searches would otherwise reveal secrets.
+since searches would otherwise reveal secrets.
 """
 
 from __future__ import annotations

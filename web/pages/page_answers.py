@@ -13,8 +13,7 @@ class Page:
     """HTML to be rendered: a template of templates/, the page's title, and the values of the template.
 
     refresh_s: seconds after which the live part should be requested again while the page is visible; None if it has no
-    live
-    part, or no longer changes.
+    live part, or no longer changes.
     """
 
     template: str

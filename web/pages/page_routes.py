@@ -1,7 +1,7 @@
 """Declarations of pages: the address, the view, the role that a visitor needs, and the types of its query and form.
 
-A view is an async function. It gets a `Visit` and returns a `Page` (a template and its values), a `Redirect`,
-a `Download` or a `Stream`. It raises the same errors as views of the API.
+A view is an async function. It gets a `Visit` and returns a `Page` (a template and its values), a `Redirect`, a
+`Download` or a `Stream`. It raises the same errors as views of the API.
 """
 
 from __future__ import annotations

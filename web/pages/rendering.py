@@ -1,10 +1,9 @@
 """Makes the response of a view's answer: a template as HTML, a part of one, a file, or a page for an error.
 
 **Parts.** A block `part_NAME` of a template can be requested alone, by `?part=NAME`. This calls the same view, which
-can
-skip values that the part does not show (`visit.part`), and returns the block's HTML without the frame. A page stays up
-to date this way: static/live.js requests its live part repeatedly, with the `ETag` of the browser's version, and gets
-304 if nothing has changed. `Refresh-In` is the number of seconds until the next request.
+can skip values that the part does not show (`visit.part`), and returns the block's HTML without the frame. A page stays
+up to date this way: static/live.js requests its live part repeatedly, with the `ETag` of the browser's version, and
+gets 304 if nothing has changed. `Refresh-In` is the number of seconds until the next request.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 A sign-in posts an API token once. The cookie has the token's name and the time, signed with a key that scrypt derives
 from the token's digest, so that a stolen cookie does not make it easy to guess the token. There is no additional
-secret,
-and a cookie is valid on all replicas. It ends with its token, after `LASTS_S` seconds, or by a sign-out, which a table
-records for all replicas. Only the pages read it. The API accepts only bearer tokens, so that a page of another site
-cannot use credentials that the browser sends automatically.
+secret, and a cookie is valid on all replicas. It ends with its token, after `LASTS_S` seconds, or by a sign-out, which
+a table records for all replicas. Only the pages read it. The API accepts only bearer tokens, so that a page of another
+site cannot use credentials that the browser sends automatically.
 """
 
 from __future__ import annotations
