@@ -1,7 +1,8 @@
 """dataloader: durable jobs and ETL from a queue in PostgreSQL, in one Trio process.
 
-The names below are public; all else may move. What a module of tasks needs is imported at once. What runs them (the
-supervisor, the settings) is imported when it is first asked for, so that `dataloader status` loads no web server.
+The names below are public; all others may change. Names that a module of tasks needs are imported immediately. Names
+that run tasks (the supervisor, the settings) are imported at their first use, so that `dataloader status` loads no web
+server.
 """
 
 from __future__ import annotations
@@ -172,13 +173,13 @@ _FORMER: Final = {
     "open_jobs": "open_client, and the client has the queue as client.jobs",
     "open_processes": "open_client, and the client has the processes as client.processes",
 }
-"""Former public names, and what has taken their places."""
+"""Former public names, and their replacements."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the running side when it is first used.
+    """Import a name of the supervisor's side at its first use.
 
-    Raises `ImportError`, with the new name, for a name that has been changed.
+    Raises `ImportError`, with the new name, for a name that has changed.
     """
     refuse_former_name(__name__, name, _FORMER)
     module = _WHEN_ASKED_FOR.get(name)

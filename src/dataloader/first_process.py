@@ -1,7 +1,8 @@
-"""Process 1 of a container: the parent of the service, which takes away the ended processes that nobody waits for.
+"""Process 1 of a container: the parent of the service, which reaps zombie processes.
 
-The kernel gives orphans to process 1, and their ends stay as zombies until it asks for them. The service can't: it does
-not know them from the processes that its own code has started and waits for. A parent that starts nothing else can.
+The kernel gives orphans to process 1, and they stay zombies until it waits for them. The service cannot do that: it
+cannot distinguish them from the processes that its own code has started and waits for. A parent that starts no other
+process can.
 """
 
 import os
@@ -20,11 +21,11 @@ HANDED_ON: Final = (
 
 
 def serve_below() -> None:
-    """Fork the service, and return there; here hand signals on to it, and end as it does."""
+    """Fork the service and return in it. The parent forwards signals to it, and ends with its exit code."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
     service = os.fork()
     if service == 0:
-        # Of a terminal's ^C the service would hear twice, were it of our group.
+        # In our group, the service would receive a terminal's ^C twice.
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
         return

@@ -1,8 +1,8 @@
 """Fixtures for the tests of a module of tasks: `pytest_plugins = ["dataloader.pytest"]` in `conftest.py`.
 
-`dataloader_dsn` is the address of a migrated database that is the test's own. One server, with one database from which
-the others are copied, serves the session; it needs the extra `testing`. It knows the defaults of the tasks that the
-fixture `dataloader_tasks` returns: override that one, with the scope of the session.
+`dataloader_dsn` is the address of a migrated database for one test. One server, with one template database that is
+copied, serves the session; it needs the extra `testing`. The database has the defaults of the tasks that the fixture
+`dataloader_tasks` returns: override that fixture, with the scope of the session.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dataloader.testing import temporary_database
 
 @pytest.fixture(scope="session")
 def dataloader_tasks() -> Tasks | None:
-    """The tasks whose queues and other defaults each test's database knows; none until a `conftest.py` overrides it."""
+    """Tasks whose queues and other defaults each test's database has; none until a `conftest.py` overrides it."""
     return None
 
 
 @pytest.fixture(scope="session")
 def _dataloader_databases(dataloader_tasks: Tasks | None) -> Iterator[Callable[[], str]]:
-    """Makes a database by each call, and gives its address."""
+    """Return a function that creates a database and returns its address."""
     numbers = itertools.count(1)
     with temporary_database(dataloader_tasks) as template, ThreadPoolExecutor(1) as thread:
 
         def make() -> str:
             name = f"dataloader_test_{next(numbers)}"
-            # In a thread, since the test may have begun a Trio run already.
+            # In a thread, since the test may already be in a Trio run.
             thread.submit(trio.run, _copy, template, name).result()
             return _other(template, name)
 
@@ -44,7 +44,7 @@ def _dataloader_databases(dataloader_tasks: Tasks | None) -> Iterator[Callable[[
 
 @pytest.fixture
 def dataloader_dsn(_dataloader_databases: Callable[[], str]) -> str:
-    """The address of a migrated database of the test's own, which goes with the session's server."""
+    """Address of a migrated database for one test. It is removed with the session's server."""
     return _dataloader_databases()
 
 

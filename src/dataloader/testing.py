@@ -1,8 +1,8 @@
-"""Helpers for testing your tasks: run one without a server, make a database for a test, run all queued jobs.
+"""Helpers for testing your tasks: run one without a server, create a test database, run all queued jobs.
 
-`run_task` is the first choice: it needs no database unless the handler opens `job.transaction()`. What runs is the very
-code that a worker runs, with the registry's resources and wrappers; only the parts around it are left out
-(no heartbeats, no listener, no web). `dataloader.pytest` has fixtures.
+`run_task` is the first choice: it needs no database unless the handler opens `job.transaction()`. It runs the same code
+as a worker, with the registry's resources and wrappers, but without heartbeats, listener and web. `dataloader.pytest`
+has fixtures.
 
     async def test_a_year_is_loaded():
         run = await run_task(tasks, "load.year", {"year": 1999})
@@ -81,14 +81,14 @@ __all__ = [
 
 _QUEUE: Final = "testing"
 _LEASE_S: Final = 3_600
-"""Nothing renews leases here: one that outlasts every test."""
+"""Lease that outlasts every test, since leases are not renewed here."""
 _GRACE_S: Final = 5
 _UNSAFE: Final = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @attrs.frozen
 class LogLine:
-    """A line of `job.log`."""
+    """Line of `job.log`."""
 
     level: str
     message: str
@@ -97,12 +97,11 @@ class LogLine:
 
 @attrs.frozen(kw_only=True)
 class TaskRun:
-    """How one run ended.
+    """Result of one run.
 
-    `status` is what the job's would be: `queued` after a failure with attempts left, `Retry` or `Snooze`, with
-    `delay_s` until the next run. `result`, `error` and `progress` (every one that was shown) are as they would be
-    stored: as JSON, masked, cut. Of a stage that moved its job on, `status` is `queued` and `result` what it gave to
-    the next one.
+    `status` is the job's: `queued` after a failure with attempts left, `Retry` or `Snooze`, with `delay_s` until the
+    next run. `result`, `error` and `progress` (all that were shown) are as stored: as JSON, masked, cut. For a stage
+    that moved its job on, `status` is `queued` and `result` the input of the next stage.
     """
 
     task: str
@@ -123,19 +122,19 @@ async def run_task(
     previous: object = None,
     dsn: str | None = None,
 ) -> TaskRun:
-    """Run the handler of a task once, as a worker would, with its timeout and retry policy.
+    """Run the handler of a task once, as a worker does, with its timeout and retry policy.
 
     Args:
-        tasks: the registry that has it.
+        tasks: the registry that has the task.
         task: the task, or its name.
         args: the job's arguments, a mapping or an instance of the task's own type; they are encoded as JSON and decoded
             again.
-        attempt: the run's number, from 1; without `dsn` only.
-        previous: for a stage, what the stage before has returned; without `dsn` only.
+        attempt: the run's number, from 1; only without `dsn`.
+        previous: for a stage, the return value of the previous stage; only without `dsn`.
         dsn: a migrated database, for handlers that use `job.transaction()`: a real job is enqueued there, and run.
 
-    Raises `KeyError` for a task that is not registered, `BadRequest` for args that don't fit it, and `ConfigError` for
-    a resource that can't be opened. What the handler raises is the `error`.
+    Raises `KeyError` for a task that is not registered, `BadRequest` for args that do not fit it, and `ConfigError` for
+    a resource that cannot be opened. An exception of the handler is the run's `error`.
     """
     task = tasks[_name(task)]
     new = new_job(task, cast("Mapping[str, Any] | None", args))
@@ -143,7 +142,7 @@ async def run_task(
         async with _open_bench(tasks) as bench:
             return await bench.run(replace(_claimed(task, new, attempt), more={"previous": previous}))
     async with _open_worker(dsn, tasks) as worker:
-        # A queue of its own: what else waits in the database is not ours to run.
+        # A separate queue, so that no other job of the database is run.
         new = attrs.evolve(new, queue=f"{_QUEUE}.{uuid7()}", max_attempts=task.max_attempts)
         await enqueue(worker.bench.database_given, [new], default_lease_s=_LEASE_S)
         [run] = await worker.work(str(new.queue))
@@ -151,10 +150,10 @@ async def run_task(
 
 
 async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
-    """Run every job that is ready in the database at `dsn`, one after the other, and jobs that become ready by that.
+    """Run every ready job in the database at `dsn`, one after the other, and jobs that become ready by that.
 
-    Messages of durable processes are delivered, and what they tell to handlers.
-    It leaves jobs whose time has not come, whose task is not in `tasks`, or whose queue is paused.
+    Messages of durable processes are delivered, and their events to handlers. Jobs are left that are not due, whose
+    task is not in `tasks`, or whose queue is paused.
     """
     runs: list[TaskRun] = []
     async with _open_worker(dsn, tasks) as worker:
@@ -174,17 +173,18 @@ async def _ready_queues(database: Database) -> list[str]:
 async def assert_enqueued(
     dsn: str, task: str | Task[Any], args: object = None, *, queue: str | None = None, times: int = 1
 ) -> list[JobRecord]:
-    """Return the jobs of `task` that were added to the database at `dsn`, newest first, whatever their status.
+    """Return the jobs of `task` that were added to the database at `dsn`, newest first, in any status.
 
     Args:
         dsn: a migrated database.
         task: the task, or its name.
         args: fields that their arguments must have with these values; they may have others. With the task itself also
-            an instance of its own type.
+        an
+            instance of its own type.
         queue: the queue in which they must be.
-        times: how many there must be, of the newest 1,000.
+        times: their expected number, of the newest 1,000.
 
-    Raises `AssertionError`, with the jobs of that task that there are, if there is another number of them.
+    Raises `AssertionError`, with the existing jobs of that task, if their number is different.
     """
     name = _name(task)
     wanted = _fields(task, args)
@@ -207,7 +207,7 @@ def _name(task: str | Task[Any]) -> str:
 
 
 def _fields(task: str | Task[Any], args: object) -> dict[str, Any]:
-    """The fields that `args` gives: of a dictionary those that stand there, for no more is asked."""
+    """Return the fields of `args`; for a dictionary only its own entries, without defaults."""
     if args is None or isinstance(args, Mapping):
         return dict(args or {})
     return new_job(task, cast("Mapping[str, Any]", args)).args
@@ -215,17 +215,17 @@ def _fields(task: str | Task[Any], args: object) -> dict[str, Any]:
 
 @contextmanager
 def temporary_database(tasks: Tasks | None = None) -> Iterator[str]:
-    """Yield the DSN of a migrated database on a server of its own, which ends with the block; use a session fixture.
+    """Yield the DSN of a migrated database on a dedicated server, which ends with the block; use a session fixture.
 
-    It knows the queues, lock keys and other defaults of `tasks`, as if a process of theirs had been started. Takes a
-    second or two, in which it blocks. Needs the extra `embedded`. The server trades durability for speed.
+    It has the queues, lock keys and other defaults of `tasks`, as if a process with them had been started. Blocks for
+    one or two seconds. Needs the extra `embedded`. The server trades durability for speed.
     """
     with (
         tempfile.TemporaryDirectory(prefix="dataloader-testing-") as directory,
         embedded_postgres(Path(directory), extra_settings=_UNSAFE) as server,
         ThreadPoolExecutor(1) as thread,
     ):
-        # In a thread, since the caller may be in a Trio run already.
+        # In a thread, since the caller may already be in a Trio run.
         thread.submit(trio.run, _prepare, server.dsn, tasks).result()
         yield server.dsn
 
@@ -239,7 +239,7 @@ async def _prepare(dsn: str, tasks: Tasks | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class _Bench:
-    """Runs claimed jobs with all that a process has for them."""
+    """Runs claimed jobs with the same parts as a process."""
 
     tasks: Tasks
     opened: Opened
@@ -249,12 +249,12 @@ class _Bench:
 
     @property
     def database_given(self) -> Database:
-        """The database of who was given one."""
+        """Database, for callers that have one."""
         assert self.database is not None  # noqa: S101
         return self.database
 
     async def run(self, job: ClaimedJob) -> TaskRun:
-        """Run one job to its end, and record that if there is a database."""
+        """Run one job to its end, and record its outcome if there is a database."""
         task, recorder = self.tasks[job.task], _Recorder()
         run = Run(job=job, lease=Lease(job.lease_s, math.inf), claimed_at=trio.current_time())
         await runner.run(run, task, self._services(recorder), trio.CapacityLimiter(1))
@@ -262,7 +262,7 @@ class _Bench:
         if outcome is None:  # the handler's own transaction has committed it
             try:
                 record = await get_job(self.database_given, job.job_id)
-            except JobNotFound:  # as a process's does, when nothing is left to do
+            except JobNotFound:  # for example the wake-up job of a durable process, if there is nothing left to do
                 return recorder.task_run(task.name, Status.SUCCEEDED, None, None)
             return recorder.task_run(task.name, record.status, record.result, record.error)
         status = TRANSITIONS[Status.RUNNING, outcome.step]
@@ -305,19 +305,19 @@ async def _open_bench(tasks: Tasks, database: Database | None = None) -> AsyncIt
         try:
             yield _Bench(tasks=tasks, opened=opened, transactions=transactions, database=database, children=children)
         finally:
-            await children.close()  # noqa: ASYNC102 - it has shields and deadlines of its own
+            await children.close()  # noqa: ASYNC102 - it has its own shields and deadlines
             transactions.close()
 
 
 @attrs.frozen
 class _Worker:
-    """Claims from a database and runs what it got."""
+    """Claims jobs from a database and runs them."""
 
     bench: _Bench
     locks: LockSession
 
     async def work(self, queue: str) -> list[TaskRun]:
-        """Claim one job of `queue`, run it, record its end, free its key."""
+        """Claim one job of `queue`, run it, record its outcome, and free its key."""
         claim = await self.locks.claim(queue, 1, list(self.bench.tasks), 1.0)
         runs = []
         for job in claim.jobs:
@@ -341,7 +341,7 @@ async def _open_worker(dsn: str, tasks: Tasks) -> AsyncIterator[_Worker]:
 
 
 class _Recorder:
-    """Stands where a run's messages go, and keeps all it was shown, each progress too."""
+    """Replaces the recorder: receives a run's messages, and keeps everything, including each progress."""
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
@@ -349,7 +349,7 @@ class _Recorder:
         self._lines: list[LogLine] = []
 
     def send_nowait(self, message: ToRecord) -> None:
-        """Take over what the run has for us; it tells again when there is more."""
+        """Take the run's output. The run sends a message again when there is more."""
         run = message.run
         run.outbox.is_told = False
         if (progress := run.outbox.take_progress()) is not None:
@@ -361,7 +361,7 @@ class _Recorder:
             self.outcome = message.outcome
 
     def task_run(self, task: str, status: Status, result: Any, error: str | None, delay_s: float = 0.0) -> TaskRun:
-        """The run with what was shown."""
+        """Return the run with everything that was recorded."""
         return TaskRun(
             task=task,
             status=status,
@@ -374,7 +374,7 @@ class _Recorder:
 
 
 class _NoDatabase:
-    """Says what is missing when a handler opens a transaction, or enqueues a job."""
+    """Raises an error that says what is missing if a handler opens a transaction, or enqueues a job."""
 
     def open(self, _success: object, _shield: object) -> Any:
         raise _needs_database("job.transaction()")
@@ -383,7 +383,7 @@ class _NoDatabase:
         raise _needs_database("job.enqueue()")
 
     def close(self) -> None:
-        """There is nothing to be closed."""
+        """Do nothing: there is nothing to close."""
 
 
 def _needs_database(what: str) -> ConfigError:
