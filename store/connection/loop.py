@@ -1,9 +1,10 @@
 """Asyncio loop for the database driver within Trio: the standard library's, with Trio waiting for its selector.
 
 Trio waits until the selector's own descriptor is readable or the next timer is due. Then all ready callbacks run in one
-turn of Trio's scheduler. An operation's first step runs in the turn of its caller. So an operation takes two turns,
-however many callbacks the driver needs; a turn is as long as all the other tasks take in it. A KeyboardInterrupt never
-interrupts a callback.
+turn of Trio's scheduler. An operation's first step runs in the turn of its caller, and its last step wakes the caller.
+So an operation takes two turns, however many callbacks the driver needs; a turn is as long as all the other tasks take
+in it. The loop asks the system for ready sockets once each time the descriptor is readable, and when an operation
+begins while others wait. Other rounds of callbacks do not ask. A KeyboardInterrupt never interrupts a callback.
 
 Rejected: trio-asyncio for this loop. It runs one callback a turn, and needs a task and an event each time a socket
 becomes readable. An operation takes eight turns and half as much CPU again, and its support ends with Python 3.13.
@@ -34,6 +35,20 @@ ROUNDS_A_TURN: Final = 10
 CLOSE_S: Final = 5.0
 
 
+class Sockets(selectors.DefaultSelector):
+    """Selector of the loop. `select` asks the system once after `is_ready` was set, and else returns no socket."""
+
+    is_ready = False
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return the sockets that are ready, without waiting for any."""
+        del timeout
+        if not self.is_ready:
+            return []
+        self.is_ready = False
+        return super().select(0)
+
+
 class Loop(asyncio.SelectorEventLoop):
     """Loop of the driver. Call functions with `run`; create it with `open_loop`."""
 
@@ -45,8 +60,9 @@ class Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._in_turn = False
-        self._own_selector = selectors.DefaultSelector()
-        super().__init__(self._own_selector)
+        self._waiting = 0
+        self._sockets = Sockets()
+        super().__init__(self._sockets)
         self._stopping = True  # makes a round check the selector without waiting for it
         self._rest = trio.CancelScope()
         self._rest_until = math.inf
@@ -58,15 +74,20 @@ class Loop(asyncio.SelectorEventLoop):
         `asyncio.CancelledError` with another cause is raised as it is.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        task = self._begin(function(*args, **kwargs))
-        if task.done():
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return task.result()
-        waiter = trio.lowlevel.current_task()
+        waiter, is_waiting = trio.lowlevel.current_task(), False
+        answer: outcome.Outcome[T] | None = None
         raise_cancel: Callable[[], None] | None = None
 
-        def done(_task: object) -> None:
-            trio.lowlevel.reschedule(waiter)
+        async def aio_answer() -> None:
+            nonlocal answer
+            answer = await outcome.acapture(function, *args, **kwargs)
+            if is_waiting:
+                trio.lowlevel.reschedule(waiter, answer)
+
+        task = self._begin(aio_answer())
+        if answer is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return answer.unwrap()
 
         def abort(raised: Callable[[], None]) -> trio.lowlevel.Abort:
             nonlocal raise_cancel
@@ -74,18 +95,23 @@ class Loop(asyncio.SelectorEventLoop):
             task.cancel()
             return trio.lowlevel.Abort.FAILED
 
-        task.add_done_callback(done)
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        is_waiting = True
+        self._waiting += 1
         try:
-            return task.result()
+            result: T = await trio.lowlevel.wait_task_rescheduled(abort)
         except asyncio.CancelledError:
             if raise_cancel is not None:
                 raise_cancel()
             raise
+        finally:
+            self._waiting -= 1
+        return result
 
     @trio.lowlevel.enable_ki_protection
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task for `coroutine` and run its first step."""
+        self._sockets.is_ready = self._waiting > 0  # their answers may have come
+        self._in_turn = True  # the turn follows immediately: nothing has to be woken for it
         self._in_turn = True  # the turn follows immediately: nothing has to be woken for it
         task = self.create_task(coroutine)
         self._turn()
@@ -127,7 +153,8 @@ class Loop(asyncio.SelectorEventLoop):
     async def run_what_is_answered(self) -> None:
         """Run callbacks whenever a socket is ready, until cancelled."""
         while True:
-            await trio.lowlevel.wait_readable(self._own_selector.fileno())
+            await trio.lowlevel.wait_readable(self._sockets.fileno())
+            self._sockets.is_ready = True
             self._turn()
 
     async def run_what_is_due(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
+import socket
 import threading
 from collections import deque
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -40,6 +43,16 @@ async def test_an_operation_takes_few_turns_of_the_scheduler(store):
     trio.lowlevel.remove_instrument(turns)
     # The second is that of the answer, the third that of the waiting task. Each callback a turn would make it eight.
     assert turns.count / OPERATIONS <= 3
+
+
+async def test_the_system_is_asked_once_which_sockets_an_answer_has_made_ready(store, monkeypatch):
+    await store.run(ask)
+    asked, select = [], selectors.DefaultSelector.select
+    monkeypatch.setattr(selectors.DefaultSelector, "select", lambda *args: asked.append(args) or select(*args))
+    for _ in range(OPERATIONS):
+        await store.run(ask)
+    # An answer may come in two parts. Each round of callbacks would make it three times for each operation.
+    assert OPERATIONS <= len(asked) <= 2 * OPERATIONS
 
 
 async def test_timers_of_answered_statements_do_not_gather(store):
@@ -83,6 +96,55 @@ async def test_a_timer_that_is_set_after_an_answer_is_kept(store):
 
     with trio.fail_after(patience_s()), pytest.raises(StoreUnavailable):
         await store.run(ask_and_sleep)
+
+
+async def test_a_socket_that_gets_ready_during_a_turn_is_served_in_a_later_one(store):
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+
+        async def read(_connection):
+            reading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(near, 1))
+            await asyncio.sleep(0)  # it waits for the socket
+            far.send(b"x")
+            return await reading
+
+        with trio.fail_after(patience_s()):
+            assert await store.run(read) == b"x"
+
+
+async def test_an_operation_that_ends_in_its_first_step_has_its_result_and_its_error(store):
+    async def end(_connection):
+        return 7
+
+    async def fail(_connection):
+        raise ZeroDivisionError
+
+    assert await store.run(end) == 7
+    with pytest.raises(ZeroDivisionError):
+        await store.run(fail)
+
+
+async def test_an_answer_that_comes_in_spite_of_a_cancellation_is_the_result(store):
+    waits = trio.Event()
+
+    async def insist(_connection):
+        waits.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "done"
+
+    results = []
+
+    async def run():
+        results.append(await store.run(insist))
+
+    with trio.fail_after(patience_s()):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await waits.wait()
+            nursery.cancel_scope.cancel()
+    assert results == ["done"]
 
 
 async def test_the_end_of_a_thread_wakes_the_loop(store):
