@@ -46,6 +46,7 @@ from dataloader.web.pages.page_routes import PageRoute
 from dataloader.web.pages.page_server import refuse_page, serve_page
 from dataloader.web.pages.site import PAGES
 from dataloader.web.problems import ProblemError
+from dataloader.web.route_map import RouteMap
 from dataloader.web.routes import Route, problem_response, serve
 from dataloader.web.server.asgi import QuartConnection, Request
 from dataloader.web.server.headers import HEADERS, NO_PAGE, REQUEST_ID
@@ -79,6 +80,7 @@ class App(QuartTrio):
 
     asgi_http_class = cast("Any", QuartConnection)
     request_class = Request
+    url_map_class = RouteMap
     services: Services
 
     async def handle_request(self, request: QuartRequest) -> Response | WerkzeugResponse:
