@@ -12,6 +12,7 @@ import click
 
 from dataloader.cli.cells import Column
 from dataloader.cli.entry import FAILED
+from dataloader.cli.imports import few_collections
 from dataloader.cli.output import print_json, print_table
 from dataloader.cli.pipeline_options import as_variables, pipeline_options
 from dataloader.cli.target import data_dir_option, json_option, provide_server
@@ -64,11 +65,12 @@ def _default_workers(tasks: Tasks) -> tuple[Worker, ...]:
 
 
 def _serve(settings: Settings, tasks: Tasks) -> int:
-    import trio  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
+    with few_collections():
+        import trio  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
 
-    from dataloader.jobs.logger import get_logger  # noqa: PLC0415
-    from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
-    from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
+        from dataloader.jobs.logger import get_logger  # noqa: PLC0415
+        from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
+        from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
 
     configure_logging(settings.log_format, settings.log_level)
     faulthandler.enable()  # prints the stack of a crash in native code

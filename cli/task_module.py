@@ -18,6 +18,7 @@ from typing import Final
 
 import click
 
+from dataloader.cli.imports import few_collections
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.tasks import Tasks
 
@@ -71,7 +72,8 @@ def _import(name: str) -> ModuleType:
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:
-        return importlib.import_module(name)
+        with few_collections():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(

@@ -46,8 +46,7 @@ async def serve(
     """
     outcome: DrainReport | Exception | None = None
     # Everything loaded so far stays, so the garbage collector can skip it: each full collection would stop the loop for
-    # tens of milliseconds. This collection does too, so it comes before any job runs.
-    gc.collect()
+    # tens of milliseconds. There is none here either: it would find almost nothing and delay the first claim.
     gc.freeze()
     _open_as_many_files_as_allowed()
     try:
