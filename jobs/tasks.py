@@ -77,11 +77,9 @@ class Tasks(Mapping[str, Task[Any]]):
         Args:
             name: the task's name.
             args: the type of `job.args`: an attrs class, a dataclass, a msgspec struct or a TypedDict; None: a
-            dictionary.
+                dictionary.
             options: fields of `Task`, `TaskLimits` and `Uniqueness`. `unique` is True (jobs with equal args are the
-            same),
-                names of fields, or a template. A `supplier` is a `Supplier`, or the name of one that is declared
-                elsewhere.
+                same), names of fields, or a template. A `supplier` is a `Supplier`, or the name of a declared one.
 
         Raises `ValueError` for a name that is taken, built in, or not storable, for values out of range, and for a
         function that a worker cannot call with only the job, or that is a generator. Raises `TypeError` for an option
