@@ -1,4 +1,4 @@
-"""Steps of a job, by whether they use up an attempt."""
+"""Steps of a job that use up an attempt."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ USES_ATTEMPT: Final[dict[Step, bool]] = {
     Step.CLOSE: False,
     Step.PARK: False,
 }
-"""A claim adds an attempt; a step that uses none takes it back."""
+"""A claim adds an attempt. A step that uses none subtracts it again."""

@@ -1,9 +1,9 @@
-"""A root folder that holds a C library, a shell, coreutils, tar and gzip, and programs run in it as another user.
+"""Root folder with a C library, a shell, coreutils, tar and gzip, and programs that run in it as another user.
 
     python bare_root.py FOLDER online|offline PROGRAM ARGUMENT…
 
-runs a program there, in place of itself: in a mount namespace of its own, with /proc and /dev; offline also in a
-network namespace that has loopback alone.
+runs a program there, in place of itself: in a separate mount namespace, with /proc and /dev; offline also in a network
+namespace that has only loopback.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make_bare_root(root: Path) -> Path:
-    """Fill a folder; it comes back. The user's home is `/home/bare`, and nothing is on the path but `TOOLS`."""
+    """Fill a folder, and return it. The user's home is `/home/bare`, and the path has only `TOOLS`."""
     for folder in ("bin", "dev", "etc", "proc", "tmp", "home/bare"):
         (root / folder).mkdir(parents=True)
     root.chmod(0o755)
@@ -66,7 +66,7 @@ def make_bare_root(root: Path) -> Path:
 
 
 def in_bare_root(root: Path, *command: str, offline: bool = False) -> list[str]:
-    """The command that runs `command` there."""
+    """Return the command that runs `command` there."""
     return [sys.executable, __file__, str(root), "offline" if offline else "online", *command]
 
 

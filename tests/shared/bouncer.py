@@ -40,35 +40,36 @@ def find_bouncer(*, keeps_statements=True):
 
 @pytest.fixture(scope="session")
 def bouncer():
-    """PgBouncer's path. Without it the test is skipped; in CI it fails."""
+    """Return PgBouncer's path. Without it the test is skipped; in CI it fails."""
     return _found(keeps_statements=False)
 
 
 @pytest.fixture(scope="session")
 def new_bouncer():
-    """The path of a PgBouncer that keeps prepared statements. With an older one the test is skipped."""
+    """Return the path of a PgBouncer that keeps prepared statements. With an older one the test is skipped."""
     return _found(keeps_statements=True)
 
 
 def _found(*, keeps_statements):
     program, why_not = find_bouncer(keeps_statements=keeps_statements)
     if program is None:
-        # Debian's stable version may be too old, which is no fault of the machine.
+        # Debian's stable version may be too old, which is not a fault of the machine.
         (pytest.skip if find_bouncer(keeps_statements=False)[0] else skip_without)(why_not)
     return program
 
 
 @attrs.frozen
 class Bouncer:
-    """Running, with at most `size` connections to the server; `dsn` leads to it."""
+    """Running PgBouncer with at most `size` connections to the server; `dsn` leads to it."""
 
     dsn: str
     port: int
     user: str
 
     async def is_shared(self, *roles):
-        """Connections of these roles come through it, those that must not do not, and they share fewer of its own."""
-        # Between transactions their connections are reset, and with PgBouncer so is what they said as they came.
+        """Return True if it carries connections of exactly the allowed roles, on fewer connections of its own."""
+        # Their connections are reset between transactions, and with PgBouncer the application name from the start also
+        # is.
         names = [client["application_name"] or "transaction" for client in await self._show("CLIENTS")]
         clients = [name.rpartition(" ")[2] for name in names]
         servers = await self._show("SERVERS")
@@ -76,7 +77,7 @@ class Bouncer:
         return {*roles} <= came and not {"locks", "listener"} & came and 0 < len(servers) < len(clients)
 
     async def _show(self, what):
-        """A table of its console, as dictionaries of texts."""
+        """Return a table of its console, as dictionaries of texts."""
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             messages = Messages(stream)
             hello = texts("user", self.user, "database", CONSOLE, "application_name", "test console", "")
@@ -124,14 +125,14 @@ def _values(body):
 async def open_bouncer(
     dsn: str, *, size: int, ignored: frozenset[str], program: str, mode: str = "transaction", settings: str = ""
 ) -> AsyncIterator[Bouncer]:
-    """PgBouncer on a free port of this machine, in transaction mode, before the server of `dsn`.
+    """Run PgBouncer on a free port of this machine, in transaction mode, in front of the server of `dsn`.
 
-    `settings` are further lines of its file; by default it keeps prepared statements, if it can.
+    `settings` are additional lines of its file. By default it keeps prepared statements, if it can.
     """
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     await listener.aclose()
-    # The folder of the server's socket is closed to the user that it is to run as.
+    # The account that PgBouncer runs as cannot open the folder of the server's socket.
     async with open_proxy(dsn) as proxy:
         server = urlsplit(proxy.dsn)
         database = server.path.removeprefix("/")
@@ -160,7 +161,7 @@ def _running(program, ini):
         file.write(ini)
         file.flush()
         Path(file.name).chmod(0o644)
-        # It refuses to be root.
+        # It refuses to run as root.
         with subprocess.Popen([program, "--quiet", file.name], user="nobody" if os.getuid() == 0 else None) as process:
             try:
                 yield process

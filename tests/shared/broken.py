@@ -1,8 +1,8 @@
 """Builds with a guard taken out, which its test must notice: `pytest --without GUARD TEST`.
 
-A test that can't fail proves nothing. Each guard of the protocol has an entry here: how it is taken out of the running
+A test that cannot fail proves nothing. Each guard of the protocol has an entry here: how it is taken out of the running
 program (the product has no such switches), and the test that must then fail. tests/faults/test_broken_builds.py tries
-them all; docs/guarantees.md shows the table. In a service under test the guard named by the environment is taken out.
+all of them; docs/guarantees.md shows the table. A service under test takes out the guard that the environment names.
 """
 
 from __future__ import annotations
@@ -143,12 +143,12 @@ def _never_killed(_lease) -> tuple[float, float]:
 
 
 def _no_hosts(*_args: object) -> list[object]:
-    """In the place of one that splits an address."""
+    """Replace a function that splits an address."""
     return []
 
 
 def _always(*_args: object, **_more: object) -> bool:
-    """In the place of a question."""
+    """Replace a check: return True."""
     return True
 
 
@@ -168,12 +168,12 @@ def _much_later(_clock, at: float) -> float:
 
 
 def _never(*_args: object) -> bool:
-    """In the place of one that asks whether something may happen."""
+    """Replace a check that allows something: return False."""
     return False
 
 
 async def _none_judged(*_args: object, **_named: object) -> Judged:
-    """In the place of one that judges jobs."""
+    """Replace a function that evaluates jobs."""
     return Judged(0, more=False)
 
 
@@ -182,12 +182,12 @@ async def _no(*_args: object) -> bool:
 
 
 async def _yes(*_args: object) -> bool:
-    """In the place of one that looks."""
+    """Replace an async check: return True."""
     return True
 
 
 async def _begun_as_before(_drive, snapshot, work) -> BegunStep:
-    """In the place of one that asks the database what became of a step."""
+    """Replace a function that asks the database for the result of a step."""
     return BegunStep("step", snapshot, work, ())
 
 
@@ -948,6 +948,6 @@ def take_out(name: str) -> None:
 
 
 def take_out_what_is_named() -> None:
-    """In a service: as the test that started it."""
+    """Take out the same guard in a service as in the test that started it."""
     if name := os.environ.get(VARIABLE):
         GUARDS[name].take_out()

@@ -1,8 +1,8 @@
-"""A real browser for tests of the pages: Debian's Chromium, driven by Playwright in a thread of its own.
+"""Real browser for tests of the pages: Debian's Chromium, driven by Playwright in a separate thread.
 
-A plugin of tests/conftest.py. The server runs in the test's Trio, Playwright's synchronous API in one thread for the
-whole session: a test says what is done in that thread by `await tab.do(lambda page: …)`. When the test ends, a console
-error, a violation of the content's policy or a request to another server than the page's own makes it fail.
+This is a plugin of tests/conftest.py. The server runs in the test's Trio run, Playwright's synchronous API in one
+thread for the whole session: a test runs code in that thread by `await tab.do(lambda page: …)`. At the end of the test,
+a console error, a violation of the content security policy or a request to another server makes it fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 20_000
-"""A watchdog for what a page should do at once."""
+"""Watchdog for actions of a page that should take effect immediately."""
 
 
 @attrs.define
@@ -39,10 +39,10 @@ class Browser:
     playwright: Any = None
 
     def start(self) -> None:
-        from playwright.sync_api import sync_playwright  # noqa: PLC0415 - most tests need none
+        from playwright.sync_api import sync_playwright  # noqa: PLC0415 - most tests do not need it
 
         if self.playwright is None:
-            # trio_asyncio, once a test has loaded it, makes loops of its own kind in every thread.
+            # Once a test has loaded trio_asyncio, new event loops in every thread are of its own kind.
             with mock.patch("asyncio.new_event_loop", asyncio.SelectorEventLoop):
                 self.playwright = sync_playwright().start()
         if self.chromium is None:
@@ -57,15 +57,15 @@ class Browser:
             self.playwright.stop()
 
     async def do(self, act: Callable[[], T]) -> T:
-        """Do something in the browser's thread."""
+        """Run a function in the browser's thread."""
         return await trio.to_thread.run_sync(lambda: self.thread.submit(act).result(), abandon_on_cancel=True)
 
 
 @attrs.define
 class Tab:
-    """A page in a browser profile of its own.
+    """Page in a separate browser profile.
 
-    faults: what went wrong on it. requests: what it has asked for. under_way: requests whose answers have not ended.
+    faults: errors of the page. requests: URLs that it has requested. under_way: requests whose answers have not ended.
     """
 
     browser: Browser
@@ -79,19 +79,19 @@ class Tab:
     look: str = "light"
 
     async def do(self, act: Callable[[Any], T]) -> T:
-        """`act(page)` in the browser's thread."""
+        """Run `act(page)` in the browser's thread."""
         return await self.browser.do(lambda: act(self.page))
 
     async def text(self, selector: str = "main") -> str:
-        """The text that a reader sees."""
+        """Return the text that a reader sees."""
         return await self.do(lambda page: page.inner_text(selector))
 
     async def take_clock(self) -> None:
-        """Let `pass_time` move the clock of pages that are opened later; it also runs by itself."""
+        """Let `pass_time` move the clock of pages that are opened later; the clock also runs by itself."""
         await self.do(lambda page: page.clock.install())
 
     async def pass_time(self) -> None:
-        """Move the pages' clock forward by 5 s, once no request is under way: by that clock it may take 20 s."""
+        """Move the pages' clock forward by 5 s when no request is in progress: one may take 20 s of that clock."""
 
         def forward(page: Any) -> None:
             waited_ms = 0
@@ -108,8 +108,8 @@ class Tab:
         await self.do(lambda page: page.goto(self.origin + path))
 
     async def check_looks(self) -> None:
-        """Fail for what axe finds on the page (WCAG 2.2 AA and good practice), and for a page that scrolls sideways."""
-        from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - most tests need none
+        """Fail for violations that axe finds (WCAG 2.2 AA and best practices), and for a page that scrolls sideways."""
+        from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - most tests do not need it
 
         def look(page: Any) -> tuple[list[str], list[int]]:
             found = Axe().run(page).response["violations"]
@@ -124,7 +124,7 @@ class Tab:
             await self.do(lambda page: page.screenshot(path=f"{folder}/{self.page_name()}.png", full_page=True))
 
     def page_name(self) -> str:
-        """A name for the page and how it is looked at, for a file."""
+        """Return a file name for the page in its current form."""
         at = urlsplit(self.page.url)
         subject = re.sub(r"[^a-z-]+", "-", at.path.removeprefix("/ui").lower()).strip("-") or "overview"
         size = self.page.viewport_size["width"]
@@ -156,7 +156,7 @@ class Tab:
 
 @pytest.fixture(scope="session")
 def browser():
-    """The session's browser. Without Chromium the tests are left out; in CI they fail."""
+    """Return the session's browser. Without Chromium the tests are skipped; in CI they fail."""
     if CHROMIUM is None:
         skip_without("Chromium is missing: apt-get install chromium")
     browser = Browser()
@@ -167,7 +167,7 @@ def browser():
 
 @pytest.fixture
 def open_tab(browser):
-    """`async with open_tab(url, …) as tab`: other keywords are those of Playwright's contexts, such as `viewport`.
+    """Open a tab: `async with open_tab(url, …) as tab`. Other keywords are those of Playwright's contexts.
 
     `expected`: HTTP errors that the test provokes.
     """

@@ -1,4 +1,4 @@
-"""The calls of a module's functions, counted by Python's profiler: how much work something is, on any machine."""
+"""Calls of a module's functions, counted by Python's profiler, as a measure of work on any machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType, ModuleType
 
 @contextmanager
 def counted_calls(module: ModuleType) -> Iterator[Counter[str]]:
-    """Count the calls of each function of a module in this thread; each value that a generator is asked for counts."""
+    """Count the calls of each function of a module in this thread. Each value of a generator counts as a call."""
     calls: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _arg: object) -> None:

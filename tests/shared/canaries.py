@@ -1,4 +1,4 @@
-"""Secrets that can be told from all else: tests put them wherever a secret may stand, and look where they come out."""
+"""Recognizable secrets: tests put them wherever a secret may be, and check that no output has them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 CANARY = "Kn4ry"
-"""How each of them begins; where it was put stands behind."""
+"""Beginning of each secret; its place follows."""
 
 
 def canaries(where: str) -> dict[str, Any]:
-    """Secrets under the names and in the shapes that tell them from other values."""
+    """Return secrets under the names and in the forms by which they are recognized."""
 
     def secret(what: str) -> str:
         return f"{CANARY}-{where.replace(' ', '-')}-{what}"

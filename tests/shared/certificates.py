@@ -7,7 +7,7 @@ import pytest
 
 
 def certificate(folder):
-    """A certificate for 127.0.0.1 that nobody trusts, with its key, as a file."""
+    """Return a file with an untrusted certificate for 127.0.0.1 and its key."""
     x509 = pytest.importorskip("cryptography.x509", reason="cryptography comes with what tests S3")
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415

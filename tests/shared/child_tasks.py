@@ -34,7 +34,7 @@ from dataloader import (
 )
 from dataloader.actors.children import wire
 
-if "WITHOUT_GUARD" in os.environ:  # bodies import this too, and should import no more than they need
+if "WITHOUT_GUARD" in os.environ:  # handlers import this module too, and should import only what they need
     import broken
 
     broken.take_out_what_is_named()
@@ -44,14 +44,14 @@ tasks = Tasks()
 
 @attrs.frozen
 class Sizes:
-    """Args with a type."""
+    """Typed args."""
 
     width: int
     height: int = 2
 
 
 class NoSuchDayError(Exception):
-    """Not worth another run."""
+    """Error that is not worth another run."""
 
 
 if os.environ.get("CHILD_TASKS") == "broken" and "DATALOADER_CHILD" in os.environ:
@@ -60,7 +60,7 @@ if os.environ.get("CHILD_TASKS") == "broken" and "DATALOADER_CHILD" in os.enviro
 
 @tasks.task("noop", process=True)
 def noop(job: ProcessJob) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @tasks.task("who", process=True, max_jobs=3)
@@ -174,21 +174,21 @@ async def aio_naps(job: AioProcessJob) -> int:
 
 @tasks.task("adds many", process=True, asyncio=True, timeout_s=600)
 async def adds_many(job: AioProcessJob) -> None:
-    """Adds more jobs at once than are added at a time, when a file is there."""
+    """Add more jobs concurrently than are added at a time, when a file exists."""
     await job.progress({"waits": True})
-    while not Path(job.args["go"]).exists():  # noqa: ASYNC110, ASYNC240 - all that another process can show it
+    while not Path(job.args["go"]).exists():  # noqa: ASYNC110, ASYNC240 - another process has no other means to show it
         await asyncio.sleep(0.01)
     await asyncio.gather(*(job.enqueue("noop", queue="other") for _ in range(200)))
 
 
 @tasks.task("leaves", process=True)
 def leaves(job: ProcessJob) -> int:
-    """Starts a daemon that wants to outlive it: a session of its own, SIGTERM ignored."""
+    """Start a daemon that tries to outlive the job: a separate session, SIGTERM ignored."""
     return start_daemon()
 
 
 def start_daemon(*held: int) -> int:
-    """Its process id; it keeps these file descriptors."""
+    """Start a daemon that keeps these file descriptors, and return its process ID."""
     code = "import os, signal, time\nos.setsid()\nsignal.signal(15, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n"
     code += "os.close(1)\nwhile True: time.sleep(3600)"
     started = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', {code!r}], pass_fds={held})"
@@ -198,7 +198,7 @@ def start_daemon(*held: int) -> int:
 
 @tasks.task("ignores", process=True, timeout_s=3_600)
 def ignores(job: ProcessJob) -> None:
-    """Computes for ever, whatever it is told; with a daemon, which it shows."""
+    """Compute forever and ignore signals; start a daemon and report it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     job.progress({"pid": os.getpid(), "daemon": start_daemon()})
@@ -208,13 +208,13 @@ def ignores(job: ProcessJob) -> None:
 
 @tasks.task("ignores for five seconds", process=True, timeout_s=5)
 def ignores_for_five_seconds(job: ProcessJob) -> None:
-    """The same, and has a timeout."""
+    """Compute forever, with a timeout."""
     ignores.handler(job)
 
 
 @tasks.task("holds", process=True, timeout_s=4, max_attempts=3, retry=RetryPolicy(base_s=0.1))
 def holds(job: ProcessJob) -> None:
-    """Holds the lock of its key as long as it lives, or its daemon does; says if another process holds it."""
+    """Hold the lock of its key while it or its daemon lives; report if another process holds it."""
     folder = Path(os.environ["CHAOS"])
     with (folder / str(job.lock_key)).open("w") as file:
         try:
@@ -242,7 +242,7 @@ def cleans(job: ProcessJob) -> None:
 
 @tasks.task("deafens", process=True)
 def deafens(job: ProcessJob) -> None:
-    """What reads the service's answers can't any more."""
+    """Break the reader of the service's answers."""
 
     def read(_line: bytes) -> None:
         raise RecursionError
@@ -253,20 +253,20 @@ def deafens(job: ProcessJob) -> None:
 
 @tasks.task("orphans", timeout_s=60)
 def orphans(job: ThreadJob) -> None:
-    """Leaves a process behind, which ends soon."""
+    """Leave a process behind, which ends soon."""
     started = "import subprocess; subprocess.Popen(['sleep', '0.2'], start_new_session=True)"
     subprocess.run([sys.executable, "-S", "-c", started], check=True)
 
 
 @tasks.task("becomes", process=True)
 def becomes(job: ProcessJob) -> None:
-    """Becomes another program, which says when it is told to stop."""
+    """Become another program, which reports a stop request."""
     os.execvp("sh", ["sh", "-c", "trap 'echo told; exit' TERM; echo ready; while :; do sleep 0.05; done"])
 
 
 @tasks.task("leaves a thread", process=True)
 def leaves_a_thread(job: ProcessJob) -> int:
-    """Its thread prints for ever."""
+    """Leave a thread that prints forever."""
 
     def speak() -> None:
         while True:
@@ -285,7 +285,7 @@ _former: list[ProcessJob] = []
 
 @tasks.task("haunts", process=True)
 def haunts(job: ProcessJob) -> str:
-    """Speaks with the handle of the run before, as a thread that was left behind would."""
+    """Use the handle of the previous run, as a thread that was left behind would."""
     _former.append(job)
     try:
         _former[0].keep("of another job")
@@ -296,7 +296,7 @@ def haunts(job: ProcessJob) -> str:
 
 @tasks.task("wakes", process=True)
 def wakes(job: ProcessJob) -> str:
-    """A stop does not end it: it returns."""
+    """Return after a stop instead of raising."""
     job.progress({"pid": os.getpid()})
     try:
         time.sleep(3_600)
@@ -306,19 +306,19 @@ def wakes(job: ProcessJob) -> str:
 
 
 tasks.supplier(Supplier("slow", rate_limits=(RateLimit(1, per_s=3_600),), margin_s=0.1))
-"""After one unit it grants nothing for an hour."""
+"""Supplier that grants one unit, then nothing for an hour."""
 
 
 @tasks.task("takes", process=True, timeout_s=60)
 def takes(job: ProcessJob) -> str:
-    """Another thread waits for a grant that does not come; meanwhile this one speaks, and asks."""
+    """Wait in another thread for a grant that does not come; meanwhile this thread logs and sends requests."""
     job.take("slow")
     told: list[BaseException] = []
 
     def wait() -> None:
         try:
             job.take("slow", max_wait_s=7_200)
-        except BaseException as error:  # noqa: ASYNC103, BLE001 - the test tells it
+        except BaseException as error:  # noqa: ASYNC103, BLE001 - the test reports it
             told.append(error)
 
     waiting = threading.Thread(target=wait, daemon=True)
@@ -336,7 +336,7 @@ def takes(job: ProcessJob) -> str:
 
 @tasks.task("aio takes", process=True, asyncio=True, timeout_s=60)
 async def aio_takes(job: AioProcessJob) -> list[object]:
-    """A task of it waits for a grant that does not come; meanwhile others speak, and ask."""
+    """Wait in another task for a grant that does not come; meanwhile others log and send requests."""
     await job.take("slow")
     waiting = asyncio.create_task(job.take("slow", max_wait_s=7_200))
     for number in range(3):

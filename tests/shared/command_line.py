@@ -1,7 +1,7 @@
-"""Fixtures for tests of the command line, with nothing of this machine's settings.
+"""Fixtures for tests of the command line, without any settings of this machine.
 
-`dataloader` runs a command within the test's process, which takes a tenth of the time of a new one; `start` runs it as
-a process, for what only a process has: signals, terminals, pipes, and services.
+`dataloader` runs a command within the test's process, which takes a tenth of the time of a new one. `start` runs it as
+a process, for tests of signals, terminals, pipes, and services.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OURS = ("DL_", "WORKERS_JSON", "PG")
 
 @attrs.frozen
 class Ended:
-    """A command that has ended: its exit code and what it wrote."""
+    """Result of a command: its exit code and output."""
 
     returncode: int
     stdout: str
@@ -31,7 +31,7 @@ class Ended:
 
 @pytest.fixture
 def dataloader(tmp_path, monkeypatch, capfd):
-    """Runs a command in an empty directory: positional arguments are its own, keywords its settings."""
+    """Return a function that runs a command in an empty directory: arguments are the command's, keywords settings."""
 
     def dataloader(*arguments: object, stdin: str = "", **settings: str) -> Ended:
         with monkeypatch.context() as patch:
@@ -50,13 +50,13 @@ def dataloader(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def on_database(dataloader, database):
-    """Runs `dataloader` with the test's database as DL_DB_DSN."""
+    """Return `dataloader` with the test's database as DL_DB_DSN."""
     return functools.partial(dataloader, DL_DB_DSN=database.dsn)
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a command as a process of its own, which is ended with the test; arguments as for `dataloader`."""
+    """Return a function that starts a command as a process, which is ended with the test; arguments as `dataloader`."""
     started = []
 
     def start(

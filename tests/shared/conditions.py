@@ -20,7 +20,7 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE '% ' || $1 AND state = 'idle'
   AND state_change < clock_timestamp() - make_interval(secs => $2)
 """
-"""The number of sessions of role $1 that have been idle for $2 seconds."""
+"""Number of sessions of role $1 that have been idle for $2 seconds."""
 
 
 def patience_s() -> float:

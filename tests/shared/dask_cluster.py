@@ -1,7 +1,7 @@
-"""A Dask cluster of processes on this machine, in a process of its own: `dask_cluster.py WORKERS THREADS PORT TLS`.
+"""Dask cluster of processes on this machine, in a separate process: `dask_cluster.py WORKERS THREADS PORT TLS`.
 
 TLS is the file of its certificate, key and authority, or empty. It prints the scheduler's address, and ends when its
-standard input does.
+standard input ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from distributed import LocalCluster, Security
 
 @contextmanager
 def dask_cluster(workers=2, threads=1, *, port=0, tls="", without=()):
-    """A running cluster: its process, whose `address` is the scheduler's; `process.pid` is the scheduler, too.
+    """Run a cluster; yield its process, whose `address` is the scheduler's. `process.pid` is the scheduler, too.
+
+    `without` names the parts that cannot import the package: `SCHEDULER`, `WORKER`.
 
     `without` names those that can't import the package: `SCHEDULER`, `WORKER`.
     """
@@ -48,7 +50,7 @@ def dask_cluster(workers=2, threads=1, *, port=0, tls="", without=()):
 
 
 def answer_with(dask_worker, changed):
-    """Let a worker change what it answers services; it is called there."""
+    """Change a worker's answers to services; this function is called in the worker."""
 
     def changing(real):
         async def answer(**asked):
@@ -61,7 +63,7 @@ def answer_with(dask_worker, changed):
 
 
 def main() -> None:
-    """Serve."""
+    """Serve the cluster."""
     security = None
     if tls := sys.argv[4]:
         parts = ("scheduler", "worker", "client")

@@ -13,7 +13,7 @@ import psycopg
 
 from dataloader import AioProcessJob, JobStopped, ProcessJob, RetryPolicy, Tasks
 
-if "WITHOUT_GUARD" in os.environ:  # bodies import this too, and should import no more than they need
+if "WITHOUT_GUARD" in os.environ:  # handlers import this module too, and should import only what they need
     import broken
 
     broken.take_out_what_is_named()
@@ -23,7 +23,7 @@ tasks = Tasks()
 
 @tasks.task("noop", dask=True)
 def noop(job: ProcessJob) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @tasks.task("all", dask=True)
@@ -79,7 +79,7 @@ def leaves(job: ProcessJob) -> int:
 
 @tasks.task("beats", dask=True, retry=RetryPolicy(base_s=0.1))
 def beats(job: ProcessJob) -> None:
-    """Writes a row each moment as long as it lives, whatever it is told."""
+    """Write rows continuously while it lives, ignoring stops."""
     with psycopg.connect(job.args["dsn"], autocommit=True) as connection:
         while True:
             with contextlib.suppress(JobStopped):

@@ -1,16 +1,12 @@
-"""The data sets of the ETL tests, and by which paths source_app.py serves them.
+"""Data sets of the ETL tests, and the paths by which source_app.py serves them.
 
-| path | answer |
-| --- | --- |
-| /ecb/rates?from=&to=&page=&size= | `{"data": {"items": [{date, currency, rate}], "total"}}`, from ≤ date < to |
-| /ecb/rates?…&as=text | the same, its rates as texts and not as numbers |
-| /cbr/daily?date=2022-03-15 | the Bank of Russia's XML in windows-1251 |
-| /factbook/2025-01-22/countries | `{"items": [{code, region}], "total", "next_cursor", "next"}` and a Link header |
-| /factbook/2025-01-22/countries/gm | a country's document |
-| /sp500/2023-04-13.csv | a snapshot |
-| /ssa/yob2010.txt | a year of names |
+| path | answer | | --- | --- | | /ecb/rates?from=&to=&page=&size= | `{"data": {"items": [{date, currency, rate}],
+"total"}}`, from ≤ date < to | | /ecb/rates?…&as=text | the same, its rates as texts and not as numbers | |
+/cbr/daily?date=2022-03-15 | the Bank of Russia's XML in windows-1251 | | /factbook/2025-01-22/countries | `{"items":
+[{code, region}], "total", "next_cursor", "next"}` and a Link header | | /factbook/2025-01-22/countries/gm | a country's
+document | | /sp500/2023-04-13.csv | a snapshot | | /ssa/yob2010.txt | a year of names |
 
-The list of countries goes by page and size, by offset and limit, or by cursor.
+The list of countries supports page and size, offset and limit, or a cursor.
 """
 
 from __future__ import annotations
@@ -31,13 +27,13 @@ from typing import Any
 DATA = Path(os.environ.get("DATALOADER_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
 Found = tuple[bytes, str] | tuple[bytes, str, dict[str, str]]
-"""A body, its type, and perhaps headers."""
+"""Body, media type, and optional headers."""
 
 JSON = "application/json"
 
 
 def answer(path: str, query: dict[str, str], app: Any) -> Found | None:
-    """What a path of the service answers; None if there is no such thing. `app` has `corrections`, `largest_page`."""
+    """Return the answer of a path, or None if there is none. `app` has `corrections` and `largest_page`."""
     for pattern, function in _PATHS:
         if found := re.fullmatch(pattern, path):
             return function(app, query, *found.groups())
@@ -46,7 +42,7 @@ def answer(path: str, query: dict[str, str], app: Any) -> Found | None:
 
 @functools.cache
 def ecb_rates() -> list[tuple[str, str, str]]:
-    """All rates as (date, currency, rate), oldest first: 217,555."""
+    """Return all rates as (date, currency, rate), oldest first: 217,555."""
     with zipfile.ZipFile(DATA / "ecb-fx" / "eurofxref-hist.zip") as archive:
         rows = csv.reader(io.StringIO(archive.read("eurofxref-hist.csv").decode()))
     header = next(rows)
@@ -61,19 +57,19 @@ def ecb_rates() -> list[tuple[str, str, str]]:
 
 @functools.cache
 def members(name: str) -> dict[str, bytes]:
-    """The files of a data set's archive by name, such as members("factbook/factbook-3-snapshots.tar.xz")."""
+    """Return the files of a data set's archive by name, such as members("factbook/factbook-3-snapshots.tar.xz")."""
     with tarfile.open(DATA / name) as archive:
         return {info.name.removeprefix("./"): archive.extractfile(info).read() for info in archive if info.isreg()}
 
 
 def factbook() -> dict[str, bytes]:
-    """<date>/<region>/<code>.json: 783 documents."""
+    """Return <date>/<region>/<code>.json: 783 documents."""
     return members("factbook/factbook-3-snapshots.tar.xz")
 
 
 @functools.cache
 def countries(date: str) -> list[dict[str, str]]:
-    """Code and region of the documents of a date, by code."""
+    """Return code and region of the documents of a date, by code."""
     paths = [path.split("/") for path in factbook() if path.startswith(f"{date}/")]
     return sorted(
         ({"code": code.removesuffix(".json"), "region": region} for _, region, code in paths),
@@ -82,12 +78,12 @@ def countries(date: str) -> list[dict[str, str]]:
 
 
 def sp500() -> dict[str, bytes]:
-    """<date>.csv: 186 snapshots."""
+    """Return <date>.csv: 186 snapshots."""
     return members("sp500-scd/constituents-snapshots.tar.xz")
 
 
 def ssa() -> dict[str, bytes]:
-    """yob<year>.txt: 26 files."""
+    """Return yob<year>.txt: 26 files."""
     return members("ssa-names/ssa-names-1998-2023.tar.xz")
 
 

@@ -1,4 +1,4 @@
-"""A clock of the database that can be set, for tests of its jumps. A plugin of tests/conftest.py."""
+"""Adjustable clock of the database, for tests of its jumps. A plugin of tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BEGIN
   END LOOP;
 END $$
 """
-"""In the queue's functions, and in all sessions that begin from now on, `now()` is another schema's."""
+"""Makes `now()` another schema's in the queue's functions, and in all sessions that begin from now on."""
 
 
 @pytest.fixture
 async def set_clock(database):
-    """Makes the database's clock go ahead of the machine's by some seconds, for the product; `raw` has the machine's.
+    """Return a function that moves the database's clock ahead for the product; `raw` has the machine's clock.
 
-    The product's own statements run, with another `now()`: moving the rows instead would be no jump to the reaper.
+    The product's own statements run with another `now()`. To move the rows instead would not be a jump for the reaper.
     """
 
     async def set_clock(ahead_s, *, sessions_end=False):
@@ -38,7 +38,7 @@ async def set_clock(database):
             SET_CLOCK.format(name=name, volatility=volatility, ahead_s=ahead_s)
             for name, volatility in DATABASES_CLOCKS.items()
         ]
-        # PostgreSQL may miss a plan with the former clock that a session is about to save. The second time finds it.
+        # PostgreSQL may miss a plan with the former clock that a session is about to save; the second time finds it.
         # Sessions that the test ends immediately afterwards have no such plan.
         await connection.execute("".join(statements))
         if not sessions_end:

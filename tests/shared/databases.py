@@ -1,8 +1,8 @@
 """PostgreSQL for the tests: a server for each session, a database for each test.
 
-conftest.py makes fixtures of what is here; tests import `raw_connection` for SQL that must not go through our store
-(what another service would run, or what the test wants to know). Servers are started by plain subprocesses, outside
-Trio. Durability is switched off: nobody crashes these machines; tests/store/embedded/test_postgres.py starts its own.
+conftest.py makes fixtures of these. Tests import `raw_connection` for SQL that must not use our store (statements of
+another service, or checks of the test). Servers are started by plain subprocesses, outside Trio. Durability is switched
+off, since these machines never crash; tests/store/embedded/test_postgres.py starts its own servers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from dataloader.store.embedded.postgres import EmbeddedPostgres, embedded_postgr
 from dataloader.store.migrations import function_set, migrate
 
 EMBEDDED: Final = (16, 18)
-"""The versions that the embedded package carries."""
+"""Versions in the embedded package."""
 SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "200",
     "shared_buffers": "64MB",
     "max_wal_size": "256MB",
-    # A test that holds a transaction open by mistake fails instead of blocking all that come after it.
+    # A test that holds a transaction open by mistake fails instead of blocking all later tests.
     "idle_in_transaction_session_timeout": "60s",
-    # The line of a deadlock names its database.
+    # The log line of a deadlock names its database.
     "log_line_prefix": "%m [%p] %d: ",
 }
 _numbers = itertools.count(1)
@@ -48,7 +48,7 @@ _numbers = itertools.count(1)
 
 @attrs.frozen
 class Database:
-    """A database of its own for one test."""
+    """Database for one test."""
 
     name: str
     server: EmbeddedPostgres
@@ -58,7 +58,7 @@ class Database:
         return self.server.dsn_of(self.name)
 
     def psql(self, sql: str) -> str:
-        """Run statements, each by itself; the rows come back as psql's unaligned text, without a last newline."""
+        """Run statements, each separately; return the rows as psql's unaligned text, without a final newline."""
         if ";" not in sql.strip().removesuffix(";"):
             return self._one_statement(sql)
         arguments, environment = self.server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=self.name)
@@ -69,7 +69,7 @@ class Database:
         return result.stdout.removesuffix("\n")
 
     def _one_statement(self, sql: str) -> str:
-        # As psql would: to start that takes longer than most statements.
+        # The same result as psql, whose start takes longer than most statements.
         with psycopg.connect(self.dsn, autocommit=True, options="-c statement_timeout=60s") as connection:
             result = connection.pgconn.exec_(sql.encode())
             assert result.status in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.EMPTY_QUERY}, (
@@ -89,11 +89,11 @@ class Database:
 
 @attrs.define
 class PostgresServer:
-    """A server of one version, with the templates that the tests' databases are copied from."""
+    """Server of one version, with the templates from which the tests' databases are copied."""
 
     embedded: EmbeddedPostgres
     _templates: dict[str, Database] = attrs.field(factory=dict)
-    # Dropped when the next one is made: by then nobody is connected, and no drop has to wait (100 ms at a time).
+    # Dropped when the next one is created: by then it has no sessions, and no drop has to wait (100 ms each).
     _done_with: list[Database] = attrs.field(factory=list)
     _connection: psycopg.Connection[Any] | None = None
 
@@ -103,7 +103,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def database(self, template: str) -> Iterator[Database]:
-        """A fresh copy of the template `empty` or `migrated`, dropped some time later whoever is still connected."""
+        """Yield a fresh copy of the template `empty` or `migrated`, which is dropped later even if it has sessions."""
         database = self._create(_new_name(), self.template(template).name)
         try:
             yield database
@@ -111,10 +111,10 @@ class PostgresServer:
             self._done_with.append(database)
 
     def template(self, template: str) -> Database:
-        """Return the template `empty` or `migrated`; make it if the server does not have it yet.
+        """Return the template `empty` or `migrated`; create it if the server does not have it yet.
 
-        Another process may have made it. The name of `migrated` has the hash of the schema's functions: a run that
-        changes them gets its own.
+        Another process may have created it. The name of `migrated` has the hash of the schema's functions, so that a
+        run that changes them gets its own.
         """
         if template not in self._templates:
             name = f"template_{template}" + (f"_{function_set.digest()[:16]}" if template == "migrated" else "")
@@ -124,7 +124,7 @@ class PostgresServer:
         return self._templates[template]
 
     def _create_template(self, template: str, database: Database) -> None:
-        # It has its name when it is complete.
+        # It gets its name when it is complete.
         unnamed = self._create(_new_name(), "template0")
         try:
             if template == "migrated":
@@ -135,7 +135,7 @@ class PostgresServer:
         self._administer(f"alter database {unnamed.name} rename to {database.name}")
 
     def drop_all_but_templates(self) -> None:
-        """Drop what other processes have made on this server. Their sessions end."""
+        """Drop the databases of other processes on this server. Their sessions end."""
         self._done_with.clear()
         kept = {database.name for database in self._templates.values()}
         others = [Database(name, self.embedded) for name in self._databases() if name not in kept]
@@ -147,7 +147,7 @@ class PostgresServer:
         return [name for (name,) in rows]
 
     def _create(self, name: str, template: str) -> Database:
-        # Copying files (a reflink where the file system can) beats writing each page to the log.
+        # Copying files (a reflink where the file system can) is faster than writing each page to the log.
         clone = ["set file_copy_method = clone"] if self.version >= 18 else []
         copy = f"create database {name} template {template} strategy file_copy"
         self._administer(*clone, copy, *map(_dropped, self._done_with))
@@ -171,33 +171,36 @@ class PostgresServer:
         self._administer("SET scram_iterations = 1", change.as_string())
 
     def close(self) -> None:
-        """Leave the server."""
+        """Close the connection to the server."""
         if self._connection:
             self._connection.close()
 
 
 async def migrate_template(dsn: str) -> None:
-    """Bring the template to the schema of today. The one place where the tests' databases know how that is done."""
+    """Migrate the template to the current schema."""
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
         await migrate(database)
 
 
 def programs_of(version: int) -> Path | None:
-    """The folder of this version's programs: by `POSTGRES_BIN_15` or Debian's package; None for the embedded ones."""
+    """Return the folder of this version's programs.
+
+    `POSTGRES_BIN_15` or Debian's package; None for the embedded ones.
+    """
     if version in EMBEDDED:
         return None
     return Path(os.environ.get(f"POSTGRES_BIN_{version}", f"/usr/lib/postgresql/{version}/bin"))
 
 
 def is_at_hand(version: int) -> bool:
-    """Whether there are programs of this version."""
+    """Return True if programs of this version exist."""
     programs = programs_of(version)
     return programs is None or (programs / "initdb").exists()
 
 
 @contextlib.contextmanager
 def postgres_server(version: int, data_dir: Path) -> Iterator[PostgresServer]:
-    """A server without durability in `data_dir`, for as long as the block lasts. One that runs there is joined."""
+    """Run a server without durability in `data_dir` for the duration of a block. A running one is joined."""
     programs = programs_of(version)
     with (
         embedded_postgres(data_dir, version=version, extra_settings=SETTINGS, bin_dir=programs) as embedded,
@@ -219,7 +222,7 @@ def _dropped(database: Database) -> str:
 
 @attrs.frozen
 class RawConnection:
-    """asyncpg's connection as a Trio test uses it: the same methods, awaited from Trio."""
+    """asyncpg connection for Trio tests: the same methods, awaited from Trio."""
 
     asyncpg: asyncpg.Connection[Any]
     _loop: Loop
@@ -237,7 +240,7 @@ class RawConnection:
         return await self._cross(self.asyncpg.fetchval, sql, *args)
 
     async def run(self, operation: Any, *args: object) -> Any:
-        """Run an asyncio-flavoured operation, to which the connection is the first argument."""
+        """Run an asyncio operation with the connection as its first argument."""
         return await self._cross(operation, self.asyncpg, *args)
 
     async def _cross(self, operation: Any, *args: object) -> Any:
@@ -246,7 +249,7 @@ class RawConnection:
 
 @contextlib.asynccontextmanager
 async def raw_connection(dsn: str) -> AsyncIterator[RawConnection]:
-    """A connection past our store, on an asyncio loop of its own, so that it disturbs no other and none disturbs it."""
+    """Open a connection outside our store, on a separate asyncio loop, isolated from other connections."""
     async with open_loop() as loop:
         connection = await loop.run(_connected, dsn)
         try:

@@ -1,4 +1,4 @@
-"""A load as tests have it: a table `target`, a stage, and rows that go through them."""
+"""Load for tests: a table `target`, a stage, and rows that pass through them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STAGE: Final = 'dl "stage" of target'
 
 @attrs.define
 class Load:
-    """Rows are tuples in the order of `columns`."""
+    """Load whose rows are tuples in the order of `columns`."""
 
     transactions: Transactions
     table: TableInfo
@@ -51,7 +51,7 @@ class Load:
 async def open_load(
     transactions: Transactions, raw: Any, definition: str, columns: str = "", *, key: str = "", suffix: str = ""
 ) -> Load:
-    """A new table `target`, and a load of `columns` of it: all, if none are named."""
+    """Create a table `target`, and return a load of its `columns`: all, if none are named."""
     await raw.execute(f"CREATE TABLE target ({definition}) {suffix}")
     table = await transactions.run(aio_describe, "target")
     names = tuple(columns.split()) or tuple(column.name for column in table.columns)
@@ -66,7 +66,7 @@ HISTORY_FIELDS = [field.name for field in attrs.fields(History) if field.name !=
 
 @attrs.define
 class Dimension:
-    """A table of versions, and snapshots that are merged into it."""
+    """Table of versions, and snapshots that are merged into it."""
 
     load: Load
     fields: dict[str, Any]
@@ -85,7 +85,7 @@ class Dimension:
         return await self.load.transactions.run(aio_merge_history, merge)
 
     async def bring(self, columns: str, **fields: Any) -> None:
-        """From now on the load brings other columns."""
+        """Change the columns of the load from now on."""
         run, names = self.load.transactions.run, tuple(columns.split())
         table = await run(aio_describe, "target")
         await run(aio_create_staging, table, STAGE, names, self.load.key)
@@ -96,7 +96,7 @@ class Dimension:
 async def open_dimension(
     transactions: Transactions, raw: Any, tracked: str = "a b", others: str = "", **fields: Any
 ) -> Dimension:
-    """A new dimension `target` of texts, with a number for facts to refer to; what is tracked, and what not."""
+    """Create a dimension `target` of texts, with a number for references by facts; `tracked` columns and others."""
     columns = f"key {tracked} {others}"
     definition = (
         ", ".join(f"{name} text" for name in columns.split())

@@ -1,4 +1,4 @@
-"""The public classes of loads and their arguments, as docs/etl-reference.md shows them."""
+"""Public classes of loads and their arguments, for docs/etl-reference.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from dataloader.flows import etl
 
 NOT_DECLARED = {"PipelineConfig", "PipelineSettings", "Reader", "Source", "SourceError"}
-"""Settings, which have a table of their own, and what nobody makes: a worker's reader, a protocol, an error."""
+"""Settings, which have a separate table, and classes that users do not create: a reader, a protocol, an error."""
 
 CLASSES = [
     name for name in etl.__all__ if isinstance(getattr(etl, name), type) and name not in NOT_DECLARED | {"Record"}
@@ -35,7 +35,7 @@ TYPES = {
 
 @attrs.frozen
 class Argument:
-    """An argument of the class `owner`; `default` is `NOTHING` where it is required."""
+    """Argument of the class `owner`; `default` is `NOTHING` if it is required."""
 
     owner: str
     name: str
@@ -44,7 +44,7 @@ class Argument:
 
 
 def fields_of(name: str) -> list[Argument]:
-    """The arguments of a class, in their order."""
+    """Return the arguments of a class, in their order."""
     cls = getattr(etl, name)
     if attrs.has(cls):
         return [Argument(name, field.name, str(field.type), field.default) for field in attrs.fields(cls) if field.init]
@@ -54,13 +54,13 @@ def fields_of(name: str) -> list[Argument]:
 
 
 def type_of(argument: Argument) -> str:
-    """Its type in words: a table's cell can't have a bar."""
+    """Return its type in words, since a table's cell cannot contain a bar."""
     told = TYPES.get((argument.owner, argument.name), argument.type)
     return f"`{told.replace(' | ', ' or ')}`"
 
 
 def default_of(argument: Argument) -> str:
-    """Its default as it is written."""
+    """Return its default as source text."""
     special = SPECIAL.get((argument.owner, argument.name))
     default = argument.default
     if special is not None:

@@ -1,4 +1,4 @@
-"""Runs of loads and flows as pipelines leave them, made by SQL: for tests of what reads them."""
+"""Runs of loads and flows, created by SQL for tests of their readers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import attrs
 
 BEGAN = datetime(2026, 11, 20, 2, 0, tzinfo=UTC)
 NIGHTLY = [("ods.rates", "succeeded"), ("ods.countries", "failed"), ("dwd", "waiting")]
-"""The tasks of a run that has failed."""
+"""Tasks of a run that has failed."""
 HOSTILE = ["<script>alert(1)</script>\"'", "a\u202eb\x1b[31m\u200b", "..", "a/b?c#d&e=1,f", "x" * 190]
-"""Names that would do harm."""
+"""Names that would do harm if they were not escaped."""
 ENDED = {"succeeded", "succeeded_with_failures", "failed", "canceled", "interrupted"}
 
 
@@ -39,7 +39,7 @@ class RunMaker:
         self._statements.append(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({values})")
 
     def send(self) -> None:
-        """Send what was inserted: a program for each row takes long."""
+        """Send the inserted rows together, since a psql call for each row takes long."""
         self.database.psql(";".join(self._statements))
         self._statements.clear()
 
@@ -55,7 +55,7 @@ class RunMaker:
         rows: int = 1_000,
         **job_columns: Any,
     ) -> UUID:
-        """A run of `tasks`, (name, status): each of `minutes`, one after the other, with `rows` inserted."""
+        """Create a run of `tasks`, (name, status), one after the other, each of `minutes` with `rows` inserted."""
         run_id = uuid4()
         job = job or (status if status in {"running", "queued", "failed", "canceled"} else "succeeded")
         done = sum(how in ENDED for _, how in tasks)
@@ -118,7 +118,7 @@ class RunMaker:
         }
 
     def lines(self, run_id: UUID, task: str | None, lines: list[tuple[str, str]], **fields: Any) -> None:
-        """Lines of a task, or of the run itself: (level, message), as the recorder keeps them."""
+        """Create lines of a task, or of the run itself, as the recorder stores them: (level, message)."""
         payloads = [
             {"level": level, "message": message, "fields": ({} if task is None else {"load": task}) | fields}
             for level, message in lines
@@ -143,12 +143,12 @@ class RunMaker:
         )
 
     def event(self, run_id: UUID, kind: str, **payload: Any) -> None:
-        """An event of the run's journal."""
+        """Create an event of the run's history."""
         self.insert("dl_job_events", job_id=run_id, queue="loads", kind=kind, payload=payload)
         self.send()
 
     def failed_table(self, run_id: UUID, task: str, table: str, error: str) -> None:
-        """A set of dimensions in the run with a table that could not be merged."""
+        """Create a set of dimensions in the run with a table that could not be merged."""
         tables = {
             table: {"status": "failed", "began_at": BEGAN.isoformat(), "ended_at": BEGAN.isoformat(), "error": error}
         }
@@ -159,7 +159,7 @@ class RunMaker:
         )
 
     def failures(self, run_id: UUID, load: str, number: int) -> None:
-        """Failures of a load in the run."""
+        """Create failures of a load in the run."""
         self.database.psql(
             "INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error)"
             f" SELECT '{run_id}', {literal(load)}, 'all', 'request', 'page ' || n, 'HTTP 503'"

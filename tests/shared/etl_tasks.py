@@ -1,7 +1,7 @@
-"""Small loads for the tests of pipelines: `Items` is what a service has, `items_load` loads it into the table `item`.
+"""Small loads for the tests of pipelines: `Items` is a service's data, `items_load` loads it into the table `item`.
 
-In the tests' own process they are made with arguments; `dataloader serve --tasks etl_tasks:tasks` has some that are
-made of variables. Each day of January 2026 is a window.
+In the tests' own process they are created with arguments. `dataloader serve --tasks etl_tasks:tasks` has some that are
+configured by variables. Each day of January 2026 is a window.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from dataloader.flows.etl.sources.pagination import PageNumber
 
 AT_ONCE = {"rate_min": 0, "rate_max": 0}
 BEARS_ALL = {"max_failed_segments": 1_000, "max_failed_share": 1}
-"""A run that ends by failures in a row alone, or because it has loaded nothing."""
+"""Limits of a run that ends only after consecutive failures, or because it has loaded nothing."""
 ITEM = "CREATE TABLE item (id int PRIMARY KEY, day date NOT NULL, value text)"
 DETAIL = "CREATE TABLE detail (id int PRIMARY KEY, about text)"
 
 
 def day(number: int) -> str:
-    """A day of January 2026."""
+    """Return a day of January 2026."""
     return f"2026-01-{number:02}"
 
 
 def item(number: int, of_day: int = 1, value: object = "a") -> dict[str, object]:
-    """A record."""
+    """Return a record."""
     return {"id": number, "day": day(of_day), "value": value}
 
 
 @attrs.define
 class Items:
-    """The records of a service, by windows and pages; `answered_at` is when each answer was ready to be sent."""
+    """Records of a service, by windows and pages; `answered_at` has the time at which each answer was ready."""
 
     service: SourceApp
     records: list[dict[str, object]] = attrs.field(factory=list)
@@ -55,7 +55,7 @@ class Items:
     answered_at: list[float] = attrs.field(factory=list)
 
     def answer(self, seen: Seen) -> Answer:
-        """The records that a request asks for, after `before` has returned."""
+        """Return the requested records, after `before` has returned."""
         self.before(seen)
         since, until = seen.query.get("from", ""), seen.query.get("to", "9")
         found = [record for record in self.records if since <= str(record["day"]) < until]
@@ -65,12 +65,12 @@ class Items:
         return Answer(body)
 
     def gaps(self) -> list[float]:
-        """Seconds from when an answer was ready to the next request: a pause is not longer than its gap."""
+        """Return the seconds from each ready answer to the next request: a pause is not longer than its gap."""
         began_at = [seen.began_at for seen in self.service.requests]
         return [began - answered for answered, began in zip(self.answered_at, began_at[1:], strict=False)]
 
     def asked(self) -> list[str]:
-        """What was asked for, in order: days, and pages where there are any."""
+        """Return the requested days and pages, in order."""
         return [
             "/".join(seen.query[name] for name in ("from", "page") if name in seen.query)
             for seen in self.service.requests
@@ -82,9 +82,9 @@ def span(window) -> dict[str, str]:
 
 
 def items_load(url: str, *, page_size: int | None = None, name: str = "items", **fields: object) -> Load:
-    """A load of the items by day; `windows=None` asks for all at once, `pipeline` goes on top of no pauses.
+    """Return a load of the items by day. `windows=None` requests all together; `pipeline` is added to no pauses.
 
-    `total_path="total"` reads how many there are.
+    `total_path="total"` reads the number of items.
     """
     pipeline = {**AT_ONCE, **fields.pop("pipeline", {})}
     total_path = fields.pop("total_path", None)
@@ -102,7 +102,7 @@ def items_load(url: str, *, page_size: int | None = None, name: str = "items", *
 
 
 def detailed_load(url: str, *, name: str = "detailed", target: Target | None = None, **fields: object) -> Load:
-    """A load of all items at once, and for each of its details into the table `detail`."""
+    """Return a load of all items together, with the details of each in the table `detail`."""
     detail = Detail(
         id=lambda record: record["id"],
         request=lambda number: Request(endpoint="/detail", params={"id": number}),
@@ -114,7 +114,7 @@ def detailed_load(url: str, *, name: str = "detailed", target: Target | None = N
 
 
 def names_load(archive: str) -> Load:
-    """The files of an archive, of a year each, with name, sex and count of the children."""
+    """Return a load of the files of an archive, one per year, with name, sex and count of the children."""
     return Load(
         name="names",
         source=Files(archive, members="*.txt", format=Csv(columns=("name", "sex", "count"))),
@@ -125,7 +125,7 @@ def names_load(archive: str) -> Load:
 
 
 def with_limits(tasks: Tasks, limits: PipelineLimits) -> Tasks:
-    """The same tasks, whose loads and flows run with other limits."""
+    """Return the same tasks, whose loads and flows run with other limits."""
     return tasks.beside(
         attrs.evolve(task, handler=_given(task.handler, limits=limits))
         for task in tasks.values()
@@ -134,7 +134,7 @@ def with_limits(tasks: Tasks, limits: PipelineLimits) -> Tasks:
 
 
 def _given(handler: partial, **more: object) -> partial:
-    """The same function with more arguments; not a partial of a partial, which hides the declaration."""
+    """Return the same function with more arguments, not a nested partial, which would hide the declaration."""
     return partial(handler.func, *handler.args, **handler.keywords, **more)
 
 
@@ -142,7 +142,7 @@ tasks = Tasks()
 
 
 def and_memory(record):
-    """The record, and the most memory that this process has had by now."""
+    """Return the record with the peak memory of this process so far."""
     return {**record, "value": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 

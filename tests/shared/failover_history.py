@@ -1,4 +1,4 @@
-"""What a failover did, by recorded histories alone: the file of the handlers, and the answers that clients had."""
+"""Effects of a failover, determined only from recorded histories: the handlers' file, and the clients' answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import attrs
 
 @attrs.define
 class Run:
-    """A run of a handler. `end` is infinite while none is recorded."""
+    """Run of a handler. `end` is infinite while none is recorded."""
 
     name: str
     job: str
@@ -31,34 +31,34 @@ class Run:
 
 @attrs.frozen
 class Overlap:
-    """Two runs at the same time, the former one first."""
+    """Two concurrent runs, the earlier one first."""
 
     former: Run
     latter: Run
 
     @property
     def seconds(self) -> float:
-        """How long both ran."""
+        """Seconds for which both ran."""
         return min(self.former.end, self.latter.end) - self.latter.begin
 
 
 @attrs.frozen
 class History:
-    """The runs in the order in which they began, and the meanings of each key of a step or a delivery."""
+    """Runs in the order in which they began, and the meanings of each key of a step or a delivery."""
 
     runs: list[Run]
     meanings: dict[str, set[tuple[Any, ...]]]
 
     @classmethod
     def read(cls, path: Path) -> History:
-        """The history that the handlers have written so far."""
+        """Return the history that the handlers have written so far."""
         text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # the last line may be being written
+        whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
         return cls.of(json.loads(line) for line in whole.splitlines())
 
     @classmethod
     def of(cls, lines: Iterable[dict[str, Any]]) -> History:
-        """The history of such lines."""
+        """Return the history of such lines."""
         runs: dict[str, Run] = {}
         meanings: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
         for line in sorted(lines, key=lambda line: line["at"]):
@@ -74,7 +74,7 @@ class History:
         return cls(list(runs.values()), dict(meanings))
 
     def overlaps(self) -> list[Overlap]:
-        """Runs of one job, or of one key, that ran at the same time."""
+        """Return runs of one job, or of one key, that ran at the same time."""
         return [*self._overlaps(lambda run: run.job), *self._overlaps(lambda run: run.key)]
 
     def _overlaps(self, of: Callable[[Run], str | None]) -> list[Overlap]:
@@ -86,14 +86,14 @@ class History:
         return [pair for pair in pairs if pair.seconds > 0]
 
     def void(self, killed_at: float, survivors: Collection[int]) -> list[Run]:
-        """The runs that lost their claim: under way at the kill, and not among the tokens that the standby had."""
+        """Return the runs that lost their claim: in progress at the kill, and not among the standby's tokens."""
         return [run for run in self.runs if run.begin < killed_at < run.end and run.token not in survivors]
 
     def repeated_tokens(self) -> list[int]:
-        """Tokens with which more than one run began."""
+        """Return tokens with which more than one run began."""
         tokens = [run.token for run in self.runs]
         return [token for token in set(tokens) if tokens.count(token) > 1]
 
     def repeated_keys(self) -> dict[str, set[tuple[Any, ...]]]:
-        """Keys of steps and deliveries that had more than one meaning."""
+        """Return keys of steps and deliveries with more than one meaning."""
         return {key: meant for key, meant in self.meanings.items() if len(meant) > 1}

@@ -1,6 +1,6 @@
-"""The tasks of services whose database fails over. Each handler writes its begin and end to a file, not to a database.
+"""Tasks of services whose database fails over. Handlers write their beginning and end to a file, not to a database.
 
-The clock of the file is the machine's monotonic one, so its times compare with those of other processes.
+The clock of the file is the machine's monotonic one, so its times are comparable with those of other processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def note(kind: str, **fields: Any) -> None:
 
 @contextlib.contextmanager
 def noted(job: Job) -> Iterator[str]:
-    """Note the begin and the end of a run; gives the run's name."""
+    """Note the beginning and the end of a run; yield the run's name."""
     run = f"{os.getpid()}.{next(_numbers)}"
     token = job.resource(ClaimedJob).token
     planned = None if job.planned_at is None else job.planned_at.isoformat()
@@ -56,26 +56,26 @@ def noted(job: Job) -> Iterator[str]:
 async def _until(job: Job, path: str) -> str:
     with noted(job) as run:
         await trio.sleep(job.args.get("s", 0))
-        while path and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240, PTH110 - as told by the test
+        while path and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240, PTH110 - the test creates the file
             await trio.sleep(0.05)
     return run
 
 
 @tasks.task("plain", queue="q", retry=RetryPolicy(base_s=0))
 async def plain(job: Job) -> str:
-    """Stays for `s` seconds, and until there is a file, whose path is `until`. Returns the name of its run."""
+    """Run for `s` seconds, and until the file `until` exists. Return the name of the run."""
     return await _until(job, job.args.get("until", ""))
 
 
 @tasks.task("keyed", queue="q", retry=RetryPolicy(base_s=0), lock_key="key-{key}")
 async def keyed(job: Job) -> str:
-    """As `plain`, with a key."""
+    """Run as `plain`, with a key."""
     return await _until(job, job.args.get("until", ""))
 
 
 @tasks.task("tick", queue="q")
 async def tick(job: Job) -> str:
-    """The job of a schedule."""
+    """Run the job of a schedule."""
     return await _until(job, "")
 
 
@@ -84,7 +84,7 @@ tasks.schedule("every second", task="tick", every_s=1, missed="all", overlap="al
 
 @attrs.frozen
 class Sum:
-    """What a process has added up, and how often its timer has confirmed."""
+    """Sum of a process, and the number of confirmations by its timer."""
 
     total: int = 0
     confirmed: int = 0

@@ -1,4 +1,4 @@
-"""The SQL of another service, written from the queue document without knowledge of dataloader (Q1)."""
+"""SQL of another service, written from the queue document without knowledge of dataloader."""
 
 CLAIM = """
 WITH c AS (

@@ -1,7 +1,7 @@
 """Runs of pytest for the guards' tests, each in a fork of one process that has imported pytest and the product.
 
-The imports take longer than most of these tests. The process imports, forks and waits; no test runs in it, and it has
-one thread. test_broken_builds.py starts it, and asks for a run with a line of JSON.
+The imports take longer than most of these tests. The process imports, forks and waits. No test runs in it, and it has
+one thread. test_broken_builds.py starts it, and requests a run with a line of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class GuardRuns:
-    """The process that forks, as its user sees it."""
+    """Client of the forking process."""
 
     def __init__(self) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COVERAGE"))}
@@ -54,8 +54,8 @@ def serve() -> None:
     # It imports all plugins and tests/conftest.py, as each run does before it takes its guard out.
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(["--help"])
-    assert os.listdir("/proc/self/task") == [str(os.getpid())]  # noqa: PTH208 - a fork takes no other thread along
-    # Without its guard a test may leave daemons behind: they become children of this process.
+    assert os.listdir("/proc/self/task") == [str(os.getpid())]  # noqa: PTH208 - a fork copies only the current thread
+    # Without its guard a test may leave daemons behind, which become children of this process.
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     for line in sys.stdin:
         arguments, output = json.loads(line)
@@ -89,7 +89,7 @@ def _exit_code(run: int) -> int:
 
 
 def _end_children() -> None:
-    """Kill what a run has left behind; the children of each come next."""
+    """Kill the processes that a run has left behind, then the children of each."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while left := children.read_text().split():
         for pid in map(int, left):

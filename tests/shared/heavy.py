@@ -14,17 +14,17 @@ if os.environ.get("HEAVY") == "broken" and "DATALOADER_CHILD" in os.environ:
 
 
 def with_pid(record):
-    """A row that says where it was made."""
+    """Return a row with the process ID in which it was made."""
     return {"n": record["n"], "pid": os.getpid()}
 
 
 def with_pid_and_all(record):
-    """The same, with all that the record has."""
+    """Return the record's fields with the process ID."""
     return {**record, "pid": os.getpid()}
 
 
 def picky(record):
-    """Refuses some, leaves some out, makes several of some, and has fields that the table does not."""
+    """Refuse some records, skip some, split some, and add fields that the table does not have."""
     if record["id"] % 10 == 3:
         raise ValueError(f"value: must not be {record['value']}")
     if record["id"] % 10 == 4:
@@ -35,17 +35,17 @@ def picky(record):
 
 
 def detail_id(record):
-    """Some have none."""
+    """Return the ID of a detail, or None for some records."""
     return None if record["id"] % 10 == 7 else record["id"]
 
 
 def detail_request(number):
-    """For one of them."""
+    """Return the request of a detail."""
     return Request(endpoint="/detail", params={"id": number})
 
 
 def detail_row(number, record):
-    """A row, with what it was asked for."""
+    """Return a row of a detail, with its number."""
     return {"id": record["id"], "about": f"{number}: {record['about']}"}
 
 
@@ -54,7 +54,7 @@ def _show(record):
 
 
 def endless(record):
-    """Has no end, and heeds no one; what it has started neither."""
+    """Run forever and ignore signals, as does a process that it starts."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     Path(os.environ["HEAVY_SHOWS"]).joinpath(str(other.pid)).write_text("")
@@ -64,24 +64,24 @@ def endless(record):
 
 
 def slow(record):
-    """Takes its time."""
+    """Return the row after a delay."""
     time.sleep(1.5)
     return with_pid(record)
 
 
 def crash(record):
-    """Ends its process."""
+    """Crash the process."""
     print("about to crash", record["n"])  # noqa: T201
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def leave(_record):
-    """Raises what is no record's failure."""
+    """Raise an error that is not a record's failure."""
     raise SystemExit(3)
 
 
 def chat(record):
-    """Prints many lines."""
+    """Print many lines."""
     for number in range(100):
         print("seen", record["n"], number)  # noqa: T201
         print("warned", record["n"], number, file=sys.stderr)  # noqa: T201
@@ -89,13 +89,13 @@ def chat(record):
 
 
 def leave_behind(record):
-    """Leaves a process behind."""
+    """Leave a process behind."""
     other = subprocess.Popen(["sleep", "600"], start_new_session=True)
     return {"n": record["n"], "pid": other.pid}
 
 
 def waits(record):
-    """Shows itself, and waits with the third record until it may go on."""
+    """Report the record, and wait with the third one until the test allows it to continue."""
     _show(record)
     while int(record["n"]) == 2 and not Path(os.environ["HEAVY_SHOWS"], "go").exists():
         time.sleep(0.05)

@@ -1,12 +1,13 @@
 """Checker of recorded histories against docs/guarantees.md, for long runs under faults such as `just chaos`.
 
-A history is what was seen from outside: the begin and the end of each handler, the acknowledgements of clients, and the
-rows at the end. `violations` returns a sentence for each broken guarantee. Times are seconds of one monotonic clock.
+A history is everything that was seen from outside: the beginning and the end of each handler, the acknowledgements of
+clients, and the final rows. `violations` returns a sentence for each broken guarantee. Times are seconds of one
+monotonic clock.
 
-**Runs of suspended processes.** A process that is suspended, or that the machine gives no time, can't stop its handlers
-when their leases end; guarantees.md allows them the grace from when it goes on. So a process writes a line every tenth
-of a second, and a pause between two lines is a silence. A run holds its job and its key until it ends, but if its
-deadline passes within a silence, only until its deadline.
+**Runs of suspended processes.** A process that is suspended, or that gets no CPU time, cannot stop its handlers when
+their leases end; guarantees.md allows them the grace period after it resumes. So a process writes a line every tenth of
+a second, and a pause between two lines is a silence. A run holds its job and its key until it ends, but if its deadline
+passes within a silence, only until its deadline.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 
 SILENCE_S = 0.4
-"""The shortest pause between two lines of a process that is a silence. The least margin of a lease is longer: 0.5 s."""
+"""Shortest pause between two lines of a process that is a silence. The smallest lease margin is longer: 0.5 s."""
 GRACE_S = 5.0
 """DL_CANCEL_GRACE_SEC of the services."""
 STARVED_S = 2.0
-"""A process that had a silence so shortly before its end had no time to stop its handlers."""
+"""A process with a silence within this time before its end had no time to stop its handlers."""
 SLACK_S = 1.0
-"""What a busy machine takes between an event and the line about it; also between its two clocks."""
+"""Time on a busy machine between an event and its line; also between its two clocks."""
 
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """A run of a handler. `deadlines` are (when it was read, the deadline), first at the begin."""
+    """Run of a handler. `deadlines` are (time of the reading, deadline), the first at the beginning."""
 
     job: str
     task: str
@@ -49,7 +50,7 @@ class Run:
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """A job as its row shows it at the end. `runs_shown` is false if its handler writes no lines."""
+    """Job in its final row. `runs_shown` is false if its handler writes no lines."""
 
     job: str
     task: str
@@ -67,7 +68,7 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Node:
-    """A job of a graph: the jobs that it runs after, and whether it also runs if one of them fails."""
+    """Job of a graph: the jobs that it runs after, and whether it also runs if one of them fails."""
 
     after: tuple[str, ...] = ()
     runs_anyway: bool = False
@@ -75,7 +76,7 @@ class Node:
 
 @attrs.frozen
 class Limit:
-    """At most `most` units in any `span_s` seconds; `taken` are (when, units)."""
+    """Limit of `most` units in any `span_s` seconds; `taken` are (time, units)."""
 
     name: str
     most: int
@@ -85,7 +86,7 @@ class Limit:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The times of a schedule from `begin` to before `end`, the jobs that have one, and the spans with a reason."""
+    """Times of a schedule from `begin` to before `end`, the jobs that have one, and the spans with a reason."""
 
     name: str
     begin: float
@@ -97,7 +98,7 @@ class Plan:
 
 @attrs.frozen(kw_only=True)
 class Call:
-    """A client's call of a counter: add `by`, which no other call adds. `answer` is None if none came."""
+    """Client's call of a counter: add `by`, which no other call adds. `answer` is None if none came."""
 
     counter: str
     by: int
@@ -109,19 +110,19 @@ class Call:
 
 @attrs.frozen(kw_only=True)
 class Loaded:
-    """A load's job over a span of records, which no other job of the load has."""
+    """Job of a load over a span of records that no other job of the load has."""
 
     job: str
     status: str
     segments: tuple[tuple[int, ...], ...]
-    """The numbers of the records of each segment."""
+    """Numbers of the records of each segment."""
 
 
 @attrs.frozen(kw_only=True)
 class Exit:
-    """A process that ended by itself or with a wrong exit code, or that has left rows behind. `at` is its last line.
+    """Process that ended by itself or with a wrong exit code, or that has left rows behind. `at` is its last line.
 
-    `lease_was_gone` is true if it says that it ends since a handler goes on without its lease.
+    `lease_was_gone` is true if it reports that it ended because a handler continued without its lease.
     """
 
     process: str
@@ -132,29 +133,29 @@ class Exit:
 
 @attrs.define(kw_only=True)
 class History:
-    """All that was recorded. `added` are (idempotency key, job) and `canceled` (job, when) as clients were answered."""
+    """Everything recorded. `added` are (idempotency key, job) and `canceled` (job, time) from answers to clients."""
 
     runs: list[Run] = attrs.field(factory=list)
     silences: Mapping[str, Sequence[tuple[float, float]]] = attrs.field(factory=dict)
     outages: list[float] = attrs.field(factory=list)
-    """When the database was stopped."""
+    """Times at which the database was stopped."""
     rows: list[Row] = attrs.field(factory=list)
     added: list[tuple[str | None, str]] = attrs.field(factory=list)
     canceled: list[tuple[str, float]] = attrs.field(factory=list)
     graph: dict[str, Node] = attrs.field(factory=dict)
     limits: list[Limit] = attrs.field(factory=list)
     most_running: dict[str, int] = attrs.field(factory=dict)
-    """Tasks, and how many of their jobs may run at once."""
+    """Maximum number of running jobs by task."""
     plans: list[Plan] = attrs.field(factory=list)
     booked: list[str] | None = None
     """Jobs of the task `book` whose transaction wrote a row, once for each row."""
     calls: list[Call] = attrs.field(factory=list)
     events: dict[str, list[int]] = attrs.field(factory=dict)
-    """What was added to each counter, in the order of its events."""
+    """Numbers that were added to each counter, in the order of its events."""
     mirrors: dict[str, list[int]] = attrs.field(factory=dict)
-    """The same of the counter that it tells."""
+    """Numbers that the counter has sent to its mirror."""
     loads: dict[str, tuple[list[Loaded], list[int]]] = attrs.field(factory=dict)
-    """For each load its jobs, and the numbers of the records in its table."""
+    """Jobs of each load, and the numbers of the records in its table."""
     exits: list[Exit] = attrs.field(factory=list)
 
     row_of: dict[str, Row] = attrs.field(init=False)
@@ -169,7 +170,7 @@ class History:
         self._until = {id(run): self._held_until(run) for run in self.runs}
 
     def until(self, run: Run) -> float:
-        """Return until when a run holds its job and its key: see the module's text."""
+        """Return until when a run holds its job and its key: see the module's docstring."""
         return self._until[id(run)]
 
     def _held_until(self, run: Run) -> float:
@@ -188,7 +189,7 @@ class History:
 
 
 def lost(history: History) -> Iterator[str]:
-    """Each job that was acknowledged has its row, and each idempotency key has one job; a success has a run."""
+    """Check that each acknowledged job has its row, each idempotency key one job, and each success a run."""
     of_key = {row.idempotency_key: row.job for row in history.rows if row.idempotency_key is not None}
     for key, job in history.added:
         if job not in history.row_of:
@@ -206,14 +207,14 @@ def lost(history: History) -> Iterator[str]:
 
 
 def unended(history: History) -> Iterator[str]:
-    """Each job ends."""
+    """Check that each job ends."""
     for row in history.rows:
         if row.status in {"queued", "running"}:
             yield f"{row} has not ended"
 
 
 def overlaps(history: History) -> Iterator[str]:
-    """No two runs of a job, and none of one key, hold it at the same time."""
+    """Check that no two runs of a job or of a key hold it at the same time."""
     for name, of in (("job", lambda run: run.job), ("key", lambda run: run.key)):
         groups = defaultdict(list)
         for run in history.runs:
@@ -238,7 +239,7 @@ def _overlapping(history: History, runs: Iterable[Run]) -> Iterator[tuple[Run, R
 def _held_against(history: History, run: Run, other: Run) -> float:
     """Return the time until which `run` keeps `other` out.
 
-    Foreign services check the lock alone, which ends with the session, and a claim takes it a little before the run
+    Foreign services check only the lock, which ends with the session, and a claim takes it shortly before the run
     begins.
     """
     until = history.until(run)
@@ -248,7 +249,7 @@ def _held_against(history: History, run: Run, other: Run) -> float:
 
 
 def late(history: History) -> Iterator[str]:
-    """No run begins after its job has ended, nor after a cancel was confirmed; and a confirmed cancel stays."""
+    """Check that no run begins after its job's end or a confirmed cancel, and that a confirmed cancel is kept."""
     confirmed: dict[str, float] = {}
     for job, at in history.canceled:
         confirmed[job] = min(at, confirmed.get(job, at))
@@ -262,7 +263,7 @@ def late(history: History) -> Iterator[str]:
 
 
 def attempts(history: History) -> Iterator[str]:
-    """No job runs more often than its attempts and refunds allow, and none fails with attempts left."""
+    """Check that no job runs more often than its attempts and refunds allow, and that none fails with attempts left."""
     for row in history.rows:
         runs = history.runs_of.get(row.job, [])
         if row.attempt > row.max_attempts:
@@ -275,7 +276,7 @@ def attempts(history: History) -> Iterator[str]:
 
 
 def transactions(history: History) -> Iterator[str]:
-    """A row that a job wrote in its transaction is there once if the job has succeeded, else not at all."""
+    """Check that a job's transaction has written its row once if the job has succeeded, else not at all."""
     if history.booked is None:
         return
     rows = Counter(history.booked)
@@ -285,7 +286,7 @@ def transactions(history: History) -> Iterator[str]:
 
 
 def limits(history: History) -> Iterator[str]:
-    """No span has more starts and requests than its rate limit, and no more jobs run at once than their task allows."""
+    """Check that no span exceeds its rate limit, and that no task exceeds its concurrency limit."""
     for limit in history.limits:
         most, at = fullest_span(limit.taken, limit.span_s)
         if most > limit.most:
@@ -298,12 +299,12 @@ def limits(history: History) -> Iterator[str]:
 
 
 def most_within(taken: Iterable[tuple[float, int]], span_s: float) -> int:
-    """Return the most units in any span, its end exclusive."""
+    """Return the largest number of units in any span, its end exclusive."""
     return fullest_span(taken, span_s)[0]
 
 
 def fullest_span(taken: Iterable[tuple[float, int]], span_s: float) -> tuple[int, float]:
-    """Return the most units in any span, its end exclusive, and when the last of them was taken."""
+    """Return the largest number of units in any span, its end exclusive, and the time of the last of them."""
     ordered = sorted(taken)
     most, units, first, last = 0, 0, 0, math.nan
     for at, number in ordered:
@@ -317,7 +318,7 @@ def fullest_span(taken: Iterable[tuple[float, int]], span_s: float) -> tuple[int
 
 
 def schedules(history: History) -> Iterator[str]:
-    """Each planned time has one job, or a reason why it has none; no job has a time that was not planned."""
+    """Check that each planned time has one job or a reason, and that no job has a time that was not planned."""
     for plan in history.plans:
         jobs = Counter(round(at, 3) for at in plan.jobs)
         number = round((plan.end - plan.begin) / plan.period_s)
@@ -332,11 +333,11 @@ def schedules(history: History) -> Iterator[str]:
 
 
 def graphs(history: History) -> Iterator[str]:
-    """A job of a graph begins after all those before it, and is canceled exactly if one of them does not succeed."""
+    """Check that a job of a graph begins after its predecessors, and is canceled exactly if one does not succeed."""
     for job, node in history.graph.items():
         row, before = history.row_of.get(job), [history.row_of[one] for one in node.after if one in history.row_of]
         if row is None or any(one.status in {"queued", "running"} for one in [row, *before]):
-            continue  # lost or not ended: other checks say so
+            continue  # lost or not ended: other checks report it
         runs = [run for run in history.runs_of.get(job, ()) if history.until(run) > run.began]
         has_failed = [one for one in before if one.status != "succeeded"]
         is_canceled = bool(has_failed) and not node.runs_anyway
@@ -349,7 +350,7 @@ def graphs(history: History) -> Iterator[str]:
 
 
 def load_tables(history: History) -> Iterator[str]:
-    """A segment of a load is in its table whole and once, or not at all; after a success all of them are."""
+    """Check that a segment of a load is in its table whole and once, or not at all; after a success all of them."""
     for name, (jobs, numbers) in history.loads.items():
         found = Counter(numbers)
         for loaded in jobs:
@@ -362,7 +363,7 @@ def load_tables(history: History) -> Iterator[str]:
 
 
 def answers(history: History) -> Iterator[str]:
-    """Each call of a counter is done once, and its answer is the sum so far."""
+    """Check that each call of a counter is done once, and that its answer is the sum so far."""
     sums: dict[int, int] = {}
     for counter, events in history.events.items():
         if again := [by for by, times in Counter(events).items() if times > 1]:
@@ -378,10 +379,10 @@ def answers(history: History) -> Iterator[str]:
 
 
 def call_order(history: History) -> Iterator[str]:
-    """Calls made after an answer run after the answered call, and only calls that were made run."""
+    """Check that calls made after an answer run after the answered call, and that only requested calls run."""
     asked = {call.by: call for call in history.calls}
     for counter, events in history.events.items():
-        # Going backward, the earliest answer of all that were done later.
+        # Going backward, the earliest answer of all calls that were done later.
         earliest = math.inf
         for by in reversed(events):
             call = asked.get(by)
@@ -394,7 +395,7 @@ def call_order(history: History) -> Iterator[str]:
 
 
 def messages(history: History) -> Iterator[str]:
-    """What a counter tells its mirror is done there once, in the order of its sending."""
+    """Check that each message of a counter is done once in its mirror, in the order of sending."""
     tells = {call.by for call in history.calls if call.tells}
     for counter, events in history.events.items():
         told, mirror = [by for by in events if by in tells], history.mirrors.get(counter, [])
@@ -404,7 +405,7 @@ def messages(history: History) -> Iterator[str]:
 
 
 def exits(history: History) -> Iterator[str]:
-    """No process ends by itself, unless it had no time to stop its handlers; after exit code 0 no row is left owned."""
+    """Check that a process ends by itself only without time to stop handlers, and that exit 0 leaves no owned row."""
     for end in history.exits:
         silences = history.silences.get(end.process, ())
         if not (end.lease_was_gone and any(end.at - STARVED_S <= again for _, again in silences)):
@@ -427,9 +428,9 @@ CHECKS: dict[str, Callable[[History], Iterator[str]]] = {
     "messages of processes not once": messages,
     "exits out of order": exits,
 }
-"""The checks by what they find."""
+"""Checks by what they find."""
 
 
 def violations(history: History) -> dict[str, list[str]]:
-    """Return what each check has found."""
+    """Return the results of all checks."""
     return {name: list(check(history)) for name, check in CHECKS.items()}

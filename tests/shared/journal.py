@@ -1,4 +1,4 @@
-"""A job's journal as steps of the table of transitions."""
+"""Event history of a job as steps of the table of transitions."""
 
 from dataloader.jobs.states import Step
 
@@ -21,5 +21,5 @@ STEPS = {
 
 
 def step_of(kind, reason):
-    """The step that a line stands for; only lines that move a job stand for one."""
+    """Return the step of an event; only events that move a job have one."""
     return STEPS[f"requeue: {reason}" if kind == "requeue" else kind]

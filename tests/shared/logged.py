@@ -1,4 +1,4 @@
-"""What our loggers say, for tests in this process."""
+"""Lines of our loggers, for tests in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def capture_logs() -> Iterator[list[dict[str, Any]]]:
-    """The lines of all levels that are logged within the block, as dictionaries; nobody else hears of them."""
+    """Yield the lines of all levels that are logged within the block, as dictionaries; no other handler gets them."""
     logger, kept = logging.getLogger(ROOT), _Kept()
     level, logger.propagate = logger.level, False
     logger.setLevel(logging.DEBUG)

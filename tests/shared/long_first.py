@@ -1,6 +1,6 @@
-"""The order of a run: tests marked `long` begin first. A plugin of tests/conftest.py.
+"""Order of a run: tests marked `long` begin first. A plugin of tests/conftest.py.
 
-A long test that begins last keeps one of xdist's workers busy while the others have nothing left to take over.
+A long test that begins last keeps one of xdist's workers busy while the others have nothing left to run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import groupby
 import pytest
 
 
-# After pytest has put the tests of each server together.
+# After pytest has grouped the tests of each server.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
@@ -18,9 +18,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def shared_out(items, workers, is_long):
-    """Return the tests in an order whose equal parts, one for each worker, begin with a part of the long ones each.
+    """Return the tests in an order in which each worker's equal part begins with a part of the long ones.
 
-    The long tests of a file stay together: they share what its fixtures build.
+    The long tests of a file stay together, since they share its fixtures.
     """
     files = [list(group) for _, group in groupby(filter(is_long, items), key=lambda item: item.path)]
     others = [item for item in items if not is_long(item)]

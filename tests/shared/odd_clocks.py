@@ -1,4 +1,4 @@
-"""Time zones whose clocks are changed in odd ways, and the days on which they were."""
+"""Time zones whose clocks are changed in unusual ways, and the days of the changes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ ODD_ZONES = [
     "America/New_York",
     "Australia/Lord_Howe",  # half an hour
     "Asia/Tehran",  # at midnight
-    "America/Sao_Paulo",  # at midnight, too
+    "America/Sao_Paulo",  # also at midnight
     "America/St_Johns",  # at 00:01 until 2011: the repeated hour has two dates
     "America/Havana",
-    "Pacific/Apia",  # 30 December 2011 was left out
+    "Pacific/Apia",  # 30 December 2011 was skipped
     "Africa/Casablanca",  # twice a year for a month
     "Asia/Kathmandu",
     "Antarctica/Troll",  # two hours

@@ -1,4 +1,4 @@
-"""Counts how often a file is opened, by inotify: whoever opens it."""
+"""Counts how often any process opens a file, by inotify."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVENT = struct.Struct("iIII")
 
 
 class OpenWatch:
-    """The watch of one file, for the length of a block."""
+    """Watch of one file for the duration of a block."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -22,7 +22,7 @@ class OpenWatch:
     def __enter__(self) -> Self:
         libc = ctypes.CDLL(None, use_errno=True)
         self._events = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        # With the closings between them, no two openings are one event.
+        # Together with the closings, two openings are never merged into one event.
         assert libc.inotify_add_watch(self._events, os.fsencode(self._path), _OPENED | _CLOSED) > 0
         return self
 
@@ -30,7 +30,7 @@ class OpenWatch:
         os.close(self._events)
 
     def times(self) -> int:
-        """How often it was opened since the block began."""
+        """Return how often it was opened since the block began."""
         try:
             found = os.read(self._events, 1 << 16)
         except BlockingIOError:

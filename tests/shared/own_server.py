@@ -1,4 +1,4 @@
-"""A PostgreSQL server that a test may stop, crash or fill: nobody else uses it."""
+"""PostgreSQL server that only one test uses, and may stop, crash or fill."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dataloader.store.embedded.postgres import embedded_postgres
 
 @attrs.frozen
 class OwnServer:
-    """A server that nobody else uses, with a migrated database at `dsn`."""
+    """Server for one test, with a migrated database at `dsn`."""
 
     dsn: str
     cluster: Cluster
     settings: dict[str, str]
 
     async def stop(self, mode):
-        """Stop it as pg_ctl does: `fast` ends the sessions in good order, `immediate` is a crash."""
+        """Stop it as pg_ctl does: `fast` ends the sessions regularly, `immediate` is a crash."""
         stop = partial(self.cluster.programs.run_as_server, cwd=self.cluster.directory)
         await trio.to_thread.run_sync(stop, "pg_ctl", "stop", "--pgdata=.", f"--mode={mode}", "--wait")
 
@@ -36,14 +36,14 @@ class OwnServer:
         await trio.to_thread.run_sync(start)
 
     async def fetch(self, sql, *args):
-        """Run a query on a connection of its own."""
+        """Run a query on a new connection."""
         async with raw_connection(self.dsn) as raw:
             return await raw.fetch(sql, *args)
 
 
 @contextlib.contextmanager
 def server_in(data_dir, **settings):
-    """A server in a directory, with more settings than usual."""
+    """Run a server in a directory, with additional settings."""
     settings = SETTINGS | settings
     with embedded_postgres(data_dir, version=18, extra_settings=settings) as embedded:
         cluster = Cluster.in_directory(data_dir, 18)
@@ -53,7 +53,7 @@ def server_in(data_dir, **settings):
                 server.close()  # a test may break the server, or take all its connections
                 yield OwnServer(database.dsn, cluster, settings)
         finally:
-            if cluster.state() == "busy":  # a test has failed half way
+            if cluster.state() == "busy":  # a test has failed before its end
                 cluster.programs.run_as_server(
                     "pg_ctl", "stop", "--pgdata=.", "--mode=immediate", cwd=cluster.directory
                 )

@@ -1,4 +1,4 @@
-"""A type of processes for tests: payments, and the same in an older and a newer version."""
+"""Type of processes for tests: payments, also in an older and a newer version."""
 
 from __future__ import annotations
 

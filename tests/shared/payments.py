@@ -1,4 +1,4 @@
-"""Payments as durable processes, whose steps do what a test wants of them."""
+"""Payments as durable processes, with steps that a test controls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Payment:
 
 @attrs.define(eq=False)
 class Gate:
-    """Lets steps that hang go on."""
+    """Lets hanging steps continue."""
 
     opened: trio.Event = attrs.field(factory=trio.Event)
     begun: list[Any] = attrs.field(factory=list)
 
 
 def payments(gate: Gate) -> Processes:
-    """A type whose steps do what a test wants of them."""
+    """Return a type with steps that a test controls."""
     processes = Processes()
     kind = processes.define("payment", state=Payment, retry=RetryPolicy(base_s=0.01, factor=1), max_tries=2)
     _from_start_to_end(kind)

@@ -1,6 +1,6 @@
-"""Hostile rows for every table, generated from the catalogue: a copy of a row with one value that nobody expects.
+"""Hostile rows for every table, generated from the catalog: a copy of a row with one unexpected value.
 
-What a table's own constraints refuse is counted as refused; all else is a row that another program may write.
+Rows that a table's own constraints refuse are counted as refused; all others may be written by another program.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ DOCUMENTS: Final = [
     '{"' + "k" * 5_000 + '": 1}', '"\\ud83d\\ude00"', '"\\\\u0000"',
 ]  # fmt: skip
 PARTS: Final = [None, True, -1, 2**70, "", "x", "\U0001f600" * 300, [], [None], {}, {"x": [1]}, "infinity"]
-"""The values that replace a field of an object."""
+"""Values that replace a field of an object."""
 
 
 @attrs.frozen
 class Column:
-    """A column of the catalog."""
+    """Column of the catalog."""
 
     name: str
     kind: str
@@ -89,19 +89,19 @@ class Column:
 
 @attrs.define
 class Poisoned:
-    """The rows that were stored, and the number of refused ones."""
+    """Stored rows, and the number of refused ones."""
 
     stored: list[str] = attrs.field(factory=list)
     refused: int = 0
 
 
 def tables(connection: psycopg.Connection[Any]) -> list[str]:
-    """All tables of the schema."""
+    """Return all tables of the schema."""
     return [name for (name,) in connection.execute(TABLES)]
 
 
 def hostile(connection: psycopg.Connection[Any], column: Column, present: Any) -> Iterator[str | None]:
-    """Values for a column as text; `present` is what a row has there."""
+    """Yield values for a column as text; `present` is a row's current value."""
     if not column.not_null:
         yield None
     if column.category == "A":
@@ -140,11 +140,11 @@ def poison(connection: psycopg.Connection[Any], table: str, *, most_victims: int
 
 
 Row = dict[str, tuple[str | None, Any]]
-"""A row by column: as text, and as Python's value of a document."""
+"""Row by column: as text, and as Python's value of a document."""
 
 
 def _victims(connection: psycopg.Connection[Any], table: str, columns: list[Column], most: int) -> list[Row]:
-    """Rows of a table, one of each status if it has one; one that is made up if there is none."""
+    """Return rows of a table, one for each status if it has statuses, or an invented one if it is empty."""
     names = [column.name for column in columns]
     texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in names)
     kinds = [name for name in ("status", "kind", "waits_for") if name in names]
@@ -187,7 +187,7 @@ def _store(
     value: str | None,
     number: int,
 ) -> bool:
-    """Insert the copy; a key that another row has is changed, all of it or one column of it."""
+    """Insert the copy; a key of another row is changed, all of it or one column of it."""
     fresh = {column.name: _fresh(column, victim[column.name][0], number) for column in columns if column.name in keys}
     fresh.pop(poisoned, None)
     written = [column for column in columns if not column.is_generated]
@@ -223,9 +223,9 @@ def _others(connection: psycopg.Connection[Any], table: str, names: Iterable[str
 
 
 def rewrites(connection: psycopg.Connection[Any], table: str) -> Iterator[str]:
-    """Write each hostile value into the one row of a table that can have no second one; yield what was written.
+    """Write each hostile value into the only possible row of a table; yield what was written.
 
-    The connection must commit by itself.
+    The connection must use autocommit.
     """
     columns = [Column(*row) for row in connection.execute(_COLUMNS, [table]).fetchall()]
     [victim] = _victims(connection, table, columns, 1)
@@ -244,7 +244,7 @@ def rewrites(connection: psycopg.Connection[Any], table: str) -> Iterator[str]:
 
 
 def _fresh(column: Column, present: str | None, number: int) -> str | None:
-    """Another value for a part of a key."""
+    """Return another value for a part of a key."""
     if present is None:
         return None
     match column.kind:

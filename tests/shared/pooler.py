@@ -1,10 +1,10 @@
-"""A pooler before PostgreSQL that works as PgBouncer does in transaction mode: a connection of the server belongs to a
-client for one transaction, so that what a session is told stays behind for whoever has it next, or is lost.
+"""Pooler for PostgreSQL that works as PgBouncer does in transaction mode.
 
-As PgBouncer from version 1.21 on: prepared statements follow their client; a parameter at the start that is neither
-tracked nor to be ignored is refused; a cancel request finds the connection that works for the client at the moment.
-Connections that are free are given out in turn, so that no client has the same one for long. Left out: TLS,
-authentication of the clients, timeouts, and telling each connection its client's tracked parameters.
+A connection of the server belongs to a client for one transaction, so the state of a session is lost or seen by the
+next client. As in PgBouncer from version 1.21 on, prepared statements follow their client. A startup parameter that is
+neither tracked nor ignored is refused. A cancel request reaches the connection that currently works for the client.
+Free connections are given out in turn, so that no client has the same one for long. Left out: TLS, authentication of
+the clients, timeouts, and setting a client's tracked parameters on each connection.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ PROTOCOL, CANCEL, TLS = 196_608, 80_877_102, 80_877_103
 AUTHENTICATED, SASL, SASL_CONTINUE = 0, 10, 11
 
 
-class Gone(Exception):  # noqa: N818 - it is
-    """Who was at the other end has left."""
+class Gone(Exception):  # noqa: N818 - describes the event
+    """The other end has closed the connection."""
 
 
 def packed(kind, body=b""):
-    """A message as it goes over the wire."""
+    """Return a message in wire format."""
     return kind + (len(body) + 4).to_bytes(4) + body
 
 
 def texts(*values):
-    """Texts as messages have them."""
+    """Return texts in wire format."""
     return b"".join(value.encode() + b"\0" for value in values)
 
 
 class Messages:
-    """What comes over a stream, message by message. Cancelling a reading loses nothing."""
+    """Messages of a stream, one by one. A cancelled read loses nothing."""
 
     def __init__(self, stream):
         self._stream = stream
         self._buffer = bytearray()
 
     async def next(self):
-        """The next message's kind and body."""
+        """Return the next message's kind and body."""
         await self._hold(5)
         length = 1 + int.from_bytes(self._buffer[1:5])
         message = await self._hold(length)
@@ -59,7 +59,7 @@ class Messages:
         return message[:1], message[5:]
 
     async def first(self):
-        """The body of the first message, which has no kind."""
+        """Return the body of the first message, which has no kind."""
         await self._hold(4)
         length = int.from_bytes(self._buffer[:4])
         message = await self._hold(length)
@@ -77,7 +77,7 @@ class Messages:
 
 @attrs.define(eq=False)
 class ServerLink:
-    """A connection to the server. `parses` are those it has not answered: the statement, whether a client asked."""
+    """Connection to the server. `parses` are unanswered ones: the statement, and whether a client sent it."""
 
     stream: trio.SocketStream
     messages: Messages
@@ -110,7 +110,7 @@ class ServerLink:
 
 
 def _proof(password, nonce, challenge):
-    """The last word of SCRAM-SHA-256."""
+    """Return the last message of SCRAM-SHA-256."""
     given = dict(part.split("=", 1) for part in challenge.split(","))
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(given["s"]), int(given["i"]))
     client_key = hmac.digest(salted, b"Client Key", "sha256")
@@ -123,7 +123,7 @@ def _proof(password, nonce, challenge):
 
 @attrs.define(eq=False)
 class Client:
-    """A connection of a client: its prepared statements by name, and the server's connection that it has now."""
+    """Connection of a client: its prepared statements by name, and the server's connection that it has now."""
 
     number: int
     stream: trio.SocketStream
@@ -138,9 +138,9 @@ class Client:
 
 @attrs.define(eq=False)
 class Pooler:
-    """Running, with at most `size` connections to the server; `dsn` leads to it.
+    """Running pooler with at most `size` connections to the server; `dsn` leads to it.
 
-    `clients` are all that there have been, `links` too.
+    `clients` and `links` have all that ever existed.
     """
 
     dsn: str
@@ -157,13 +157,13 @@ class Pooler:
         self._places = trio.Semaphore(self.size)
 
     async def is_shared(self, *roles):
-        """Connections of these roles came through it, those that must not did not, and they shared its own."""
+        """Return True if it carried connections of exactly the allowed roles, and they shared its own."""
         came = {client.role for client in self.clients}
         shared = any(len(link.served) > 1 for link in self.links)
         return {*roles} <= came and not {"locks", "listener"} & came and shared
 
     async def serve(self, stream):
-        """One client, from its first word to its last."""
+        """Serve one client, from its first message to its last."""
         client = Client(len(self.clients) + 1, stream, Messages(stream))
         try:
             if await self._welcome(client):
@@ -222,7 +222,7 @@ class Pooler:
         self._places.release()
 
     async def _serve_transaction(self, client):
-        """Give the client a connection from its next message to the end of the transaction; False: it said goodbye."""
+        """Give the client a connection from its next message to the end of the transaction. Return False at its end."""
         kind, body = await client.messages.next()
         if kind == b"X":
             return False
@@ -234,19 +234,19 @@ class Pooler:
         finally:
             client.link = None
             if last is None:
-                # Half a transaction is nobody's: the connection goes.
+                # Half a transaction belongs to no client: close the connection.
                 link.stream.socket.close()
                 self._places.release()
             else:
                 self._give_back(link)
         if last is None:
             raise Gone
-        # Not before the connection is another's: the answer to this word must not come over the old one.
+        # Only after the connection is free: the answer to the next message must not use the old one.
         await client.stream.send_all(last)
         return True
 
     async def _relay(self, client, link, kind, body):
-        """Pass on both ways until the transaction has ended; the word that says so, None if one of them has left."""
+        """Relay both ways until the transaction has ended; return its last message, or None if one side has closed."""
         last = None
 
         async def ask():
@@ -277,7 +277,7 @@ class Pooler:
         return last
 
     def _asked(self, client, link, kind, body):
-        """What the server is sent for a client's message."""
+        """Return the server's message for a client's message."""
         if kind in {b"P", b"B", b"D", b"E", b"C", b"H"}:
             client.unsynced = True
         elif kind in {b"Q", b"S"}:
@@ -310,7 +310,7 @@ class Pooler:
 
     @staticmethod
     def _prepared(client, link, name):
-        """What makes a client's statement known to this connection, and its name there."""
+        """Return the messages that prepare a client's statement on this connection, and its name there."""
         if not name:
             return b"", name
         there = f"{client.number} {name}"
@@ -322,14 +322,14 @@ class Pooler:
 
     @staticmethod
     def _answered(client, link, kind, body):
-        """What the client is sent for the server's message, and whether that ends the transaction."""
+        """Return the client's message for the server's message, and whether it ends the transaction."""
         match kind:
             case b"1":
                 _, asked_for = link.parses.popleft()
                 return (packed(kind, body) if asked_for else b""), False
             case b"Z":
                 client.answers_due -= 1
-                # What came to nothing because of an error before it.
+                # Statements that were not prepared because of an earlier error.
                 link.prepared.difference_update(name for name, _ in link.parses)
                 link.parses.clear()
                 return packed(kind, body), body == b"I" and not client.answers_due and not client.unsynced
@@ -338,14 +338,14 @@ class Pooler:
 
 
 def _text(data):
-    """The first text of a message, and the rest."""
+    """Return the first text of a message, and the rest."""
     text, _, rest = data.partition(b"\0")
     return text.decode(), rest
 
 
 @asynccontextmanager
 async def open_pooler(dsn: str, *, size: int, ignored: frozenset[str]) -> AsyncIterator[Pooler]:
-    """A pooler on a free port of this machine, before the server of `dsn`; `ignored` parameters come to nothing."""
+    """Run a pooler on a free port of this machine, in front of the server of `dsn`; drop `ignored` parameters."""
     parts = urlsplit(dsn)
     [directory] = parse_qs(parts.query)["host"]
     database = parts.path.removeprefix("/")

@@ -1,6 +1,6 @@
-"""A history of processes: what is done to the database and to the model, and the comparison of the two.
+"""History of processes: actions on the database and on the model, and the comparison of the two.
 
-Wake-up jobs are claimed by SQL alone; a row's times are moved back to let time pass.
+Wake-up jobs are claimed only by SQL; a row's times are moved back to let time pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio
 IDS = ("a", "b", "c")
 HOUR = 3_600
 CRASHES = (0, 2)
-"""How often a step is run again, by the place of the process's id."""
+"""Number of repeats of a step, by the place of the process's ID."""
 
 ROWS = """
 SELECT json_build_object(
@@ -64,7 +64,7 @@ UPDATE dl_jobs SET status = 'queued', available_at = now(), waits_for = NULL, ca
 
 @attrs.define(eq=False)
 class ProcessHistory:
-    """One history: what is done to the database, and to the model."""
+    """History of actions on the database and on the model."""
 
     raw: object
     other: object
@@ -82,11 +82,11 @@ class ProcessHistory:
         return self.model.find(IDS[a % len(IDS)])
 
     async def ask(self, kind, a, b, **fields):
-        """Ask for one thing, by itself or as clients do that ask together."""
+        """Send one request, alone or together with others as clients do."""
         await self._ask_many([(kind, a, b, fields)], b, together=kind != "repair" and b // 4 % 2)
 
     async def call_many(self, a, b):
-        """Call several processes together, one of them twice, and start one that may be there."""
+        """Call several processes together, one of them twice, and start one that may exist."""
         calls = [("call", a + place, b // (1 + place), {"method": "m"}) for place in (0, 1, 2, 0)]
         await self._ask_many([*calls, ("init", a, b, {})], b, together=True)
 
@@ -94,7 +94,7 @@ class ProcessHistory:
         requests = [self._request(kind, a, b, **fields) for kind, a, b, fields in wanted]
         rows = [row_of(request) for request, _ in requests]
         answers = await self.raw.run(partial(aio_ask_many, waits=bool(b % 2)), rows, 60) if together else {}
-        # Those that have another answer than that they were added are asked by themselves, afterwards.
+        # Requests with another answer than "added" are sent one by one afterwards.
         for place in sorted(range(len(wanted)), key=lambda place: place not in answers):
             request, expires = requests[place]
             asked = answers.get(place) or await self.raw.run(aio_ask, request, 60)
@@ -128,7 +128,7 @@ class ProcessHistory:
             assert asked.task_id == (task and task.id)
 
     async def ask_again(self, _a, _b):
-        """A client that had no answer sends the same key again."""
+        """Send the same key again, as a client without an answer does."""
         if self.keyed is not None:
             kind, a, b, fields = self.keyed
             await self.ask(kind, a, b, **fields)
@@ -152,7 +152,7 @@ class ProcessHistory:
         await self._act(a, "resume")
 
     async def mend(self, a, b):
-        """Ask for a repair of a process in error, or resume it."""
+        """Request a repair of a process in error, or resume it."""
         broken = [place for place, one in enumerate(IDS) if (p := self.model.find(one)) and p.status == "error"]
         if broken and b % 2:
             await self._act(broken[a % len(broken)], "resume")
@@ -182,13 +182,13 @@ class ProcessHistory:
         await self.begin(a, b)
 
     async def run(self, _a, b):
-        """A worker does what there is to do."""
+        """Let a worker do the available work."""
         await self.claim(0, 0)
         await self.begin(0, 0)
         await self.end(0, b)
 
     async def late_begin(self, a, _b):
-        """A worker that has lost its job begins only now."""
+        """Let a worker that has lost its job begin only now."""
         if self.old:
             run, _, _ = self.old[a % len(self.old)]
             if run not in self.runs:
@@ -200,7 +200,7 @@ class ProcessHistory:
         await self._begin(new[a % 2 :] or new)
 
     async def _begin(self, runs, locked=()):
-        # One statement has each process once: a run that is late is a statement's of another worker.
+        # One statement has each process once: a late run belongs to another worker's statement.
         for batch in _apart(runs):
             wakeups = [
                 Wakeup(run.process.key, UUID(run.job.id), run.token, run.process.crashes_allowed) for run in batch
@@ -228,7 +228,7 @@ class ProcessHistory:
         await self._commit([(run, _outcome(run.task, b + place)) for place, run in enumerate(going[a % 2 :] or going)])
 
     async def go_on(self, _a, b):
-        """The same, and each goes on with what there is next."""
+        """Commit as `run` does, and continue with the next step of each."""
         going = [run for run in self.runs if run.task is not None]
         ends = [(run, _outcome(run.task, b + place)) for place, run in enumerate(going)]
         await self._commit([(run, attrs.evolve(end, go_on=True)) for run, end in ends])
@@ -260,12 +260,12 @@ class ProcessHistory:
                     self.old.append((run, task, end))
 
     async def late(self, a, _b):
-        """A commit that was sent already, or that its worker sends after the job has gone to another."""
+        """Repeat a commit that was sent already, or send one after the job was given to another worker."""
         if self.old:
             await self._commit([self.old[a % len(self.old)]], again=True)
 
     async def crash(self, a, b):
-        """A worker dies, or only its lease: then it sends what it has later."""
+        """Let a worker die, or only its lease: then it sends its commit later."""
         going = [run for run in self.runs if run.process.job is run.job and run.job.token == run.token]
         if going:
             run = going[a % len(going)]
@@ -275,7 +275,7 @@ class ProcessHistory:
                 self.runs.remove(run)
 
     async def lose_job(self, a, _b):
-        """Others end the wake-up job, and the sweep finds that."""
+        """End the wake-up job externally, which the sweep finds."""
         process = self.process(a)
         if process is not None and process.job is not None:
             await self.raw.execute(ENDED, UUID(process.job.id))
@@ -283,7 +283,7 @@ class ProcessHistory:
             assert await self.raw.fetchval("SELECT dl_process_mend($1, 60)", [process.key]) == process.busy
             process.job = None
             if process.mark:
-                process.crashes = 1_000_000  # who ends the job of a step wants no more of that
+                process.crashes = 1_000_000  # ending the job of a step externally also ends its repeats
             if process.busy:
                 runs = process.waiting or process.mark
                 process.job = ModelJob("", self.now if runs else process.timer.at)
@@ -294,7 +294,7 @@ class ProcessHistory:
             await self._commit([(going[a % len(going)], ModelOutcome("returned"))])
 
     async def locked(self, a, _b):
-        """Somebody has a process's row."""
+        """Lock a process's row in another session."""
         process = self.process(a)
         await self.claim(0, 0)
         if process is not None:
@@ -302,7 +302,7 @@ class ProcessHistory:
             await self.other.run(lambda _: held.start())
             await self.other.execute("SELECT FROM dl_processes WHERE key = $1 FOR UPDATE", process.key)
             await self._begin([run for run in self.runs if run.task is None], (process,))
-            # Of what is void anyway nothing is said about locks.
+            # Void runs do not report locks.
             mine = [run for run in self.runs if run.task is not None and run.process.token == run.token]
             await self._commit([(run, _outcome(run.task, a)) for run in mine if not run.process.removed], (process,))
             await self.other.run(lambda _: held.rollback())
@@ -336,7 +336,7 @@ class ProcessHistory:
         self.model.check_work(self.now)
 
     def _learn(self, process, row, rows):
-        """The ids that the database has drawn."""
+        """Learn the IDs that the database has generated."""
         if process.timer and process.timer.id is None:
             process.timer.id = row["timer_task"]
             assert process.timer.id > max(task.id or 0 for task in process.tasks if task is not process.timer)
@@ -382,7 +382,7 @@ def _key(row):
 
 
 def _apart(runs):
-    """Batches in which each process is once."""
+    """Return batches in which each process occurs once."""
     batches = []
     for one in runs:
         process = (one if isinstance(one, ModelRun) else one[0]).process
@@ -396,7 +396,7 @@ def _apart(runs):
 
 
 def _outcome(task, b):
-    """One of the outcomes that a step of this kind can come to."""
+    """Return one of the possible outcomes of a step of this kind."""
     if task.kind == "remove":
         return ModelOutcome("done" if b % 4 else "failed", error=None if b % 4 else "stopped by an operator")
     outcome = ("done", "done", "done", "failed" if task.kind != "timeout" or b % 8 < 4 else "retry")[b % 4]

@@ -1,4 +1,4 @@
-"""Durable processes in plain Python: what the database is compared with. Time is an argument, in seconds."""
+"""Durable processes in plain Python, for comparison with the database. Time is an argument, in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 
 @attrs.define(eq=False)
 class ModelTask:
-    """What was asked for, or a timer; the id of a timer is learned when the database has drawn it."""
+    """Request, or a timer; the ID of a timer is learned after the database has generated it."""
 
     kind: str
     id: int | None = None
@@ -30,7 +30,7 @@ class ModelTask:
 
 @attrs.define(eq=False)
 class ModelJob:
-    """A wake-up job: it is queued until `at`, then ready."""
+    """Wake-up job: it is queued until `at`, then ready."""
 
     id: str
     at: float
@@ -41,7 +41,7 @@ class ModelJob:
 
 @attrs.define(eq=False)
 class ModelRun:
-    """A claimed wake-up job, and the step that its worker is in."""
+    """Claimed wake-up job, and the step that its worker runs."""
 
     process: ModelProcess
     job: ModelJob
@@ -51,7 +51,7 @@ class ModelRun:
 
 @attrs.define(eq=False)
 class ModelProcess:
-    """A process. `waiting` are what was asked for and has not ended, oldest first; one of them may run: the mark."""
+    """Process. `waiting` are open requests, oldest first; one of them may run: the mark."""
 
     id: str
     crashes_allowed: int
@@ -95,7 +95,7 @@ class ModelProcess:
         self.tasks.append(self.timer)
 
     def expire(self, now: float) -> list[ModelTask]:
-        """Cancel what should have begun by now."""
+        """Cancel requests that should have begun by now."""
         late = [task for task in self.waiting if task.expires is not None and task.expires <= now]
         expired = [task for task in late if task is not self.mark]
         for task in expired:
@@ -112,7 +112,7 @@ class ModelProcess:
         self.mark, self.token, self.crashes = None, None, 0
 
     def rest(self, at: float | None) -> None:
-        """The job waits until then, or goes if there is nothing to wait for."""
+        """Let the job wait until `at`, or delete it if there is nothing to wait for."""
         assert self.job is not None
         if at is None:
             self.job.status = "deleted"
@@ -123,7 +123,7 @@ class ModelProcess:
 
 @attrs.define
 class ModelOutcome:
-    """What came of a step."""
+    """Result of a step."""
 
     outcome: str
     response: Any = None
@@ -150,7 +150,7 @@ class ProcessModel:
     def ask(
         self, request: Any, now: float, crashes: int, expires: float | None
     ) -> tuple[str, str | None, ModelTask | None, ModelProcess | None]:
-        """The verdict, the process's status if that forbids it, and what stands for the request."""
+        """Return the verdict, the process's status if it forbids the request, and the request's task."""
         said = (request.process_id, request.kind, request.method, request.args, request.may_start, request.start)
         if request.key in self.keys:
             known, task = self.keys[request.key]
@@ -183,7 +183,7 @@ class ProcessModel:
         return "added", None, task, process
 
     def wake(self, process: ModelProcess, now: float) -> None:
-        """See to a wake-up job that is ready; the database draws its id."""
+        """Ensure a ready wake-up job; the database generates its ID."""
         if process.job is None or process.job.status == "ended":
             process.job = ModelJob("", now)
         elif process.job.status == "queued":
@@ -325,7 +325,7 @@ class ProcessModel:
         *,
         goes: bool,
     ) -> None:
-        """What becomes of the timer."""
+        """Apply the effect on the timer."""
         of_timer, timer = task is process.timer, process.timer
         ended = (status, end.error) if of_timer else ("cancelled", None)
         at = now + (end.after_s or 0)
@@ -345,7 +345,7 @@ class ProcessModel:
             process.set_timer(failed.kind, now, context=failed.context)
 
     def check_work(self, now: float) -> None:
-        """There is a wake-up job exactly where work is, and it is ready when the work can run."""
+        """Check that a wake-up job exists exactly where work is, and is ready when the work can run."""
         for process in self.processes:
             if process.removed:
                 assert process.job is None

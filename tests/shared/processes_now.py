@@ -1,4 +1,4 @@
-"""What the kernel says of a process now."""
+"""State of a process in the kernel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def stat_of(pid):
-    """The fields of its `stat` from the state on. Raises `OSError` for one that has gone."""
+    """Return the fields of its `stat` from the state on. Raises `OSError` if it does not exist."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def children_of(pid):
-    """The command lines of the processes that it has started."""
+    """Return the command lines of the processes that it has started."""
     started = []
     for tasks in Path(f"/proc/{pid}/task").iterdir():
         for child in (tasks / "children").read_text().split():
@@ -22,7 +22,7 @@ def children_of(pid):
 
 
 def is_alive(pid):
-    """Whether it runs; one that has ended and is not yet reaped does not."""
+    """Return True if it runs; a zombie does not."""
     try:
         return stat_of(pid)[0] not in {b"Z", b"X"}
     except OSError:

@@ -1,7 +1,7 @@
 """Progress of a test run by parts: `--parts` prints one line per folder, as soon as its last test has ended.
 
-A plugin of tests/conftest.py. It replaces pytest's dots. A terminal also has a progress bar of all tests; piped output
-has a count once a minute. Each failure has a line at its time.
+This is a plugin of tests/conftest.py. It replaces pytest's dots. A terminal also has a progress bar of all tests; piped
+output has a count once a minute. Each failure has a line at its time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 WIDTH = 79
 EVERY_S = 60.0
-"""The time between two counts of all tests if the output is piped."""
+"""Seconds between two counts of all tests if the output is piped."""
 
 
 def pytest_addoption(parser):
@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 @attrs.define(eq=False)
 class Progress:
-    """The counts of a run, by part; a part is the folder of a test's file."""
+    """Counts of a run, by part; a part is the folder of a test's file."""
 
     config: Any
     began: float = attrs.field(factory=time.monotonic)
@@ -50,12 +50,12 @@ class Progress:
         self.expect(ids)
 
     def expect(self, ids):
-        """Take the tests to come from their ids. Each worker of xdist collects the same ones; the first one counts."""
+        """Take the tests to come from their IDs. Each worker of xdist collects the same ones; the first one counts."""
         if self.total == 0 and ids:
             self.total = len(ids)
             self.left.update(map(part_of, ids))
 
-    # Before the terminal's own hook, which would give a dot.
+    # Before the terminal's own hook, which would return a dot.
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report):
         if self.is_over:
@@ -74,7 +74,7 @@ class Progress:
         part = part_of(report.nodeid)
         counts = self.ended.setdefault(part, Counter())
         if report.failed:
-            # A test that has passed and whose clean-up fails is counted as failed, not as both.
+            # A test that has passed and whose cleanup fails is counted as failed, not as both.
             counts["passed"] -= report.when == "teardown" and counts["passed"] > 0
             counts["failed"] += 1
             self.failed += 1
@@ -83,7 +83,7 @@ class Progress:
             counts["skipped"] += 1
         elif report.when == "call":
             counts["passed"] += 1
-        # The report of a worker that has crashed is the test's only one.
+        # The report of a crashed worker is the test's only one.
         if report.when not in {"setup", "call"}:
             self.done += 1
             self.left[part] -= 1

@@ -1,7 +1,7 @@
-"""A proxy before PostgreSQL, to break its network as a real one breaks: silence, resets, refusals, latency.
+"""Proxy for PostgreSQL that simulates network faults: silence, resets, refusals, latency.
 
-Forwards TCP to the server's unix socket. It knows each of our connections' role, the last word of the application
-name with which it starts: locks, heartbeat, recorder, listener, pool, transaction.
+It forwards TCP to the server's unix socket. It knows the role of each of our connections, which is the last word of the
+application name at its start: locks, heartbeat, recorder, listener, pool, transaction.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import trio
 
 @attrs.frozen
 class Hold:
-    """What is held back: of the connections of `role` (None: of all), the answers alone or both ways.
+    """Hold of data: for the connections of `role` (None: all), only the answers or both directions.
 
-    With `links` only of those, and of none that come later.
+    With `links` it applies only to those, and to no later connections.
     """
 
     role: str | None
@@ -28,7 +28,7 @@ class Hold:
     links: frozenset[Link] | None = None
 
     def holds(self, link: Link, *, answers: bool) -> bool:
-        """Does this data of a connection wait?"""
+        """Return True if this data of a connection is held."""
         return (
             self.role in (None, link.role)
             and (answers or not self.answers_only)
@@ -38,7 +38,7 @@ class Hold:
 
 @attrs.define(eq=False)
 class Link:
-    """One connection through the proxy."""
+    """Connection through the proxy."""
 
     scope: trio.CancelScope
     role: str | None = None
@@ -46,21 +46,21 @@ class Link:
     is_answered: bool = True
 
     def greeted(self, data: bytes) -> None:
-        """The client's first bytes: its startup packet."""
+        """Read the role from the client's first bytes, its startup packet."""
         name = re.search(rb"application_name\0[^\0]* ([^\0 ]+)\0", data)
         self.role = name[1].decode() if name else ""
 
     def passed(self, data: bytes, *, answers: bool) -> None:
-        """A request, or a piece of its answer: the last one ends with the message that the server is ready and idle."""
+        """Note a request, or a piece of its answer: the last one ends with the message that the server is idle."""
         self.is_answered = answers and data.endswith(b"Z\0\0\0\5I")
         self.asked += not answers
 
 
 @attrs.define
 class Proxy:
-    """Running; `dsn` leads through it. `delay_s` and up to `jitter_s` more pass before each piece of data goes on.
+    """Running proxy; `dsn` leads through it. Each piece of data is delayed by `delay_s` and up to `jitter_s` more.
 
-    `reworded` are bytes that answers have, and as many that they get instead.
+    `reworded` are bytes in answers, and the equally many bytes that replace them.
     """
 
     dsn: str
@@ -75,48 +75,48 @@ class Proxy:
     _refusing: bool = False
 
     def freeze(self, role: str | None = None, *, answers_only: bool = False) -> None:
-        """A black hole: connections stay open, nothing passes, or no answers do."""
+        """Create a black hole: connections stay open, and no data passes, or no answers."""
         self._holds.add(Hold(role, answers_only))
 
     def freeze_at(self, role: str, mark: bytes) -> None:
-        """A black hole for the answers to a role's connections, from the first request or answer that has `mark` on.
+        """Create a black hole for the answers to a role's connections, starting at a request or answer with `mark`.
 
-        So it is that statement whose answer is lost, whatever else the role sends meanwhile.
+        So the answer to that statement is lost, whatever else the role sends meanwhile.
         """
         self._marks.append((role, mark))
 
     async def is_frozen(self) -> bool:
-        """Whether something is held back, by now."""
+        """Return True if data is currently held."""
         return bool(self._holds)
 
     def forget(self) -> None:
-        """A firewall that has lost its memory: nothing passes on what is open, for good; what comes later passes."""
+        """Simulate a firewall that lost its state: open connections pass nothing anymore, later ones work."""
         self._holds.add(Hold(None, answers_only=False, links=frozenset(self._links)))
 
     def links(self, role: str) -> set[Link]:
-        """The connections of a role that are open now, as far as the server knows."""
+        """Return the open connections of a role, as far as the server knows."""
         return {link for link in self._links if link.role == role}
 
     def asked(self, role: str) -> int | None:
-        """How many requests the connections of a role have sent; None while one has no answer, or there is none."""
+        """Return the number of requests of a role's connections; None while one has no answer, or there is none."""
         links = self.links(role)
         return sum(link.asked for link in links) if links and all(link.is_answered for link in links) else None
 
     def thaw(self) -> None:
-        """The end of all black holes: what was held back goes on its way."""
+        """End all black holes; held data is passed on."""
         self._holds.clear()
         self._changed.set()
         self._changed = trio.Event()
 
     def cut(self, role: str | None = None) -> None:
-        """Reset what is open, all or those of a role; all of it: refuse what comes too, until `mend`."""
+        """Reset open connections, all or those of a role. If all, also refuse new ones until `mend`."""
         self._refusing = role is None
         for link in list(self._links):
             if role in (None, link.role):
                 link.scope.cancel()
 
     def mend(self) -> None:
-        """Let connections in again."""
+        """Accept connections again."""
         self._refusing = False
 
     async def serve(self, client: trio.SocketStream) -> None:
@@ -130,7 +130,7 @@ class Proxy:
                     nursery.start_soon(self._pass, link, client, server, nursery, False)
                     nursery.start_soon(self._pass, link, server, client, nursery, True)
             except OSError:
-                return  # the server is not there: the client's connection ends
+                return  # the server is not running: the client's connection ends
             finally:
                 self._links.discard(link)
 
@@ -162,7 +162,7 @@ class Proxy:
 
 @asynccontextmanager
 async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
-    """A proxy on a free port of this machine, before the server of `dsn`."""
+    """Run a proxy on a free port of this machine, in front of the server of `dsn`."""
     parts = urlsplit(dsn)
     [directory] = parse_qs(parts.query)["host"]
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""A worker of the queue as the protocol's tests drive it: the store's own calls, one at a time, in the test's order."""
+"""Worker of the queue for the protocol's tests: the store's own calls, one at a time, in the test's order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BACKOFF_S = 30.0
 
 
 class Worker:
-    """One lock session and what a process does with it; `lost` collects the tokens whose key went to another."""
+    """Lock session and a process's actions with it; `lost` collects the tokens whose key another session got."""
 
     def __init__(self, store, name: str, **options: Any) -> None:
         self.store = store
@@ -32,34 +32,34 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id of the session's backend."""
+        """Process ID of the session's backend."""
         return self.locks._ghost[0]
 
     async def ping(self, lease_s: float = 60.0) -> None:
-        """Ping, and repair what was lost, as the keeper does."""
+        """Ping, and repair lost locks, as the keeper does."""
         await self.locks.ping(lease_s)
         await self.locks.repair()
 
     async def ask(
         self, queue: str = "q", limit: int = 10, tasks: tuple[str, ...] = ("t",), after: UUID | None = None
     ) -> Claim:
-        """Claim, and no more."""
+        """Claim, without further actions."""
         return await self.locks.claim(queue, limit, tasks, BACKOFF_S, after=after)
 
     async def finds_nothing(self) -> bool:
-        """Whether a claim has met no job, be it one that it parked."""
+        """Return True if a claim has found no job, not even one that it parked."""
         claim = await self.ask()
         return not claim.jobs and not claim.to_test
 
     async def claim(self, queue: str = "q", limit: int = 10, tasks: tuple[str, ...] = ("t",)) -> list[ClaimedJob]:
-        """Claim as the dispatcher does: keys that jobs were parked for are looked at again."""
+        """Claim as the dispatcher does: keys of parked jobs are checked again."""
         claim = await self.ask(queue, limit, tasks)
         if claim.to_test:
             await unpark(self.store, claim.to_test)
         return claim.jobs
 
     async def record(self, *outcomes: Outcome) -> Finished:
-        """Write outcomes as the recorder does: those whose row somebody has locked again and again."""
+        """Write outcomes as the recorder does, repeating those whose row is locked."""
         finished = await self.store.write(aio_finish, outcomes)
         while finished.locked:
             await trio.sleep(0.005)
@@ -75,14 +75,14 @@ class Worker:
         return finished
 
     async def beat(self, *jobs: ClaimedJob, journal: bool = False) -> list[Beat]:
-        """One heartbeat; what it found, in the order of `jobs`."""
+        """Send one heartbeat; return its results in the order of `jobs`."""
         pulses = await self.store.write(aio_beat, [(job.job_id, job.token, journal) for job in jobs])
         found = {pulse.token: pulse.beat for pulse in pulses}
         return [found[job.token] for job in jobs]
 
 
 class LossyConnection(ProxiedConnection):
-    """A connection that does what it is told and loses the reply to one statement: `lose` tells which, by its text."""
+    """Connection that executes a statement and loses the reply; `lose` identifies the statement by its text."""
 
     def __init__(self, connection: Any, lose: str, error: Exception | None = None) -> None:
         super().__init__(connection)
@@ -92,7 +92,7 @@ class LossyConnection(ProxiedConnection):
     async def _send(self, method: str, sql: str, *values: Any, **options: Any) -> Any:
         lost = self._lose in sql
         if lost and self._error is not None:
-            # What the server rolled back by itself: the rows are as before, session locks are not.
+            # The server rolled back by itself: the rows are as before, session locks are not.
             self._lose = "\0"
             async with self._connection.transaction():
                 await super()._send(method, sql, *values, **options)

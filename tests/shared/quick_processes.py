@@ -1,4 +1,4 @@
-"""Durable processes with short pauses before a step or a delivery is tried again."""
+"""Durable processes with short pauses before a step or a delivery is retried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIVEN = {
 
 
 def again_soon(tasks: Tasks) -> Tasks:
-    """The same tasks, whose steps and deliveries are tried again soon."""
+    """Return the same tasks, whose steps and deliveries are retried soon."""
     return tasks.beside(
         attrs.evolve(task, handler=partial(task.handler, **_GIVEN[task.handler.func]))
         for task in tasks.values()

@@ -1,4 +1,4 @@
-"""A real RabbitMQ for tests, with an epmd and a folder of its own; Debian's, as `just rabbitmq` unpacks it."""
+"""Real RabbitMQ for tests, with a separate epmd and folder; Debian's, as `just rabbitmq` unpacks it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def free_port() -> int:
 
 @attrs.define
 class RabbitMQ:
-    """A node that keeps its data in `folder` over restarts."""
+    """Node that keeps its data in `folder` over restarts."""
 
     folder: Path
     port: int = attrs.field(factory=free_port)
     tls_port: int = attrs.field(factory=free_port)
     certificate: Path | None = None
-    """Of TLS, with its key; None for no TLS."""
+    """Certificate of TLS, with its key; None for no TLS."""
     _processes: list[subprocess.Popen[bytes]] = attrs.field(factory=list, init=False)
 
     @property
@@ -80,7 +80,7 @@ class RabbitMQ:
         }
         with (self.folder / "out").open("ab") as out:
             for command in (["epmd", "-address", "127.0.0.1"], [f"{home}/sbin/rabbitmq-server", "-noinput"]):
-                process = subprocess.Popen(  # each in a session of its own: the node has children
+                process = subprocess.Popen(  # each in a separate session, since the node has children
                     command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
                 )
                 self._processes.append(process)
@@ -100,7 +100,7 @@ class RabbitMQ:
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """For the length of the block it answers nothing, and its connections stay open."""
+        """Stop all answers for the duration of a block; connections stay open."""
         node = self._processes[-1].pid
         os.killpg(node, signal.SIGSTOP)
         try:
@@ -109,7 +109,7 @@ class RabbitMQ:
             os.killpg(node, signal.SIGCONT)
 
     def _answers(self) -> bool:
-        """Whether it takes logins: the port alone is open before."""
+        """Return True if it accepts logins; the port is open earlier."""
         try:
             pika.BlockingConnection(pika.URLParameters(self.url)).close()
         except AMQPError:
@@ -119,7 +119,7 @@ class RabbitMQ:
 
 @contextlib.contextmanager
 def a_rabbitmq(folder: Path, certificate: Path | None = None) -> Iterator[RabbitMQ]:
-    """A node for the length of the block; the test is skipped where there is none."""
+    """Run a node for the duration of a block; the test is skipped if RabbitMQ is missing."""
     server = RabbitMQ(folder, certificate=certificate)
     server.start()
     try:

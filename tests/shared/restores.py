@@ -1,6 +1,6 @@
-"""Restores of an older copy of our tables, in place and under whatever runs, as from a backup.
+"""Restores of an older copy of our tables, in place and under running work, as from a backup.
 
-The copy has the rows and the sequences. It is brought back without triggers, so that nobody is notified.
+The copy has the rows and the sequences. It is restored without triggers, so that no notification is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHERE schemaname = 'public' AND sequencename LIKE 'dl\\_%' ORDER BY 1
 
 
 class Backup:
-    """A copy of all our tables, made on a connection; `restore` brings it back. `number` tells it from others."""
+    """Copy of all our tables, made on a connection; `restore` restores it. `number` distinguishes copies."""
 
     def __init__(self, number: int = 1) -> None:
         self.schema = f"backup_{number}"
@@ -35,7 +35,7 @@ class Backup:
         self.sequences: dict[str, tuple[int, bool]] = {}
 
     async def make(self, raw: Any) -> None:
-        """Copy what is there now."""
+        """Copy the current rows and sequences."""
         self.tables = await raw.fetch(_TABLES)
         await raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         await raw.execute(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE; CREATE SCHEMA {self.schema}")
@@ -48,7 +48,7 @@ class Backup:
             self.sequences[row["name"]] = (state["last_value"], state["is_called"])
 
     async def restore(self, raw: Any) -> None:
-        """Bring it back, in one transaction."""
+        """Restore the copy, in one transaction."""
         script = ["BEGIN; SET LOCAL session_replication_role = replica; SET LOCAL lock_timeout = '20s'"]
         script.append(f"TRUNCATE {', '.join(table['name'] for table in self.tables)}")
         for table in self.tables:

@@ -1,4 +1,4 @@
-"""Roles that are not the owner of the tables, each with an address of its own."""
+"""Roles that do not own the tables, each with its own address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 @attrs.frozen
 class Role:
-    """Who it is, and the address with which it comes."""
+    """Role with its name and its address."""
 
     name: str
     dsn: str
@@ -25,7 +25,7 @@ class Role:
 
 @contextmanager
 def a_role(database: Database, grants: str = "") -> Iterator[Role]:
-    """A role that may connect, make temporary tables and use the schema, as any other; and what `grants` adds."""
+    """Create a role that may connect, create temporary tables and use the schema, and has the rights in `grants`."""
     name = f"role_{next(_numbers)}_of_{database.name}"
     address = database.dsn.replace(f"postgres:{database.server.password}@", f"{name}:sesame@")
     assert address != database.dsn
@@ -38,7 +38,7 @@ def a_role(database: Database, grants: str = "") -> Iterator[Role]:
 
 
 def service_role(database: Database) -> contextmanager[Role]:
-    """A role with what docs/operations.md grants to a service, and no more."""
+    """Create a role with exactly the rights that docs/operations.md grants to a service."""
     return a_role(database, _grants())
 
 

@@ -1,6 +1,6 @@
-"""What a database's catalogue says about our schema, as lines of text that two databases can be compared by.
+"""Catalog entries of our schema in a database, as lines of text by which two databases can be compared.
 
-The order of columns is left out: it differs between databases that came by different ways, and nothing depends on it.
+The order of columns is left out: it differs between databases with different histories, and nothing depends on it.
 """
 
 from __future__ import annotations

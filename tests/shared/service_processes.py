@@ -1,4 +1,4 @@
-"""Processes of the services under test: counters, of which each change is a step that may be killed half way."""
+"""Processes of the services under test: counters whose changes are steps that may be killed midway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ processes = Processes()
 
 @attrs.frozen
 class Swap:
-    """Put `new` in the place of `old`."""
+    """Replace `old` by `new`."""
 
     old: int
     new: int

@@ -1,4 +1,4 @@
-"""The tasks of the services under test; run by `dataloader serve`, so they talk to the tests through the database."""
+"""Tasks of the services under test; run by `dataloader serve`, so they talk to the tests through the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ broken.take_out_what_is_named()
 
 
 class Ledger:
-    """Writes to the ledger on a connection and a thread of its own: whatever stops the queue's, it goes on."""
+    """Writes to the ledger on a separate connection and thread, which continue when the queue's are stopped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Ledger:
         return await self._connection.fetchval(sql, *args, timeout=30)
 
     def write(self, sql: str, *args: object) -> Any:
-        """Run a statement, from any thread but the ledger's own."""
+        """Run a statement, from any thread except the ledger's own."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -53,7 +53,7 @@ class Ledger:
             return asyncio.run_coroutine_threadsafe(self._fetchval(sql, *args), self._loop).result(60)
 
     def begin(self, job: Job | ThreadJob) -> int:
-        """Note that a handler is in, from any thread but the ledger's own."""
+        """Note the beginning of a handler, from any thread except the ledger's own."""
         number: int = self.write(
             "INSERT INTO ledger (job_id, lock_key, attempt, pid) VALUES ($1, $2, $3, $4) RETURNING visit",
             job.job_id,
@@ -86,7 +86,7 @@ LEDGER = Ledger()
 
 
 class Chat:
-    """Whose text is there when so many long lines are written."""
+    """Text that writes long lines to stderr when it is formatted."""
 
     def __init__(self, lines: int) -> None:
         self._lines = lines
@@ -100,20 +100,17 @@ class Chat:
 
 @tasks.task("visit", retry=RetryPolicy(base_s=0))
 async def visit(job: Job) -> int:
-    """Stays for `s` seconds, `block` more of them without letting go of the event loop; the ledger tells when.
+    """Run for `s` seconds, then block the event loop for `block` seconds; the ledger has the times.
 
-    Also until there is a file, whose path is `until`, or `block_until` without letting go of the loop.
-
-    With `native` it never returns from a call into native code, which no signal interrupts. While it logs a line it
-    writes `chat` long lines to stderr.
-
-    Its first attempts, as many as `fails` says, fail.
+    It also waits until the file `until` exists, or `block_until` while blocking the loop. With `native` it never
+    returns from a call into native code, which no signal interrupts. While it logs a line, it writes `chat` long lines
+    to stderr. The first `fails` attempts fail.
     """
     async with LEDGER.visit(job):
         await trio.sleep(job.args.get("s", 0))
         while "until" in job.args and not os.path.exists(job.args["until"]):  # noqa: ASYNC110, ASYNC240, PTH110 - as told
             await trio.sleep(0.05)
-        time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - what is to be tested
+        time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - the tested behavior
         while "block_until" in job.args and not os.path.exists(job.args["block_until"]):  # noqa: ASYNC240, PTH110
             time.sleep(0.05)  # noqa: ASYNC251 - as above
         if "chat" in job.args:
@@ -128,7 +125,7 @@ async def visit(job: Job) -> int:
 
 @tasks.task("children")
 def children(_job: ThreadJob) -> None:
-    """Forks three processes and sends each of them a signal."""
+    """Fork three processes and send each of them a signal."""
     started = [multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)) for _ in range(3)]
     for child in started:
         child.start()
@@ -143,11 +140,11 @@ def children(_job: ThreadJob) -> None:
 
 @tasks.task("late", retry=RetryPolicy(base_s=0))
 async def late(job: Job) -> int:
-    """As `visit`, but when it is stopped it shows, logs, lingers and returns all the same."""
+    """Run as `visit`, but when stopped show progress, log, linger and return nevertheless."""
     async with LEDGER.visit(job):
         try:
             await trio.sleep(job.args.get("s", 0))
-        except trio.Cancelled:  # noqa: ASYNC103 - what is to be tested
+        except trio.Cancelled:  # noqa: ASYNC103 - the tested behavior
             with trio.CancelScope(shield=True):
                 job.log.info("too late")
                 await job.progress({"too late": job.attempt})
@@ -171,7 +168,7 @@ def deaf_thread_visit(job: ThreadJob) -> None:
 
 @tasks.task("internal error")
 async def internal_error(_job: Job) -> None:
-    """Breaks the event loop, as a task in Trio's own nursery does that fails."""
+    """Break the event loop, as a failing task in Trio's own nursery does."""
 
     async def fail() -> None:
         raise LookupError("password=sesame is unknown")
@@ -182,7 +179,7 @@ async def internal_error(_job: Job) -> None:
 
 @tasks.task("segmentation fault")
 async def segmentation_fault(job: Job) -> None:
-    """Ends the process from within native code."""
+    """End the process from within native code."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.string_at(0)
 
@@ -201,14 +198,14 @@ async def sleep(job: Job) -> str:
 
 @tasks.task("churn")
 async def churn(job: Job) -> None:
-    """Short work that waits most of the time, as requests and queries do."""
+    """Work briefly and wait most of the time, as requests and queries do."""
     for _ in range(4):
         await trio.sleep(0.05)
 
 
 @tasks.task("deaf thread")
 def deaf_thread(job: ThreadJob) -> None:
-    """Never returns, never looks."""
+    """Never return and never check for a stop."""
     time.sleep(3_600)
 
 
@@ -228,7 +225,7 @@ async def log(job: Job) -> None:
 
 @tasks.task("ledger", retry=RetryPolicy(base_s=0))
 async def ledger(job: Job) -> None:
-    """Writes when it was in, by the database's clock: in one transaction that it does not share with its success."""
+    """Write its times by the database's clock, in one transaction that is not that of its success."""
     async with job.transaction() as transaction:
         await transaction.execute(
             "INSERT INTO ledger (job_id, lock_key, began_at) VALUES ($1, $2, clock_timestamp())",
@@ -241,7 +238,7 @@ async def ledger(job: Job) -> None:
 
 @tasks.task("fill")
 async def fill(job: Job) -> None:
-    """Rows and success in one transaction, slowly."""
+    """Write rows and success in one transaction, slowly."""
     async with job.transaction() as transaction:
         for n in range(20):
             await transaction.execute("INSERT INTO target VALUES ($1, $2)", job.job_id, n)
@@ -250,16 +247,16 @@ async def fill(job: Job) -> None:
 
 @tasks.task("commit", retry=RetryPolicy(base_s=0))
 async def commit(job: Job) -> None:
-    """A row and success in one transaction, which commits once there is a file, whose path is `when`."""
+    """Write a row and success in one transaction, which commits when the file `when` exists."""
     async with job.transaction() as transaction:
         await transaction.execute("INSERT INTO target VALUES ($1, $2)", job.job_id, job.attempt)
-        while not os.path.exists(job.args["when"]):  # noqa: ASYNC110, ASYNC240, PTH110 - as told by the test
+        while not os.path.exists(job.args["when"]):  # noqa: ASYNC110, ASYNC240, PTH110 - the test creates the file
             await trio.sleep(0.05)
 
 
 @tasks.task("whim", retry=RetryPolicy(base_s=0))
 async def whim(job: Job) -> Any:
-    """Ends soon, in any of the ways there are."""
+    """End soon, in any of the possible ways."""
     await job.progress({"attempt": job.attempt})
     await trio.sleep(random.uniform(0, 0.05))
     match random.randrange(10):
@@ -300,7 +297,7 @@ def grouped(errors: int) -> Exception:
 
 @tasks.task("hostile")
 async def hostile(job: Job) -> Any:
-    """Returns or raises what hardly anybody would."""
+    """Return or raise unusual values."""
     match job.args["what"]:
         case "50 MB":
             return "x" * 50_000_000
@@ -320,7 +317,7 @@ async def hostile(job: Job) -> Any:
 
 @tasks.task("spill")
 async def spill(job: Job) -> Any:
-    """Tells secrets wherever a handler can tell anything, and ends as it is asked to."""
+    """Put secrets wherever a handler can output anything, and end as requested."""
     said = canaries(job.args["how"])
     log = structlog.get_logger("handler")
     log.warning(said["text"], **said)
@@ -338,7 +335,7 @@ async def spill(job: Job) -> Any:
         case "raise a group":
             raise ExceptionGroup(said["text"], [error, KeyError(said["url"])]) from cause
         case "raise at length":
-            # A text is cut somewhere: not within a secret, of which it would leave the beginning.
+            # A text is cut somewhere, but not within a secret, whose beginning would remain.
             raise RuntimeError("x" * 1_970 + f" {said['url']}")
         case "fail in SQL":
             async with job.transaction() as transaction:

@@ -1,7 +1,7 @@
 """Fixtures for the tests of whole processes: `dataloader serve` on the test's database, real signals, real sockets.
 
-A plugin of tests/conftest.py. What runs is observed from outside: by the job rows, by the ledger that the handlers of
-service_tasks.py keep on connections of their own, and by what the process logs.
+This is a plugin of tests/conftest.py. Running processes are observed from outside: by the job rows, by the ledger that
+the handlers of service_tasks.py write on separate connections, and by the processes' logs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FAST = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, 
 LEASE_S, SWEEP_S = FAST["default_lease_ttl_sec"], FAST["reaper_period_sec"]
 PATIENT = FAST | {"default_lease_ttl_sec": 15}
 PATIENT_LEASE_S = PATIENT["default_lease_ttl_sec"]
-"""With leases that a healthy process holds also on a machine that gives it no time for some seconds."""
+"""Settings with leases that a healthy process keeps even on a machine that gives it no time for some seconds."""
 LISTENER_BOUND_S = 5 + 5
-"""The listener is pinged every five seconds, and an answer waited for as long."""
+"""Ping interval of the listener, in seconds, and the timeout of each ping."""
 
 
 @attrs.define(eq=False)
 class Service:
-    """A running `dataloader serve`: `lines` are what it has logged so far."""
+    """Running `dataloader serve`: `lines` are its log lines so far."""
 
     process: subprocess.Popen
     lines: list[dict] = attrs.field(factory=list)
@@ -57,7 +57,7 @@ class Service:
                 self.lines.append({"event": line, "level": "no JSON"})
 
     async def logged(self, event, *, within_s=None):
-        """The first line whose event contains `event`, as soon as it is there."""
+        """Return the first line whose event contains `event`, as soon as it exists."""
 
         async def line():
             return next((line for line in [*self.lines] if event in line["event"]), None)
@@ -75,7 +75,7 @@ class Service:
         self.process.send_signal(number)
 
     async def exit_code(self, *, within_s):
-        """How it ended, `within_s` from now at the latest."""
+        """Return the exit code; fail if it has not ended within `within_s` seconds."""
 
         async def code():
             return self.process.poll()
@@ -86,7 +86,7 @@ class Service:
         return ended
 
     def close(self):
-        """Kill it, and close what reads its log."""
+        """Kill it, and close the reader of its log."""
         self.process.kill()
         self.process.wait(timeout=20)
         self.is_read.set()
@@ -96,7 +96,7 @@ class Service:
 
 @pytest.fixture
 def unmeasured(monkeypatch):
-    """Services that no coverage tracer slows down, for tests that are about load."""
+    """Disable the coverage tracer in services, for tests that are about load."""
     for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
         monkeypatch.delenv(name, raising=False)
 
@@ -134,7 +134,7 @@ def start_service(
 
 @pytest.fixture
 def serve(database, tmp_path):
-    """Starts a service for `queues` (queue: slots) and waits until it serves; other keywords are settings."""
+    """Return a function that starts a service for `queues` (queue: slots) and waits until it serves."""
     services = []
 
     async def serve(queues=None, *, dsn=None, ready="serving", **options):
@@ -153,14 +153,14 @@ def serve(database, tmp_path):
 
 @pytest.fixture
 async def raw(database):
-    """A connection past the store."""
+    """Return a connection outside the store."""
     async with raw_connection(database.dsn) as connection:
         yield connection
 
 
 @pytest.fixture
 def add(raw):
-    """Puts a job into the queue as another service would, or one without a key as we would; its id comes back."""
+    """Return a function that adds a job by SQL, as another service would, or one without a key; returns its ID."""
 
     async def add(task, args=None, *, queue="q", lock_key=None, keyed=True, lease_ttl_sec=60, max_attempts=5):
         return await raw.fetchval(
@@ -181,7 +181,7 @@ def add(raw):
 
 @pytest.fixture
 def row_when(raw):
-    """A job's row as soon as it has a status."""
+    """Return a function that returns a job's row as soon as it has a status."""
 
     async def row_when(job_id, status, *, within_s=None):
         return await until(
@@ -195,7 +195,7 @@ def row_when(raw):
 
 @attrs.frozen
 class Ledger:
-    """When handlers were in, by the database's clock, written by themselves (the task `visit`) past the queue."""
+    """Times of handlers by the database's clock, which they write themselves (the task `visit`) outside the queue."""
 
     raw: RawConnection
 
@@ -206,12 +206,12 @@ class Ledger:
             CREATE INDEX ON ledger (job_id)""")
 
     async def visits(self, job_id=None):
-        """All visits, or those of one job, in the order in which they began."""
+        """Return all visits, or those of one job, in the order in which they began."""
         sql = "SELECT * FROM ledger WHERE $1::uuid IS NULL OR job_id = $1 ORDER BY began_at"
         return await self.raw.fetch(sql, job_id)
 
     async def died(self, pid):
-        """A process was killed: its visits are over, once what it had sent before has been written."""
+        """End the visits of a killed process, after everything that it had sent was written."""
         sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
         await until(lambda: self.raw.fetchval(sessions, f"ledger {pid}"), lambda count: count == 0)
         await self.raw.execute(
@@ -219,7 +219,7 @@ class Ledger:
         )
 
     async def overlaps(self):
-        """Pairs of visits of one job, or of one key, that were in at the same time."""
+        """Return pairs of concurrent visits of one job or of one key."""
         return await self.raw.fetch("""
             SELECT a.job_id, a.lock_key, a.attempt, a.pid, a.began_at, a.ended_at, b.job_id AS other_id,
                    b.attempt AS other_attempt, b.pid AS other_pid, b.began_at AS other_began_at
@@ -229,7 +229,7 @@ class Ledger:
 
 @pytest.fixture
 async def ledger(raw):
-    """What the handlers of `visit` have written."""
+    """Return the ledger that the handlers of `visit` write."""
     ledger = Ledger(raw)
     await ledger.create()
     return ledger
@@ -237,7 +237,7 @@ async def ledger(raw):
 
 @pytest.fixture
 def kill(ledger):
-    """Kills a service as a crash would, and notes in the ledger that its handlers are gone."""
+    """Return a function that kills a service, and notes in the ledger that its handlers have ended."""
 
     async def kill(service):
         service.process.kill()
@@ -249,7 +249,7 @@ def kill(ledger):
 
 @pytest.fixture
 def counts(raw):
-    """How many jobs have each status."""
+    """Return a function that returns the number of jobs for each status."""
 
     async def counts():
         rows = await raw.fetch("SELECT status::text, count(*) FROM dl_jobs GROUP BY status")
@@ -260,7 +260,7 @@ def counts(raw):
 
 @pytest.fixture
 def client_of():
-    """An HTTP client of a service."""
+    """Return a function that opens an HTTP client of a service."""
 
     @asynccontextmanager
     async def client_of(service):
@@ -271,13 +271,13 @@ def client_of():
 
 
 def metrics_in(text, name):
-    """The values that a page of metrics has for a name, one for each set of labels."""
+    """Return the values of a metric, one for each set of labels."""
     return [float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line)]
 
 
 @pytest.fixture
 def metric(client_of):
-    """A value of a service's /metrics; of several labels their sum, of one that is not there 0."""
+    """Return a function that reads a value of a service's /metrics: the sum over its labels, 0 if it is missing."""
 
     async def metric(service, name):
         async with client_of(service) as client:
@@ -288,10 +288,10 @@ def metric(client_of):
 
 @pytest.fixture
 def no_claim_is_due(metric):
-    """Whether a service whose polls are rare has made the claims of its start: the last one follows the listener's.
+    """Return a check that a service with rare polls has made the claims of its start; the last follows the listener's.
 
-    The proxy is the one before its lock session. An answer that has come through may lead to the next request in the
-    turns of the loop that follow: the service takes some for two requests of ours.
+    The proxy is the one of its lock session. An answer that has come through may lead to the next request in the next
+    turns of the loop: the service needs some for two requests of ours.
     """
 
     async def no_claim_is_due(service, proxy):

@@ -1,8 +1,7 @@
-"""A service to load from: the data sets over HTTP on a real socket, which misbehaves when told to, and keeps a record.
+"""Service to load from: the data sets over HTTP on a real socket, with faults on demand and a record of requests.
 
-It runs in threads of its own, so that a pipeline under test shares no event loop with what it asks, and a process that
-is killed does not take its source with it. All instants are of `time.monotonic`. What it serves of the data sets, and
-by which paths, is in sources/data_sets.py.
+It runs in separate threads, so that a pipeline under test shares no event loop with it, and a killed process does not
+end its source. All timestamps are of `time.monotonic`. The served data sets and their paths are in data_sets.py.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import data_sets
 
 @attrs.define
 class Seen:
-    """A request, as it came; `ended_at` is when the last byte of its answer was sent, None before."""
+    """Request as received; `ended_at` is when the last byte of its answer was sent, None before."""
 
     method: str
     path: str
@@ -44,7 +43,7 @@ class Seen:
 
 @attrs.frozen
 class Answer:
-    """What a path answers."""
+    """Answer of a path."""
 
     body: bytes = b""
     type: str = "application/json"
@@ -54,7 +53,7 @@ class Answer:
 
 @attrs.define
 class Fault:
-    """What goes wrong with the requests that match, and how many times yet; None is always."""
+    """Fault of matching requests, and its remaining number of times; None means always."""
 
     match: re.Pattern[str]
     times: int | None
@@ -68,7 +67,7 @@ class Fault:
 
 
 class SourceApp:
-    """The service. `url` is where it is; `requests` are all that came, in the order of their coming."""
+    """Service with its `url`; `requests` are all requests, in the order of arrival."""
 
     def __init__(self, certificate: Path | None = None) -> None:
         self.requests: list[Seen] = []
@@ -76,7 +75,7 @@ class SourceApp:
         """Rates that differ from the data set's, by date and currency."""
         self.largest_page = 100_000
         self.way_s: Callable[[], float] = lambda: 0.0
-        """How long the next request is under way before it arrives."""
+        """Seconds that the next request needs to arrive."""
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         self._routes: dict[str, Answer | Callable[[Seen], Answer]] = {}
@@ -92,7 +91,7 @@ class SourceApp:
             self.url = self.url.replace("http:", "https:")
 
     def put(self, path: str, answer: Answer | Callable[[Seen], Answer]) -> None:
-        """Answers a path so, or by a function of the request."""
+        """Set the answer of a path, or a function that returns it for a request."""
         self._routes[path] = answer
 
     def misbehave(
@@ -108,40 +107,44 @@ class SourceApp:
         drip_s: float = 0.0,
         chunked: bool = False,
     ) -> None:
-        """Lets requests go wrong.
+        """Add a fault to requests.
 
         Args:
-            match: a regular expression, sought in the path with its query; empty for all. Of several the first counts.
-            times: how many requests, None for all that follow.
-            status, body, headers: answered instead of what the path has.
-            delay_s: before the first byte.
-            cut_at: the connection is closed after so many bytes of the body.
-            drip_s: between each byte of the body and the next.
-            chunked: sends no length, but pieces.
+            match: a regular expression, searched for in the path with its query; empty for all. The first match
+            applies.
+            times: the number of requests, None for all that follow.
+            status, body, headers: answered instead of the path's.
+            delay_s: seconds before the first byte.
+            cut_at: number of bytes of the body after which the connection is closed.
+            drip_s: seconds between two bytes of the body.
+            chunked: send no length, but chunks.
         """
         fault = Fault(re.compile(match), times, status, body, headers or {}, delay_s, cut_at, drip_s, chunked)
         with self._lock:
             self._faults.append(fault)
 
     def behave(self) -> None:
-        """Ends all misbehaviour."""
+        """End all faults."""
         with self._lock:
             self._faults.clear()
 
     def asked(self, match: str = "") -> list[Seen]:
-        """The requests whose path with query matches."""
+        """Return the requests whose path with query matches."""
         with self._lock:
             return [seen for seen in self.requests if re.search(match, str(seen))]
 
     def most_at_once(self) -> int:
-        """How many requests were in flight together at most."""
+        """Return the maximum number of concurrent requests."""
         with self._lock:
             steps = [(seen.began_at, 1) for seen in self.requests]
             steps += [(seen.ended_at, -1) for seen in self.requests if seen.ended_at is not None]
         return max(itertools.accumulate(step for _, step in sorted(steps)), default=0)
 
     def pauses(self) -> list[float]:
-        """Seconds from the end of each answer to the next request. The client's own pause is not longer than that."""
+        """Return the seconds from each answer's end to the next request.
+
+        The client's own pause is not longer than that.
+        """
         with self._lock:
             return [
                 after.began_at - before.ended_at
@@ -162,7 +165,7 @@ class SourceApp:
             self._server.close_all()
 
     def take(self, seen: Seen) -> tuple[Answer, Fault | None]:
-        """Notes a request, and decides on its answer."""
+        """Record a request, and choose its answer."""
         with self._lock:
             self.requests.append(seen)
             fault = next((one for one in self._faults if one.match.search(str(seen))), None)
@@ -179,7 +182,7 @@ class SourceApp:
         return (attrs.evolve(answer, headers={**answer.headers, **fault.headers}) if fault else answer), fault
 
     def drip(self, seconds: float) -> bool:
-        """Waits; tells whether the service still runs."""
+        """Wait; return True if the service still runs."""
         return not self._closing.wait(seconds)
 
     def _answer(self, seen: Seen) -> Answer:
@@ -208,7 +211,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request, client_address) -> None:
-        """A client that goes away is no error of the service's."""
+        """Ignore a client that disconnects, which is not an error of the service."""
 
     def close_all(self) -> None:
         for connection in list(self.connections):
@@ -219,7 +222,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Else the body waits for the client's word that the headers have come: 40 ms on each answer.
+    # Otherwise the body waits for the client's acknowledgement of the headers: 40 ms for each answer.
     disable_nagle_algorithm = True
 
     def __init__(self, app: SourceApp, *args) -> None:
@@ -227,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def log_message(self, *args) -> None:
-        """Into the record, not to the terminal."""
+        """Do nothing: requests are recorded, not printed."""
 
     def do_GET(self) -> None:
         time.sleep(self.app.way_s())
@@ -275,9 +278,9 @@ def _chunk(piece: bytes) -> bytes:
 
 @contextmanager
 def open_source_app(*, certificate: Path | None = None) -> Iterator[SourceApp]:
-    """The service, for the length of a block; its data sets are read when they are first asked for.
+    """Run the service for the duration of a block; its data sets are read at their first use.
 
-    With a file of a certificate and its key, by TLS.
+    With a file of a certificate and its key, it uses TLS.
     """
     with SourceApp(certificate).running() as app:
         yield app

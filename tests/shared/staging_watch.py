@@ -1,4 +1,4 @@
-"""Watches in the database how a load stages its rows: by triggers on each staging table that is made."""
+"""Watches in the database how a load stages its rows: by triggers on each new staging table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CREATE EVENT TRIGGER watch_staging ON ddl_command_end WHEN TAG IN ('CREATE TABLE
 
 @attrs.frozen
 class StagingWatch:
-    """The watch of one database; `before` are statements of PL/pgSQL that run before the rows of each COPY."""
+    """Watch of one database; `before` are statements of PL/pgSQL that run before the rows of each COPY."""
 
     database: Any
     before: str = ""
@@ -43,10 +43,10 @@ class StagingWatch:
         self.database.psql(INSTALL.replace("{before}", self.before))
 
     def rows(self) -> list[int]:
-        """How many rows each batch had that was staged."""
+        """Return the number of rows of each staged batch."""
         sql = "SELECT coalesce(json_agg(rows ORDER BY number), '[]') FROM staged_batches"
         return json.loads(self.database.psql(sql))
 
     def tries(self) -> int:
-        """How many batches were sent, also those that were refused."""
+        """Return the number of sent batches, including refused ones."""
         return int(self.database.psql("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM staging_tries"))

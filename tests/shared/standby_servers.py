@@ -1,4 +1,4 @@
-"""A primary and its streaming standby: two servers of Debian's package, each with its own TCP port and directory.
+"""Primary and its streaming standby: two servers of Debian's package, each with its own TCP port and directory.
 
 The embedded package has no pg_basebackup. Services and clients reach both by one address with two hosts.
 """
@@ -25,7 +25,7 @@ from dataloader.store.embedded.server_programs import ServerPrograms
 
 VERSION: Final = 15
 STANDBY: Final = "standby"
-"""The name by which a primary knows its standby."""
+"""Name by which a primary knows its standby."""
 SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -37,7 +37,7 @@ SETTINGS: Final = {
 
 
 def need_programs() -> Path:
-    """The folder of the programs. Without them the test is skipped, in CI it fails."""
+    """Return the folder of the programs. Without them the test is skipped, in CI it fails."""
     if not is_at_hand(VERSION):
         skip_without(f"no PostgreSQL {VERSION} for a standby: install Debian's package, or set POSTGRES_BIN_{VERSION}")
     programs = programs_of(VERSION)
@@ -47,14 +47,14 @@ def need_programs() -> Path:
 
 @attrs.frozen
 class Server:
-    """One of the two; every user of this machine may connect as the superuser, without a password."""
+    """One of the two servers; every user of this machine may connect as the superuser, without a password."""
 
     programs: ServerPrograms
     port: int
 
     @classmethod
     def in_directory(cls, directory: Path, bin_dir: Path) -> Server:
-        """A server whose files will be in `directory`, on a free port."""
+        """Return a server whose files will be in `directory`, on a free port."""
         directory.mkdir()
         account = system_user() if os.geteuid() == 0 else None
         uid, gid = (os.geteuid(), os.getegid()) if account is None else (account.pw_uid, account.pw_gid)
@@ -71,26 +71,26 @@ class Server:
         return self.programs.data_dir / "data"
 
     def dsn(self, database: str = "jobs") -> str:
-        """Its address, and no other's."""
+        """Return the address of this server only."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}?sslmode=disable"
 
     @property
     def socket_dsn(self) -> str:
-        """Its address by its socket, for a proxy."""
+        """Address by its socket, for a proxy."""
         return f"postgresql://postgres@:{self.port}/jobs?host={self.data}"
 
     def create(self) -> None:
-        """Make an empty cluster."""
+        """Create an empty cluster."""
         options = ("--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--locale=C")
         self.programs.run_as_server("initdb", "--pgdata=data", *options)
 
     @staticmethod
     def conninfo_of(primary: Server) -> str:
-        """How a standby reaches `primary`."""
+        """Return the address of `primary` for a standby."""
         return f"host=127.0.0.1 port={primary.port} user=postgres application_name={STANDBY}"
 
     def copy(self, primary: Server) -> None:
-        """Make a standby of `primary`."""
+        """Make this server a standby of `primary`."""
         source = self.conninfo_of(primary)
         copied = ("--checkpoint=fast", "--wal-method=stream", "--no-sync", "--write-recovery-conf")
         self.programs.run_as_server("pg_basebackup", "--pgdata=data", f"--dbname={source}", *copied)
@@ -108,25 +108,25 @@ class Server:
         self.programs.run_as_server("pg_ctl", "stop", "--pgdata=data", f"--mode={mode}", "--wait")
 
     def promote(self) -> None:
-        """Make a standby a primary."""
+        """Promote a standby to a primary."""
         self.programs.run_as_server("pg_ctl", "promote", "--pgdata=data", "--wait")
 
     async def run(self, what: str, *args: str, **settings: str) -> None:
-        """One of the methods above, in a thread."""
+        """Run one of the methods above in a thread."""
         await trio.to_thread.run_sync(partial(getattr(self, what), *args, **settings))
 
     async def fetch(self, sql: str, *args: object) -> list[Any]:
-        """Run a query on a connection of its own."""
+        """Run a query on a new connection."""
         async with raw_connection(self.dsn()) as raw:
             return await raw.fetch(sql, *args)
 
     async def execute(self, sql: str, database: str = "jobs") -> None:
-        """Run a statement on a connection of its own."""
+        """Run a statement on a new connection."""
         async with raw_connection(self.dsn(database)) as raw:
             await raw.execute(sql)
 
     async def fetchval(self, sql: str, *args: object) -> Any:
-        """The first value of a query."""
+        """Return the first value of a query."""
         return (await self.fetch(sql, *args))[0][0]
 
 
@@ -139,33 +139,33 @@ class Pair:
 
     @property
     def address(self) -> str:
-        """The address of services and clients."""
+        """Address of services and clients."""
         hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
         return f"postgresql://postgres@{hosts}/jobs?target_session_attrs=read-write&sslmode=disable"
 
     async def lag(self) -> int:
-        """How many bytes of the primary's log the standby has not replayed."""
+        """Return the number of bytes of the primary's log that the standby has not replayed."""
         sql = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication"
         return await self.primary.fetchval(sql)
 
     async def cut(self) -> None:
-        """From now on the standby receives nothing: what commits on the primary is lost with it."""
+        """Stop replication: from now on, commits on the primary are lost with it."""
         await self.standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
         await self.standby.execute("SELECT pg_reload_conf()")
 
     async def join(self) -> None:
-        """The standby receives again."""
+        """Resume replication."""
         await self.standby.execute(f"ALTER SYSTEM SET primary_conninfo = '{self.standby.conninfo_of(self.primary)}'")
         await self.standby.execute("SELECT pg_reload_conf()")
 
     async def is_cut(self) -> bool:
-        """Whether the primary has no standby any more."""
+        """Return True if the primary has no standby anymore."""
         return not await self.primary.fetch("SELECT FROM pg_stat_replication")
 
 
 @contextlib.contextmanager
 def standby_pair(*, synchronous: bool) -> Iterator[Pair]:
-    """A primary with a standby that streams, for the length of a block; the database `jobs` is empty."""
+    """Run a primary with a streaming standby for the duration of a block; the database `jobs` is empty."""
     bin_dir = need_programs()
     memory = Path("/dev/shm")
     folder = TemporaryDirectory(prefix="dataloader-tests-", dir=memory if os.access(memory, os.W_OK) else None)

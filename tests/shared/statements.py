@@ -1,4 +1,4 @@
-"""The statements that the connections of a database's pool send, as the driver reports them."""
+"""Statements that the connections of a database's pool send, as the driver reports them."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ async def record_statements(database: Database) -> list[Any]:
 
 async def _aio_record(connection: Any, all_here: asyncio.Barrier, statements: list[Any]) -> None:
     connection.add_query_logger(statements.append)
-    # Until each connection of the pool has a task, none of them is free again.
+    # A connection is free again only after each connection of the pool has a task.
     await all_here.wait()

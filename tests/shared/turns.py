@@ -1,4 +1,4 @@
-"""Limiters that a test fills, so that it sees what needs a place: it waits, and everything else goes on."""
+"""Limiters that a test fills, to see which requests wait for a place while all others continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.web.fair_places import FairPlaces
 
 @asynccontextmanager
 async def all_taken(turns: trio.CapacityLimiter | FairPlaces) -> AsyncIterator[None]:
-    """Take all places of a limiter for the length of a block; each place of a fair one by another caller."""
+    """Take all places of a limiter for the duration of a block; each place of a fair one by another caller."""
     if isinstance(turns, FairPlaces):
         async with AsyncExitStack() as taken:
             for number in range(turns.most):
@@ -30,5 +30,5 @@ async def all_taken(turns: trio.CapacityLimiter | FairPlaces) -> AsyncIterator[N
 
 
 async def waiting_for(turns: trio.CapacityLimiter | FairPlaces) -> int:
-    """Return how many wait for a place of a limiter."""
+    """Return the number of waiters for a place of a limiter."""
     return turns.waiting if isinstance(turns, FairPlaces) else turns.statistics().tasks_waiting

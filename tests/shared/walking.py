@@ -1,4 +1,4 @@
-"""A source asked from the first request to the last page, one after the other, without pauses and retries."""
+"""Walk of a source from the first request to the last page, one after the other, without pauses and retries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WATCHDOG_S = 60
 
 
 async def walk(source, window: Window | None = None) -> list[Page]:
-    """All pages of a window."""
+    """Return all pages of a window."""
     pages = []
     with trio.fail_after(WATCHDOG_S):
         async with source.open() as connection, aclosing(source.requests(window or Window())) as first_requests:
@@ -28,20 +28,20 @@ async def walk(source, window: Window | None = None) -> list[Page]:
 
 
 def read(source, response) -> Page:
-    """The page, with all records."""
+    """Return the page, with all records."""
     page = source.read(response)
     return attrs.evolve(page, records=list(page.records))
 
 
 async def ask(source, request: Request | None = None, *, timeout_s: float = WATCHDOG_S):
-    """The answer to one request, by default the first."""
+    """Return the answer to one request, by default the first."""
     with trio.fail_after(WATCHDOG_S):
         async with source.open() as connection:
             return await fetch(source, connection, request or await first(source), timeout_s=timeout_s)
 
 
 async def fetch(source, connection, request: Request, *, timeout_s: float = WATCHDOG_S):
-    """The answer to a request, behind all redirects."""
+    """Return the answer to a request, after all redirects."""
     asked = request
     while asked is not None:
         response = await connection.fetch(asked, timeout_s=timeout_s)
@@ -50,20 +50,20 @@ async def fetch(source, connection, request: Request, *, timeout_s: float = WATC
 
 
 async def first(source, window: Window | None = None) -> Request:
-    """The first request of a window."""
+    """Return the first request of a window."""
     return (await requests(source, window))[0]
 
 
 async def requests(source, window: Window | None = None) -> list[Request]:
-    """The requests of a window, without those for further pages."""
+    """Return the requests of a window, without those for further pages."""
     return [request async for request in source.requests(window or Window())]
 
 
 def records(pages: list[Page]) -> list:
-    """The records of all pages."""
+    """Return the records of all pages."""
     return [record for page in pages for record in page.records]
 
 
 def broken(pages: list[Page]) -> list:
-    """What is broken on all pages."""
+    """Return the broken records of all pages."""
     return [one for page in pages for one in page.broken]

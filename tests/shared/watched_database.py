@@ -1,4 +1,4 @@
-"""A database whose statements a test sees: each runs on the real connection, between two callbacks of the test."""
+"""Database whose statements a test sees: each runs on the real connection, between two callbacks of the test."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import attrs
 
 Seen: TypeAlias = Callable[..., Awaitable[None]]
-"""Called with the real connection, the statement and its values (asyncio-flavoured); afterwards with its `answer`."""
+"""Called with the real connection, the statement and its values, on asyncio; afterwards with its `answer`."""
 
 
 async def _ignore(_connection: Any, _sql: str, *_values: Any, answer: Any = None) -> None: ...
 
 
 class ProxiedConnection:
-    """A connection that sends each statement by `_send`, which a subclass overrides."""
+    """Connection that sends each statement by `_send`, which a subclass overrides."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class ProxiedConnection:
 
 
 class WatchedConnection(ProxiedConnection):
-    """A connection that calls `before` and `after` around each statement."""
+    """Connection that calls `before` and `after` around each statement."""
 
     def __init__(self, connection: Any, before: Seen = _ignore, after: Seen = _ignore) -> None:
         super().__init__(connection)
@@ -56,7 +56,7 @@ class WatchedConnection(ProxiedConnection):
 
 @attrs.frozen
 class WatchedDatabase:
-    """The database of the store, with watched connections."""
+    """Database of the store, with watched connections."""
 
     _database: Any
     _before: Seen = attrs.field(default=_ignore, kw_only=True)

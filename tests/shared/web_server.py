@@ -1,4 +1,4 @@
-"""A real server on a real socket over a real database, without actors: what jobs would do, the tests do by SQL."""
+"""Real server on a real socket over a real database, without actors: the tests do the work of jobs by SQL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOKENS = {"reader": "r" * 20, "operator": "o" * 20, "chief": "c" * 20}
 
 @attrs.define
 class Web:
-    """A running server and a client of it, and its listening socket. `change` sets fields of the process's state."""
+    """Running server with a client and its listening socket. `change` sets fields of the process's state."""
 
     client: httpx2.AsyncClient
     url: str
@@ -78,7 +78,7 @@ async def open_server(
     tasks: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Web]:
-    """A server for the database at `dsn`; `tasks` are those that it knows, `settings` those of `WebSettings`.
+    """Run a server for the database at `dsn`; `tasks` are its known tasks, `settings` those of `WebSettings`.
 
     `limits` are those of the HTTP server. No listener runs, so a wait sees a change by its next read: at least every
     `reread_s` seconds.

@@ -1,4 +1,4 @@
-"""A preload for Dask: its scheduler and workers can't import the package, as if it were not installed there."""
+"""Preload for Dask: its scheduler and workers cannot import the package, as if it were not installed there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib.abc import MetaPathFinder
 
 
 class Without(MetaPathFinder):
-    """Finds nothing of ours, and lets nobody else look."""
+    """Import finder that refuses our package."""
 
-    def find_spec(self, name, path, target=None):  # noqa: ARG002 - as it is called
+    def find_spec(self, name, path, target=None):  # noqa: ARG002 - the protocol's signature
         if name.partition(".")[0] == "dataloader":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -1,1 +1,1 @@
-"""A long mixed run under faults: `just chaos [seconds]`. See __main__.py."""
+"""Long mixed run under faults: `just chaos [seconds]`. See __main__.py."""

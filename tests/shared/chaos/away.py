@@ -1,4 +1,4 @@
-"""Statements to a database that may be away."""
+"""Statements to a database that may be unavailable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from databases import RawConnection, raw_connection
 
 T = TypeVar("T")
 GONE = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""The last one is the driver's if the connection is lost between two messages."""
+"""Errors of a lost connection. The driver raises the last one if it is lost between two messages."""
 Act = Callable[[RawConnection], Awaitable[T]]
 
 
@@ -20,7 +20,7 @@ class AwayError(Exception):
 
 
 async def ask_once(dsn: str, act: Act[T]) -> T:
-    """Act on a new connection. Raises `AwayError`; then it is unknown whether it was done."""
+    """Act on a new connection. Raises `AwayError`; then it is unknown whether the action was done."""
     try:
         async with raw_connection(dsn) as raw:
             return await act(raw)
@@ -30,7 +30,7 @@ async def ask_once(dsn: str, act: Act[T]) -> T:
 
 
 async def insist(dsn: str, act: Act[T], on_failure: Callable[[], object] = lambda: None) -> T:
-    """Act until it succeeds."""
+    """Repeat an action until it succeeds."""
     while True:
         try:
             return await ask_once(dsn, act)

@@ -1,4 +1,4 @@
-"""The clients of `just chaos`: each asks until it has an answer, and keeps what it was answered for the checker."""
+"""Clients of `just chaos`: each asks until it has an answer, and keeps its answers for the checker."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from chaos.tasks import FIRST_DAY, LIMITED, QUEUE
 KEYS = 12
 COUNTERS = 5
 LAYERS, WIDTH = 10, 20
-"""Of a graph of 200 jobs."""
+"""Layers of a graph, and jobs of a layer: 200 jobs in all."""
 SPAN_DAYS = 5
 MOST_OPEN = 400
 MANY = 100_000
-"""Attempts of a job that no fault is to use up; a job takes ten."""
+"""Attempts of a job that no fault should use up; other jobs have ten."""
 FEW_S = (0.0, 0.02, 0.1, 0.4)
 
 INSERT = """
@@ -39,14 +39,14 @@ VALUES ($1, $2, 'work', $3, $4, $5, 5, 100000) ON CONFLICT DO NOTHING
 
 @attrs.define(kw_only=True)
 class Clients:
-    """All of them. They ask `urls` at random; `dice` are seeded, what the services do is not."""
+    """All clients. They send requests to random `urls`. `dice` are seeded; the services' behavior is not."""
 
     dsn: str
     urls: Callable[[], list[str]]
     dice: random.Random
     over: trio.Event = attrs.field(factory=trio.Event)
     open_jobs: int = 0
-    """How many jobs are open, as somebody has counted lately."""
+    """Number of open jobs at the last count."""
     added: list[tuple[str | None, str]] = attrs.field(factory=list)
     canceled: list[tuple[str, float]] = attrs.field(factory=list)
     graph: dict[str, Node] = attrs.field(factory=dict)
@@ -60,8 +60,8 @@ class Clients:
     _may_cancel: list[str] = attrs.field(factory=list)
 
     async def run(self) -> None:
-        """Ask until `over` is set, and then until all that was asked for has its answer."""
-        # One client for all: each makes a context of TLS, which takes long.
+        """Send requests until `over` is set, and then until all of them have an answer."""
+        # One client for all: each creates a TLS context, which takes long.
         async with httpx2.AsyncClient(timeout=15, verify=False) as self._http, trio.open_nursery() as nursery:
             for ask, pause_s in (
                 (self.add_some, 1.0),
@@ -85,7 +85,7 @@ class Clients:
                 await self.over.wait()
 
     async def _ask(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """Ask one service after the other until one answers otherwise than that it can't now."""
+        """Ask one service after the other until one gives an answer other than "unavailable now"."""
         while True:
             if urls := self.urls():
                 with contextlib.suppress(httpx2.TransportError):
@@ -102,7 +102,7 @@ class Clients:
         self.refused += 1
 
     def a_job(self) -> dict[str, Any]:
-        """A job of any kind."""
+        """Return a job of any kind."""
         dice, number = self.dice, next(self._numbers)
         task = dice.choices(("work", "thread", "book", "polite", "few"), (8, 2, 3, 5, 4))[0]
         job: dict[str, Any] = {
@@ -124,7 +124,7 @@ class Clients:
         return job
 
     def seconds(self) -> float:
-        """How long a handler takes; now and then longer than its lease."""
+        """Return how long a handler takes; sometimes longer than its lease."""
         return self.dice.choices((self.dice.choice(FEW_S), 3, 8), (30, 2, 1))[0]
 
     async def add_some(self) -> None:
@@ -148,7 +148,7 @@ class Clients:
         self.added.append((key, str(job)))
 
     async def add_as_foreigner(self) -> None:
-        """Add a job by the queue document's own statement, half of them to the foreign service's queue."""
+        """Add a job by the queue document's own statement; most go to the foreign service's queue."""
         job, key = uuid4(), f"request {next(self._numbers)}"
         queue = self.dice.choice((QUEUE, foreign_service.QUEUE, foreign_service.QUEUE))
         lock_key, args = f"key {self.dice.randrange(KEYS)}", json.dumps({"s": self.dice.choice(FEW_S)})
@@ -156,7 +156,7 @@ class Clients:
         self.added.append((key, str(job)))
 
     async def cancel_one(self) -> None:
-        """Cancel a job that was added lately."""
+        """Cancel a job that was added recently."""
         if not self._may_cancel:
             return
         job = self.dice.choice(self._may_cancel)
@@ -166,7 +166,7 @@ class Clients:
             self.canceled.append((job, time.monotonic()))
 
     async def add_graph(self) -> None:
-        """Add 200 jobs in layers, each after one to three of the layer before."""
+        """Add 200 jobs in layers, each after one to three jobs of the previous layer."""
         dice, jobs, before = self.dice, [], []
         for layer in range(LAYERS):
             ids = [str(UUID(int=dice.getrandbits(128), version=4)) for _ in range(WIDTH)]
@@ -189,7 +189,7 @@ class Clients:
         self.graphs += 1
 
     async def add_load(self) -> None:
-        """Let a load copy days that no other job loads."""
+        """Add a load that copies days that no other job loads."""
         number, name = next(self._numbers), self.dice.choice(("keyed", "keyless"))
         first = len(self.spans) * SPAN_DAYS
         days = [FIRST_DAY + timedelta(days=first + more) for more in (0, SPAN_DAYS)]
@@ -201,7 +201,7 @@ class Clients:
         self.spans.append((name, answer.json()["job_id"], first))
 
     async def _call(self, counter: str) -> None:
-        """Start a counter and its mirror, then call it now and then."""
+        """Start a counter and its mirror, then call it at random times."""
         for process in (counter, f"mirror of {counter}"):
             started = {"process_id": process, "idempotency_key": f"start {process}"}
             await self._answered("/api/v1/processes/again?wait=5", started)
@@ -221,7 +221,7 @@ class Clients:
         self.calls[place] = attrs.evolve(self.calls[place], answered=now, answer=found["response"])
 
     async def _answered(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask until there is an answer; one that is an error ends the run."""
+        """Ask until there is an answer; an error ends the run."""
         while (answer := await self._ask("POST", path, json=body)).status_code == 202:
             pass
         found = answer.json()
@@ -231,10 +231,10 @@ class Clients:
 
 
 def records_of(number: int) -> tuple[int, ...]:
-    """The numbers of the records that the source has of a day."""
+    """Return the numbers of a day's records in the source."""
     return tuple(range(number * 10, number * 10 + 1 + number % 4))
 
 
 def day_number(day: str) -> int:
-    """The number of a day as a request of a load has it."""
+    """Return the number of a day in a load's request."""
     return (date.fromisoformat(day) - FIRST_DAY).days

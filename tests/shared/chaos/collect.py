@@ -1,4 +1,4 @@
-"""Collects the history of a run of `just chaos`: notes of processes, answers to clients, and the rows at the end."""
+"""Collects the history of a run of `just chaos`: notes of processes, answers to clients, and the final rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chaos.notes import read_notes
 from chaos.tasks import MOST_RUNNING, PARTNER, SCHEDULES
 
 SHOWN = {"work", "thread", "book", "node", "polite", "few", "planned"}
-"""The tasks whose handlers note their runs."""
+"""Tasks whose handlers note their runs."""
 ROWS = """
 SELECT job_id::text, task, status::text, attempt, max_attempts, refunds, idempotency_key,
        extract(epoch FROM finished_at)::float AS ended, schedule, extract(epoch FROM planned_at)::float AS planned
@@ -54,7 +54,7 @@ async def collect(
             planned[schedule].append(at)
         rows.append(Row(job=fields.pop("job_id"), runs_shown=row["task"] in SHOWN, **fields))
     requests = [seen.began_at for seen in source.asked("/items")]
-    # Beside the notes of the processes, for a look at a limit that was exceeded.
+    # Beside the notes of the processes, for the analysis of an exceeded limit.
     (folder / "requests").write_text("".join(f"{at}\n" for at in requests))
     taken = [(at, 1) for at in [*(run.began for run in runs if run.task == "polite"), *requests]]
     events = defaultdict(list)

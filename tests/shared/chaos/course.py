@@ -1,4 +1,4 @@
-"""The course of a run of `just chaos`: start all, let faults happen, wait for the end of all, check, report."""
+"""Course of a run of `just chaos`: start everything, cause faults, wait for the end, check, report."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TABLES = (
 COUNTS = "SELECT status::text, count(*) FROM dl_jobs GROUP BY status"
 UNSENT = "SELECT count(*) FROM dl_process_outbox"
 SHOWN = 5
-"""Violations of a kind that the report shows."""
+"""Number of violations of a kind that the report shows."""
 
 
 @attrs.define
 class Course:
-    """A run, and what came of it."""
+    """Run and its results."""
 
     seconds: float
     seed: int
@@ -53,13 +53,13 @@ class Course:
 
     @property
     def broken(self) -> int:
-        """The number of violations."""
+        """Number of violations."""
         return sum(map(len, self.found.values()))
 
 
 def run_course(course: Course) -> None:
-    """Run it. It has an event loop of its own."""
-    # The server's is not below pytest's directory, which each session that begins closes to the server's account.
+    """Run the course, in its own event loop."""
+    # Not below pytest's directory, which the start of each session closes to the server's account.
     with (
         TemporaryDirectory(prefix="dataloader-tests-") as data_dir,
         server_in(Path(data_dir)) as server,
@@ -97,7 +97,7 @@ async def _run(course: Course, server: OwnServer, source: SourceApp, fleet: Flee
             course.say("no more faults; what was asked for goes on to its end")
             asking.cancel_scope.deadline = trio.current_time() + SETTLE_S
         await _settle(server)
-        # A service that is told to end before it serves has another exit code.
+        # A service that receives a signal before it serves has another exit code.
         await until(serving, lambda urls: len(urls) == SERVICES, within_s=START_S)
         await fleet.end(END_S)
         nursery.cancel_scope.cancel()
@@ -146,7 +146,7 @@ async def _watch(course: Course, server: OwnServer, fleet: Fleet, clients: Clien
 
 
 async def _settle(server: OwnServer) -> None:
-    """Let schedules rest, and wait until all jobs have ended and all messages are sent."""
+    """Pause the schedules, and wait until all jobs have ended and all messages are sent."""
     await server.fetch("UPDATE dl_schedules SET paused = true, paused_why = 'the end'")
     with trio.move_on_after(SETTLE_S):
         while True:
@@ -180,7 +180,7 @@ def _counts(history: History, fleet: Fleet, clients: Clients, source: SourceApp)
 
 
 def report(course: Course) -> str:
-    """Return the table of the run, in 80 columns, and what was violated."""
+    """Return the table of the run, in 80 columns, and the violations."""
     cells = [f"{name:<28}{number:>9,}" for name, number in course.counts.items()]
     lines = [f"{left}      {right}".rstrip() for left, right in zip(cells[::2], [*cells[1::2], ""], strict=False)]
     lines += ["", *(f"{name:<71}{len(course.found[name]):>9,}" for name in CHECKS)]

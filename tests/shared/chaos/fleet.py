@@ -1,4 +1,4 @@
-"""The processes of `just chaos`: three services, a foreign one, their database, and the faults that befall them."""
+"""Processes of `just chaos`: three services, a foreign one, their database, and the faults that they suffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SERVICES = 3
 QUEUES = {tasks.QUEUE: 8, foreign_service.QUEUE: 1, tasks.LIMITED: 6, tasks.LOADS: 2, "process.again": 4}
 SETTINGS = FAST | {"cancel_grace_sec": GRACE_S, "drain_timeout_sec": 5}
 PAUSES_S = (1.0, 6.0)
-"""The least and the most between two faults."""
+"""Shortest and longest time between two faults."""
 FAULTS = {
     "kill -9 of a service": 5,
     "SIGTERM of a service": 4,
@@ -38,19 +38,19 @@ FAULTS = {
     "end of lock sessions": 2,
     "kill -9 of the foreign one": 1,
 }
-"""What happens, by its weight."""
+"""Faults by weight."""
 END_LOCK_SESSIONS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% locks'
 """
 LEFT = "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by LIKE $1 || ':%'"
 LEASE_IS_GONE = "a handler goes on although its lease is gone"
 AFTER_AN_OUTAGE_S = 20
-"""A service that is told to end so soon after an outage may leave rows to their leases: its exit code is 1 then."""
+"""A service stopped within this time after an outage may leave rows to their leases: its exit code is 1 then."""
 
 
 @attrs.define
 class Member:
-    """A service in one process after the other. `told` is when it was sent a signal to end, and which."""
+    """Service in successive processes. `told` is the last end signal and its time."""
 
     name: str
     service: Service
@@ -66,7 +66,7 @@ class Member:
 
 @attrs.define
 class Fleet:
-    """All processes; `faults` counts what happened, `wrong` says which exits were not as they should be."""
+    """All processes. `faults` counts the faults, `wrong` has the exits that were not as they should be."""
 
     server: OwnServer
     folder: Path
@@ -76,13 +76,13 @@ class Fleet:
     wrong: list[Exit] = attrs.field(factory=list)
     outages: list[float] = attrs.field(factory=list)
     errors: Counter[str] = attrs.field(factory=Counter)
-    """Lines of the level error in the services' logs, by event."""
+    """Number of lines at level error in the services' logs, by event."""
     members: list[Member] = attrs.field(factory=list)
     is_over: bool = False
     _started: int = 0
     _foreign: Any = None
     _up: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held while the database is away."""
+    """Held while the database is unavailable."""
 
     def start(self) -> None:
         for _ in range(SERVICES):
@@ -102,7 +102,7 @@ class Fleet:
         return [url for member in self.members if (url := member.url)]
 
     async def rage(self, until: float) -> None:
-        """Let faults happen until then; at the end all go on."""
+        """Cause faults until then; afterwards all processes run again."""
         async with trio.open_nursery() as nursery:
             await trio.sleep(self.dice.uniform(*PAUSES_S))
             while time.monotonic() < until:
@@ -115,7 +115,7 @@ class Fleet:
         well = [member for member in self.members if member.url]
         if fault.endswith("of a service"):
             if len(well) < 2:
-                return  # or on a slow machine nobody would ever work
+                return  # otherwise no service might work on a slow machine
             member = dice.choice(well)
             self.faults[fault] += 1
             match fault.split(maxsplit=1)[0]:
@@ -159,7 +159,7 @@ class Fleet:
             self.outages.append(time.monotonic())
 
     async def tend(self) -> None:
-        """Start what has ended, and judge how it has."""
+        """Restart ended processes, and judge how they ended."""
         while not self.is_over:
             for place, member in enumerate(self.members):
                 if member.service.process.poll() is not None:
@@ -169,7 +169,7 @@ class Fleet:
             await trio.sleep(0.1)
 
     async def end(self, within_s: float) -> None:
-        """Tell all services to end, and judge how they do."""
+        """Send all services SIGTERM, and judge how they end."""
         self.is_over = True
         for member in self.members:
             member.told = time.monotonic(), signal.SIGTERM

@@ -1,7 +1,7 @@
-"""A service that was written from the queue document: it claims, locks, runs and finishes by the SQL of foreign.py.
+"""Service written from the queue document: it claims, locks, runs and finishes by the SQL of foreign.py.
 
-It has one worker, which knows neither our lanes nor our graphs, so a queue of its own shares keys with ours. After the
-loss of its session it gives up what it has in hand, and it finishes nothing after its lease.
+It has one worker, which knows neither our limit queues nor our graphs, so a separate queue shares keys with ours. After
+the loss of its session it abandons its current job, and it finishes nothing after its lease.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def main() -> None:
         while True:
             try:
                 await work(notes)
-            except Exception:  # noqa: BLE001 - of a driver whose database goes away
+            except Exception:  # noqa: BLE001 - errors of a driver whose database goes away
                 await asyncio.sleep(0.5)
 
 

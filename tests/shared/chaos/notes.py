@@ -1,6 +1,6 @@
-"""What processes write down while they run: a file for each, a line of JSON for each event, by the monotonic clock.
+"""Notes of processes while they run: a file for each, a JSON line for each event, by the monotonic clock.
 
-A line is one write, so a process that is killed leaves whole ones; its last line is the last that is known of it.
+A line is one write, so a killed process leaves only whole lines; its last line is the last known event.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ TICK_S = 0.1
 
 
 class Notes:
-    """The file of this process."""
+    """File of this process."""
 
     def __init__(self, folder: str, kind: str) -> None:
         path = Path(folder, f"{kind}-{os.getpid()}-{time.monotonic_ns()}.notes")
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._numbers = itertools.count(1)
         self._open: dict[int, Callable[[], float]] = {}
-        """The runs that go on, and what gives their deadlines."""
+        """Current runs, with functions that return their deadlines."""
         self.trio_is_behind_s = 0.0
-        """How much the monotonic clock is ahead of Trio's."""
+        """Seconds by which the monotonic clock is ahead of Trio's."""
 
     def write(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"at": time.monotonic(), "kind": kind} | fields)
@@ -40,7 +40,7 @@ class Notes:
 
     @contextmanager
     def run(self, job: str, key: str | None, task: str, deadline: Callable[[], float]) -> Iterator[list[str]]:
-        """Note a run for the length of a block. The first of the list is how it ends if nothing is raised."""
+        """Note a run for the duration of a block. The first item of the list is how it ends if nothing is raised."""
         number, how = next(self._numbers), ["returned"]
         self.write("begin", run=number, job=job, key=key, task=task, deadline=deadline())
         self._open[number] = deadline
@@ -59,7 +59,7 @@ class Notes:
 
 
 def last_line_at(path: Path) -> float:
-    """When a process wrote its last line."""
+    """Return when a process wrote its last line."""
     at: float = json.loads(path.read_text().splitlines()[-1])["at"]
     return at
 
@@ -71,7 +71,7 @@ class _OpenRun:
 
 
 def read_notes(folder: Path) -> tuple[list[Run], dict[str, list[tuple[float, float]]]]:
-    """Return all runs and each process's silences. A run whose process is gone ended with its last line."""
+    """Return all runs and each process's silences. A run of a killed process ended with its last line."""
     runs: list[Run] = []
     silences: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for path in sorted(folder.glob("*.notes")):

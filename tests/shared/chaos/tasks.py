@@ -1,4 +1,4 @@
-"""The tasks of the services in `just chaos`. Each handler notes its begin and its end in a file of its process."""
+"""Tasks of the services in `just chaos`. Each handler notes its beginning and its end in a file of its process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LIMITED = "limited"
 LOADS = "loads"
 FIRST_DAY = date(1900, 1, 1)
 PARTNER = Supplier("partner", rate_limits=(RateLimit(10, per_s=1), RateLimit(30, per_s=5)), margin_s=0.5)
-"""A fifth of the margin is for the way of a request, which takes tens of milliseconds on a busy machine."""
+"""A fifth of the margin is for the duration of a request, which is tens of milliseconds on a busy machine."""
 MOST_RUNNING = 3
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEDULES = {"every 2 s": 2, "every 5 s": 5, "minutely": 60}
-"""By name, the seconds between two times."""
+"""Seconds between two times, by name."""
 
 tasks = Tasks()
 NOTES: Notes
@@ -50,7 +50,7 @@ async def ticks() -> AsyncIterator[None]:
 
 
 def noted(job: Job | ThreadJob) -> AbstractContextManager[list[str]]:
-    """Note a run of a job for the length of a block."""
+    """Note a run of a job for the duration of a block."""
     return NOTES.run(str(job.job_id), job.lock_key, job.task, lambda: job.deadline + NOTES.trio_is_behind_s)
 
 
@@ -59,7 +59,7 @@ AGAIN_SOON = RetryPolicy(base_s=0.1, factor=1)
 
 @tasks.task("work", queue=QUEUE, retry=AGAIN_SOON)
 async def work(job: Job) -> Any:
-    """Take `s` seconds. The first runs, as many as `fails` says, fail; then it may end in another `how`."""
+    """Run for `s` seconds. The first `fails` runs fail; then it may end in another `how`."""
     with noted(job) as how:
         await trio.sleep(job.args["s"])
         if job.attempt <= job.args.get("fails", 0):
@@ -76,7 +76,7 @@ async def work(job: Job) -> Any:
 
 @tasks.task("thread", queue=QUEUE, retry=AGAIN_SOON)
 def thread(job: ThreadJob) -> None:
-    """Take `s` seconds in a thread."""
+    """Run for `s` seconds in a thread."""
     with noted(job):
         until = time.monotonic() + job.args["s"]
         while time.monotonic() < until:
@@ -95,7 +95,7 @@ async def book(job: Job) -> None:
 
 @tasks.task("node", queue=QUEUE, retry=AGAIN_SOON)
 async def node(job: Job) -> Any:
-    """A job of a graph."""
+    """Run a job of a graph."""
     with noted(job) as how:
         await trio.sleep(job.args["s"])
         if job.args.get("how") == "give up":
@@ -106,21 +106,21 @@ async def node(job: Job) -> Any:
 
 @tasks.task("polite", queue=LIMITED, retry=AGAIN_SOON, supplier=PARTNER)
 async def polite(job: Job) -> None:
-    """A job that takes a unit of the partner's rate limits."""
+    """Run a job that takes a unit of the partner's rate limits."""
     with noted(job):
         await trio.sleep(job.args["s"])
 
 
 @tasks.task("few", queue=LIMITED, retry=AGAIN_SOON, max_running=MOST_RUNNING)
 async def few(job: Job) -> None:
-    """A job of which a few run at once."""
+    """Run a job of a task with a concurrency limit."""
     with noted(job):
         await trio.sleep(job.args["s"])
 
 
 @tasks.task("planned", queue=QUEUE, retry=AGAIN_SOON, max_attempts=1_000)
 async def planned(job: Job) -> None:
-    """A job of a schedule."""
+    """Run a job of a schedule."""
     with noted(job):
         await trio.sleep(random.uniform(0, 0.2))
 
@@ -135,7 +135,7 @@ def day_of(window: Window) -> dict[str, Any]:
 
 
 def load(name: str, target: Target, url: str) -> Load:
-    """A load of a page for each day from the partner, in the partner's rate limits."""
+    """Return a load of one page per day from the partner, within the partner's rate limits."""
     return Load(
         name=name,
         queue=LOADS,

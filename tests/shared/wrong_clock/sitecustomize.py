@@ -1,7 +1,7 @@
-"""A clock that is wrong, for one process: Python imports this before all else when its folder is on PYTHONPATH.
+"""Wrong clock for one process: Python imports this first if its folder is on PYTHONPATH.
 
-The time of day is CLOCK_AHEAD_S seconds ahead of the machine's, or behind it; a SIGUSR1 moves it by CLOCK_STEP_S more,
-as a correction of the machine's clock does. Monotonic clocks go on, as they would.
+The time of day is CLOCK_AHEAD_S seconds ahead of the machine's, or behind it. A SIGUSR1 moves it by CLOCK_STEP_S more,
+as a correction of the machine's clock does. Monotonic clocks are not changed.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def _wrong_now(_cls: type, tz: dt.tzinfo | None = None) -> dt.datetime:
 
 time.time = lambda: _time() + _ahead_s
 time.time_ns = lambda: _time_ns() + int(_ahead_s * 1_000_000_000)
-# A subclass would be another type for all who build and read instants in C, so the type itself is changed.
+# A subclass would be another type for C code that creates and reads datetimes, so the type itself is changed.
 gc.get_referents(dt.datetime.__dict__)[0]["now"] = classmethod(_wrong_now)
 ctypes.pythonapi.PyType_Modified(ctypes.py_object(dt.datetime))
 signal.signal(signal.SIGUSR1, _step)
