@@ -13,7 +13,8 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_json, print_table, tell
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.schedule_contract import MAX_NEXT, ScheduleEvent, ScheduleRecord, Schedules
+from dataloader.jobs.client.schedules import Schedules
+from dataloader.jobs.schedule_listings import MAX_NEXT, ScheduleEvent, ScheduleRecord
 from dataloader.jobs.schedules import FORMER_OVERLAPS, Missed, Overlap, Schedule
 
 _SCHEDULES: Final = (
@@ -48,10 +49,10 @@ def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
     )
 
 
-@schedule.command()
+@schedule.command("show")
 @click.argument("name")
 @asks_queue
-def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the schedule NAME: what was declared, its state, and what is on record about it."""
 
     async def question(schedules: Schedules) -> tuple[ScheduleRecord, list[ScheduleEvent]]:
@@ -137,10 +138,10 @@ schedule.add_command(
 )
 
 
-@schedule.command()
+@schedule.command("remove")
 @click.argument("name")
 @asks_queue
-def remove(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def remove_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Remove the schedule NAME; its jobs stay. One that a program declares comes back at its next start."""
     removed = target.ask_schedules(lambda schedules: schedules.delete(name))
     if as_json:
@@ -149,10 +150,10 @@ def remove(target: AskedQueue, *, name: str, as_json: bool) -> None:
         click.echo(f"{cell(removed.name)}  removed")
 
 
-@schedule.command()
+@schedule.command("run")
 @click.argument("name")
 @asks_queue
-def run(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def run_beside_plan(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Add a job of the schedule NAME now, beside its plan."""
     added = target.ask_schedules(lambda schedules: schedules.run(name))
     if as_json:
@@ -175,7 +176,7 @@ def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> 
         click.echo(cell(at))
 
 
-@schedule.command()
+@schedule.command("backfill")
 @click.argument("name")
 @click.option(
     "--from", "begin", type=instant_before_now, required=True, help="The first instant, or a span before now."
@@ -184,7 +185,7 @@ def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> 
 @click.option("--again", is_flag=True, help="Also for times that have a job.")
 @click.option("--dry-run", is_flag=True, help="Add nothing, only say what would be added.")
 @asks_queue
-def backfill(
+def backfill_times(
     target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Add the jobs of planned times of the schedule NAME that have passed and have none."""

@@ -20,12 +20,12 @@ import trio
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.process_contract import ProcessClient
-from dataloader.jobs.schedule_contract import Schedules
 from dataloader.supervisor.open_client import account, client_options
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings

@@ -33,6 +33,12 @@ After = str | int | None
 Next = Annotated[str | None, Meta(description="Send it as `after` for the next page; null after the last.")]
 """Field of a page with the cursor of the next one."""
 
+
+def cursor_text(after: After) -> str | None:
+    """Return `after` as the text that a request has."""
+    return None if after is None else str(after)
+
+
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 

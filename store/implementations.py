@@ -10,6 +10,7 @@ import attrs
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.operations.operation import Operation
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.enqueuer import Enqueuer
 
 K = TypeVar("K", bound=Operation[Any])
 R = TypeVar("R")
@@ -17,10 +18,11 @@ R = TypeVar("R")
 
 @attrs.frozen(kw_only=True)
 class Store:
-    """What an implementation works with: the database, and the operator for the audit."""
+    """What an implementation works with: the database, the operator for the audit, and what adds jobs."""
 
     database: Database
     operator: Operator
+    enqueuer: Enqueuer
 
 
 IMPLEMENTATIONS: dict[type[Operation[Any]], Callable[[Store, Any], Awaitable[Any]]] = {}

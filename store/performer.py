@@ -15,9 +15,9 @@ from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
 from dataloader.store.implementations import IMPLEMENTATIONS, Store
 from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - it registers implementations
-from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
+from dataloader.store.schedules import schedule_operations as schedule_operations  # noqa: PLC0414 - the same
 
 R = TypeVar("R")
 
@@ -29,7 +29,6 @@ STATE_S: Final = 5.0
 class DatabasePerformer(Store, Performer):
     """The operations by the tables, on Trio. While `draining` is true, no new jobs are accepted."""
 
-    enqueuer: Enqueuer
     served: ServedQueues
     waits: Waits
     draining: Callable[[], bool] = lambda: False

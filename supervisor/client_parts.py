@@ -11,7 +11,6 @@ from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.base_parts import BaseParts
 from dataloader.supervisor.running_parts import RunningParts
 
@@ -21,7 +20,6 @@ class ClientParts:
     """Clients over the database, with this process as the operator."""
 
     performer: DatabasePerformer
-    schedules: DatabaseSchedules
     limits: DatabaseLimits
     processes: DatabaseProcesses
     bulk: DatabaseBulkActs
@@ -40,9 +38,6 @@ def client_parts(base: BaseParts, running: RunningParts) -> ClientParts:
             served=ServedQueues(database),
             waits=waits,
             draining=draining,
-        ),
-        schedules=DatabaseSchedules(
-            database=database, operator=base.operator, default_lease_s=settings.default_lease_s
         ),
         limits=DatabaseLimits(database=database, operator=base.operator),
         processes=DatabaseProcesses(

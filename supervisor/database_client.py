@@ -9,6 +9,7 @@ import trio
 
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
@@ -21,7 +22,6 @@ from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.notifications import OF_ANSWERS, OF_WAITING, JobChanged, Notification, TaskAnswered
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import REREAD_S, Waits
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.listening import listen_from
 
 
@@ -74,7 +74,7 @@ def _client(database: Database, operator: Operator, waits: Waits, answers: Answe
         processes=DatabaseProcesses(
             database=database, operator=operator, answers=answers, default_lease_s=default_lease_s
         ),
-        schedules=DatabaseSchedules(database=database, operator=operator, default_lease_s=default_lease_s),
+        schedules=Schedules(performer),
         limits=DatabaseLimits(database=database, operator=operator),
         bulk=DatabaseBulkActs(database=database, operator=operator),
     )

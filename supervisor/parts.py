@@ -34,7 +34,6 @@ from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.worker_rows import WorkerRow
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.drain import Drain, DrainReport
 from dataloader.supervisor.entries import Entries
 from dataloader.supervisor.resources import Opened
@@ -54,7 +53,6 @@ class Parts:
     worker: WorkerRow
     database: Database
     performer: DatabasePerformer
-    schedules: DatabaseSchedules
     limits: DatabaseLimits
     processes: DatabaseProcesses
     bulk: DatabaseBulkActs

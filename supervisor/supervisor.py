@@ -18,6 +18,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.signals import Signals
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
@@ -27,7 +28,6 @@ from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.changes import Changes
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.open_parts import open_parts
@@ -89,9 +89,9 @@ class Supervisor:
         return Jobs(self._parts.performer)
 
     @property
-    def schedules(self) -> DatabaseSchedules:
+    def schedules(self) -> Schedules:
         """Schedules, over the supervisor's database. The audit log names the worker as the operator."""
-        return self._parts.schedules
+        return Schedules(self._parts.performer)
 
     @property
     def bulk(self) -> DatabaseBulkActs:

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.web.http_bulk import HttpBulkActs
 from dataloader.web.http_limits import HttpLimits
 from dataloader.web.http_performer import HttpPerformer
 from dataloader.web.http_processes import HttpProcesses
-from dataloader.web.http_schedules import HttpSchedules
 from dataloader.web.service_connection import open_service
 
 
@@ -19,10 +19,11 @@ from dataloader.web.service_connection import open_service
 async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[Client]:
     """Open a client of the service at `url` for the duration of a block. Raises `ConfigError` for an invalid URL."""
     async with open_service(url, token) as service:
+        performer = HttpPerformer(service)
         yield Client(
-            jobs=Jobs(HttpPerformer(service)),
+            jobs=Jobs(performer),
             processes=HttpProcesses(service),
-            schedules=HttpSchedules(service),
+            schedules=Schedules(performer),
             limits=HttpLimits(service),
             bulk=HttpBulkActs(service),
         )

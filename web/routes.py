@@ -26,13 +26,13 @@ from werkzeug.datastructures import Headers
 
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.roles import Role
-from dataloader.jobs.schedule_contract import Schedules
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.auth import authorize
 from dataloader.web.client_address import FORWARDED
@@ -89,7 +89,7 @@ class Call:
     @property
     def schedules(self) -> Schedules:
         """Schedules; the audit log names the caller as the operator."""
-        return self.services.schedules.signed(self.operator)
+        return Schedules(self.services.performer.signed(self.operator))
 
     @property
     def limits(self) -> Limits:

@@ -23,7 +23,6 @@ from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
@@ -122,7 +121,6 @@ class Services:
     """
 
     performer: DatabasePerformer
-    schedules: DatabaseSchedules
     limits: DatabaseLimits
     processes: DatabaseProcesses
     bulk: DatabaseBulkActs

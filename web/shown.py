@@ -28,6 +28,7 @@ from dataloader.jobs.listings import (
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.operations.jobs import Changed
 from dataloader.jobs.operations.queues import QueuePaused
+from dataloader.jobs.operations.schedules import NextTimes
 from dataloader.jobs.process_listings import (
     ProcessAnswer,
     ProcessErrorGroup,
@@ -37,7 +38,7 @@ from dataloader.jobs.process_listings import (
 )
 from dataloader.jobs.process_outbox import HeldDelivery
 from dataloader.jobs.run_stats import RunStats, RunStatsPage
-from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
+from dataloader.jobs.schedule_listings import Backfilled, ScheduleEvent, ScheduleEventPage, SchedulePage, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
 from dataloader.jobs.task_listings import TaskState
 from dataloader.jobs.wait_reasons import WaitReason
@@ -295,5 +296,10 @@ MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     WorkerPage: _rows("workers", worker),
     RunStatsPage: _rows("stats", stats),
     AuditPage: _rows("audit", audit),
+    SchedulePage: _rows("schedules", schedule),
+    ScheduleRecord: schedule,
+    NextTimes: _as_it_is,
+    ScheduleEventPage: _rows("events", schedule_event),
+    Backfilled: _as_it_is,
 }
 """Function that masks an operation's answer, by the answer's type; a type that is missing has no route."""

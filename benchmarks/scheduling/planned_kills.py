@@ -19,12 +19,11 @@ from benchmarks.scheduling.killed_fleet import KilledFleet
 from benchmarks.scheduling.planned_tasks import QUEUE
 from benchmarks.scheduling.planned_times import read
 from benchmarks.scheduling.reached import Reached
-from dataloader.jobs.contract import Operator
+from dataloader import open_client
 from dataloader.jobs.schedules import Missed, Overlap, Schedule
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.store.schedules.rows import aio_put
 
 SCHEDULES: Final = 1_000
@@ -67,10 +66,9 @@ async def _put(dsn: str) -> None:
 
 
 async def _resume(dsn: str, names: Iterable[str]) -> None:
-    async with open_database(DatabaseOptions(dsn=dsn)) as database:
-        resumed = DatabaseSchedules(database=database, operator=Operator("bench"))
+    async with open_client(dsn, operator="bench") as client:
         for name in names:
-            await resumed.resume(name)
+            await client.schedules.resume(name)
 
 
 def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int) -> list[Reached]:

@@ -54,7 +54,7 @@ class Enqueuer:
         """
         self.answer_s = answer_s
         self._database = database
-        self._default_lease_s = default_lease_s
+        self.default_lease_s = default_lease_s
         self._group = _Group()
         self._turn = trio.Lock()
         # Tasks whose jobs were unique when one was added last: they are asked for as such, in one statement.
@@ -66,14 +66,14 @@ class Enqueuer:
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
         job = jobs[0] if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None else None
         if job is not None and (job.version is not None or job.task in self._unique):
-            if (answer := await enqueue_unique(self._database, job, default_lease_s=self._default_lease_s)) is not None:
+            if (answer := await enqueue_unique(self._database, job, default_lease_s=self.default_lease_s)) is not None:
                 return [answer]
             self._unique.discard(job.task)
         elif job is not None:
-            queue = await self._with_others(job, row_of(job, self._default_lease_s))
+            queue = await self._with_others(job, row_of(job, self.default_lease_s))
             if queue is not None:
                 return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
-        answers = await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
+        answers = await enqueue(self._database, jobs, default_lease_s=self.default_lease_s)
         if job is not None and answers[0].did != "again":
             self._unique.add(job.task)  # that is why the statement for all others has not added it
         return answers

@@ -10,12 +10,12 @@ import attrs
 import msgspec
 
 from dataloader.jobs.model import MAX_NAME, check_name
-from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleNotFound, ScheduleRecord
+from dataloader.jobs.schedule_listings import ScheduleEvent, ScheduleNotFound, ScheduleRecord
 from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.depths import readable
-from dataloader.store.schedules.database_schedules import COLUMNS, payload_of, record_of
 from dataloader.store.schedules.planned_jobs import PlannedJob
+from dataloader.store.schedules.schedule_operations import COLUMNS, payload_of, record_of
 
 _LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
 _EVENTS: Final = """

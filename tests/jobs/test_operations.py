@@ -17,13 +17,14 @@ from dataloader.jobs.operations.failures import RetryErrorGroup, failures
 from dataloader.jobs.operations.jobs import CancelMany, ChangePriority, GetJob, ListJobs, ListLog, jobs
 from dataloader.jobs.operations.operation import Operation, Operations
 from dataloader.jobs.operations.queues import queues
+from dataloader.jobs.operations.schedules import schedules
 from dataloader.jobs.roles import Role
 from dataloader.store.implementations import IMPLEMENTATIONS, implements
 from dataloader.store.performer import DatabasePerformer
-from dataloader.web.api.jobs import routes
+from dataloader.web.app import ROUTES
 from dataloader.web.operation_routes import OperationRoutes
 
-ALL = [*jobs, *failures, *queues]
+ALL = [*jobs, *failures, *queues, *schedules]
 ONE = UUID(int=1)
 
 of_tests = Operations()
@@ -74,7 +75,7 @@ def test_an_operation_has_an_implementation_of_its_type_and_one_route(kind):
     implementation = IMPLEMENTATIONS[kind]
     hints = get_type_hints(implementation)
     assert (hints["request"], hints["return"]) == (kind, kind.declaration.result)
-    [route] = [route for route in routes if route.view.__name__ == kind.declaration.operation_id]
+    [route] = [route for route in ROUTES if route.view.__name__ == kind.declaration.operation_id]
     assert (route.method, route.role) == (kind.declaration.method, kind.declaration.role)
 
 

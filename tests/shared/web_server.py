@@ -11,21 +11,18 @@ from typing import Any
 import attrs
 import httpx2
 import trio
+from performers import performer_of
 
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.limits.database_limits import DatabaseLimits
-from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
-from dataloader.store.queue.enqueuer import Enqueuer
-from dataloader.store.queue.queue_states import ServedQueues
-from dataloader.store.queue.waits import Waits
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
 from dataloader.web.server.limits import STANDARD, HttpLimits
@@ -55,6 +52,10 @@ class Web:
     @property
     def jobs(self) -> Jobs:
         return Jobs(self.services.performer)
+
+    @property
+    def schedules(self) -> Schedules:
+        return Schedules(self.services.performer)
 
     async def trigger(self, **fields: Any) -> str:
         body = {"queue": "q", "task": "t", "lock_key": "k"} | fields
@@ -99,15 +100,13 @@ async def open_server(
     options = DatabaseOptions(dsn=dsn, connect_timeout_s=3, statement_timeout_s=5)
     async with open_database(options) as database, trio.open_nursery() as nursery:
         services = Services(
-            performer=DatabasePerformer(
-                database=database,
-                operator=Operator("the process"),
-                enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
-                served=ServedQueues(database),
-                waits=Waits(database, reread_s=reread_s),
+            performer=performer_of(
+                database,
+                Operator("the process"),
+                default_lease_s=default_lease_s,
+                reread_s=reread_s,
                 draining=lambda: state[0].draining,
             ),
-            schedules=DatabaseSchedules(database=database, operator=Operator("the process")),
             limits=DatabaseLimits(database=database, operator=Operator("the process")),
             processes=DatabaseProcesses(
                 database=database,

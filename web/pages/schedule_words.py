@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import attrs
 
-from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
+from dataloader.jobs.schedule_listings import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.schedules import COUNTED, Missed, Overlap, Schedule
 from dataloader.web.pages.formats import duration, number
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.roles import Role
-from dataloader.jobs.schedule_contract import ScheduleRecord
+from dataloader.jobs.schedule_listings import ScheduleRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.schedules.planned_jobs import PlannedJob, last_planned_jobs
 from dataloader.store.schedules.schedule_view import ScheduleView, read_schedule_view

@@ -6,18 +6,18 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from performers import performer_of
 from web_server import TOKENS, all_tokens, open_server
 
+from dataloader import open_client
+from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.schedule_contract import MAX_BACKFILL, ScheduleNotFound
+from dataloader.jobs.schedule_listings import MAX_BACKFILL, ScheduleNotFound
 from dataloader.jobs.schedules import Schedule
-from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.store.schedules.rows import aio_declare_schedules
 from dataloader.store.schedules.tick import tick
-from dataloader.web.http_schedules import HttpSchedules
-from dataloader.web.service_connection import open_service
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
@@ -27,10 +27,13 @@ HOUR = timedelta(hours=1)
 async def schedules(request, store, database):
     """The schedules in both ways."""
     if request.param == "database":
-        yield DatabaseSchedules(database=store, operator=Operator("chief", "request 7"))
+        yield Schedules(performer_of(store, Operator("chief", "request 7")))
         return
-    async with open_server(database.dsn, tokens=all_tokens()) as web, open_service(web.url, TOKENS["chief"]) as service:
-        yield HttpSchedules(service)
+    async with (
+        open_server(database.dsn, tokens=all_tokens()) as web,
+        open_client(url=web.url, token=TOKENS["chief"]) as client,
+    ):
+        yield client.schedules
 
 
 def hourly(**fields):

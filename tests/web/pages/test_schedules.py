@@ -25,7 +25,7 @@ async def act(web, path, **fields):
 
 async def nightly(web, **fields):
     spec = {"name": "nightly", "task": "report", "cron": "30 2 * * *", "zone": "Europe/Berlin", "job": {"queue": "q"}}
-    return await web.services.schedules.put(Schedule(**spec | fields))
+    return await web.schedules.put(Schedule(**spec | fields))
 
 
 def fields_of(page):
@@ -142,7 +142,7 @@ async def test_the_page_of_a_schedule_says_what_was_left_out_and_why_it_is_pause
         assert "swordfish99" not in shown
         assert str(2**60) in shown
         await act(web, f"{SCHEDULES}/resume", name="nightly", to="/ui/schedule?name=nightly")
-        assert not (await web.services.schedules.get("nightly")).paused
+        assert not (await web.schedules.get("nightly")).paused
         database.psql("UPDATE dl_schedules SET retired_at = now()")
         assert "no program declares it any more" in (await web.client.get("/ui/schedule?name=nightly")).text
         assert (await web.client.get("/ui/schedule?name=nobody")).status_code == 404
@@ -205,7 +205,7 @@ async def test_u22_pages_of_schedules_have_no_fault_and_fit(open_web, open_tab, 
         await nightly(web, args={"region": "EU", "n": 3}, pause_on_failure=True)
         await nightly(web, name=HOSTILE, cron=None, every_s=5_400, zone="UTC")
         await nightly(web, name="hourly", cron="@hourly", zone="America/New_York")
-        await web.services.schedules.pause("hourly")
+        await web.schedules.pause("hourly")
         database.psql(
             "INSERT INTO dl_jobs (job_id, queue, task, lock_key, schedule, planned_at, status, finished_at)"
             " SELECT gen_random_uuid(), 'q', 'report', 'k', 'nightly', now() - i * interval '1 d',"

@@ -1,4 +1,4 @@
-"""`Schedules` over the database: operations of operators and programs on the tables of schedules.
+"""Implementations of the operations on schedules over the database.
 
 Each change locks the schedule's row, as the tick does, so that only one of them decides on a planned time.
 """
@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
-from uuid import UUID
 
 import attrs
 import msgspec
@@ -19,9 +18,22 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.model import MAX_NAME, Enqueued, check_between, check_instant, check_name
-from dataloader.jobs.page_cursor import BY_NAME, BY_NUMBER, After
-from dataloader.jobs.schedule_contract import (
+from dataloader.jobs.model import Enqueued, check_between
+from dataloader.jobs.operations.schedules import (
+    BackfillSchedule,
+    DeleteSchedule,
+    GetSchedule,
+    ListNextTimes,
+    ListScheduleEvents,
+    ListSchedules,
+    NextTimes,
+    PauseSchedule,
+    PutSchedule,
+    ResumeSchedule,
+    RunSchedule,
+)
+from dataloader.jobs.page_cursor import BY_NAME, BY_NUMBER
+from dataloader.jobs.schedule_listings import (
     MAX_BACKFILL,
     MAX_NEXT,
     Backfilled,
@@ -30,13 +42,12 @@ from dataloader.jobs.schedule_contract import (
     ScheduleNotFound,
     SchedulePage,
     ScheduleRecord,
-    Schedules,
 )
 from dataloader.jobs.schedules import Every, Schedule
 from dataloader.jobs.states import Status
 from dataloader.jobs.task import check_task
 from dataloader.jobs.text import as_object, stored_json
-from dataloader.store.connection.bridge import Database
+from dataloader.store.implementations import Store, implements
 from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
 from dataloader.store.queue.enqueue import row_of
 from dataloader.store.queue.reads import aio_read_page
@@ -69,98 +80,77 @@ _HAS_KEY: Final = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class DatabaseSchedules(Schedules):
-    """Schedules in the tables of the database, on Trio. `operator` signs the audit."""
+@implements(ListSchedules)
+async def _list_schedules(store: Store, request: ListSchedules) -> SchedulePage:
+    check_between("limit", request.limit, 1, MAX_PAGE)
+    behind = "" if request.after is None else BY_NAME.key(request.after)
+    rows, more = await store.database.run(
+        aio_read_page, _PAGE, (behind, request.limit + 1), request.limit, texts=("spec",)
+    )
+    return SchedulePage(list(map(record_of, rows)), BY_NAME.text(rows[-1]["name"]) if more else None)
 
-    database: Database
-    operator: Operator
-    default_lease_s: int = 60
 
-    def signed(self, operator: Operator) -> DatabaseSchedules:
-        """Return the same schedules for another operator."""
-        return attrs.evolve(self, operator=operator)
+@implements(GetSchedule)
+async def _get_schedule(store: Store, request: GetSchedule) -> ScheduleRecord:
+    return record_of(await store.database.run(_aio_one, _ONE, request.name))
 
-    async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
-        """See `Schedules.find`."""
-        check_between("limit", limit, 1, MAX_PAGE)
-        behind = "" if after is None else BY_NAME.key(after)
-        rows, more = await self.database.run(aio_read_page, _PAGE, (behind, limit + 1), limit, texts=("spec",))
-        return SchedulePage(list(map(record_of, rows)), BY_NAME.text(rows[-1]["name"]) if more else None)
 
-    async def get(self, name: str) -> ScheduleRecord:
-        """See `Schedules.get`."""
-        return record_of(await self.database.run(_aio_one, _ONE, name))
-
-    async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
-        """See `Schedules.events`."""
-        check_between("limit", limit, 1, MAX_PAGE)
-        await self.get(name)
-        before = 2**63 - 1 if after is None else BY_NUMBER.key(after)
-        records = await self.database.run(_aio_fetch, _EVENTS, name, before, limit + 1)
-        events = [
-            ScheduleEvent(
-                event_id=record["event_id"],
-                at=record["at"],
-                kind=record["kind"],
-                payload=payload_of(stored_json(record["payload"] or "null")),
-            )
-            for record in records
-        ]
-        return ScheduleEventPage(*BY_NUMBER.page(events, limit, lambda event: event.event_id))
-
-    async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
-        """See `Schedules.next_times`."""
-        check_between("number", number, 1, MAX_NEXT)
-        return (await self.get(name)).next_times(number)
-
-    async def put(self, schedule: Schedule) -> ScheduleRecord:
-        """See `Schedules.put`."""
-        check_task(schedule.task)
-        schedule.check_job()
-        return await self.database.write(_aio_put, schedule, self.operator)
-
-    async def delete(self, name: str) -> ScheduleRecord:
-        """See `Schedules.delete`."""
-        return await self.database.write(_aio_delete, name, self.operator)
-
-    async def pause(self, name: str) -> ScheduleRecord:
-        """See `Schedules.pause`."""
-        return await self.database.write(_aio_pause, name, f"by {self.operator.name}", self.operator)
-
-    async def resume(self, name: str) -> ScheduleRecord:
-        """See `Schedules.resume`."""
-        return await self.database.write(_aio_pause, name, None, self.operator)
-
-    async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
-        """See `Schedules.run`."""
-        return await self.database.write(_aio_run, name, job_id, self.operator, self.default_lease_s)
-
-    async def backfill(
-        self,
-        name: str,
-        begin: datetime,
-        end: datetime,
-        *,
-        again: bool = False,
-        dry_run: bool = False,
-        backfill_id: UUID | None = None,
-    ) -> Backfilled:
-        """See `Schedules.backfill`."""
-        check_instant("begin", begin)
-        check_instant("end", end)
-        if end <= begin:
-            raise BadRequest("end", f"must be later than begin, not {end.isoformat()}")
-        return await self.database.write(
-            _aio_backfill,
-            name,
-            (begin, end),
-            self.operator,
-            self.default_lease_s,
-            again=again,
-            dry_run=dry_run,
-            backfill=backfill_id or uuid7(),
+@implements(ListScheduleEvents)
+async def _list_schedule_events(store: Store, request: ListScheduleEvents) -> ScheduleEventPage:
+    check_between("limit", request.limit, 1, MAX_PAGE)
+    await store.database.run(_aio_one, _ONE, request.name)
+    before = 2**63 - 1 if request.after is None else BY_NUMBER.key(request.after)
+    records = await store.database.run(_aio_fetch, _EVENTS, request.name, before, request.limit + 1)
+    events = [
+        ScheduleEvent(
+            event_id=record["event_id"],
+            at=record["at"],
+            kind=record["kind"],
+            payload=payload_of(stored_json(record["payload"] or "null")),
         )
+        for record in records
+    ]
+    return ScheduleEventPage(*BY_NUMBER.page(events, request.limit, lambda event: event.event_id))
+
+
+@implements(ListNextTimes)
+async def _list_next_times(store: Store, request: ListNextTimes) -> NextTimes:
+    check_between("number", request.number, 1, MAX_NEXT)
+    found = record_of(await store.database.run(_aio_one, _ONE, request.name))
+    return NextTimes(found.next_times(request.number))
+
+
+@implements(PutSchedule)
+async def _put_schedule(store: Store, request: PutSchedule) -> ScheduleRecord:
+    schedule = request.schedule
+    check_task(schedule.task)
+    schedule.check_job()
+    return await store.database.write(_aio_put, schedule, store.operator)
+
+
+@implements(DeleteSchedule)
+async def _delete_schedule(store: Store, request: DeleteSchedule) -> ScheduleRecord:
+    return await store.database.write(_aio_delete, request.name, store.operator)
+
+
+@implements(PauseSchedule)
+async def _pause_schedule(store: Store, request: PauseSchedule) -> ScheduleRecord:
+    return await store.database.write(_aio_pause, request.name, f"by {store.operator.name}", store.operator)
+
+
+@implements(ResumeSchedule)
+async def _resume_schedule(store: Store, request: ResumeSchedule) -> ScheduleRecord:
+    return await store.database.write(_aio_pause, request.name, None, store.operator)
+
+
+@implements(RunSchedule)
+async def _run_schedule(store: Store, request: RunSchedule) -> Enqueued:
+    return await store.database.write(_aio_run, request, store.operator, store.enqueuer.default_lease_s)
+
+
+@implements(BackfillSchedule)
+async def _backfill_schedule(store: Store, request: BackfillSchedule) -> Backfilled:
+    return await store.database.write(_aio_backfill, request, store.operator, store.enqueuer.default_lease_s)
 
 
 def payload_of(value: object) -> dict[str, Any] | None:
@@ -189,7 +179,6 @@ async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
 
 
 async def _aio_one(connection: Any, sql: str, name: str) -> Any:
-    check_name("name", name, MAX_NAME)
     record = await connection.fetchrow(sql, name)
     if record is None:
         raise ScheduleNotFound(f"no schedule has the name {name!r}")
@@ -239,9 +228,8 @@ async def _aio_pause(connection: Any, name: str, why: str | None, operator: Oper
     return attrs.evolve(record, next_at=schedule.next_after(schedule.times(record.stored_at), found["now"]))
 
 
-async def _aio_run(
-    connection: Any, name: str, job_id: UUID | None, operator: Operator, default_lease_s: int
-) -> Enqueued:
+async def _aio_run(connection: Any, request: RunSchedule, operator: Operator, default_lease_s: int) -> Enqueued:
+    name, job_id = request.name, request.job_id
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
         # The schedule is locked, so two requests with the same ID run one after the other.
@@ -265,27 +253,19 @@ async def _aio_run(
 
 
 async def _aio_backfill(
-    connection: Any,
-    name: str,
-    span: tuple[datetime, datetime],
-    operator: Operator,
-    default_lease_s: int,
-    *,
-    again: bool,
-    dry_run: bool,
-    backfill: UUID,
+    connection: Any, request: BackfillSchedule, operator: Operator, default_lease_s: int
 ) -> Backfilled:
-    begin, end = span
+    name, backfill = request.name, request.backfill_id or uuid7()
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
         schedule = record_of(found).schedule
-        # The tick handles later times.
-        until = min(filter(None, (end, schedule.end_at, found["next_at"])))
-        times = _planned(schedule, found["stored_at"], begin, until)
+        # What is planned for later is the tick's.
+        until = min(filter(None, (request.end, schedule.end_at, found["next_at"])))
+        times = _planned(schedule, found["stored_at"], request.begin, until)
         have = {record["planned_at"] for record in await connection.fetch(_HAVE_JOBS, name, times)}
-        wanted = times if again else [at for at in times if at not in have]
-        had = 0 if again else len(have)
-        if dry_run or not wanted:
+        wanted = times if request.again else [at for at in times if at not in have]
+        had = 0 if request.again else len(have)
+        if request.dry_run or not wanted:
             return Backfilled(backfill=None, times=wanted, had_jobs=had)
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
@@ -294,7 +274,14 @@ async def _aio_backfill(
         # An existing job of a unique task may replace some of these.
         wanted = [at for job, at in zip(jobs, wanted, strict=True) if job.job_id in added]
         detail = msgspec.to_builtins(
-            {"schedule": name, "backfill": backfill, "begin": begin, "end": end, "jobs": len(wanted), "again": again}
+            {
+                "schedule": name,
+                "backfill": backfill,
+                "begin": request.begin,
+                "end": request.end,
+                "jobs": len(wanted),
+                "again": request.again,
+            }
         )
         await connection.execute(_EVENT, name, "backfilled", msgspec.json.encode(detail).decode())
         await aio_audit(connection, operator, "backfill_schedule", None, detail)

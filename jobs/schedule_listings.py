@@ -1,8 +1,7 @@
-"""Operations on schedules: `Schedules`, which `supervisor.schedules`, commands and HTTP views use."""
+"""Schedules as they are stored, their events, and the answers to operations on them."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -13,8 +12,8 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import NotFound
-from dataloader.jobs.model import Enqueued, Instant, about
-from dataloader.jobs.page_cursor import After, Next
+from dataloader.jobs.model import Instant, about
+from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.schedules import Schedule
 
 MAX_BACKFILL: Final = 10_000
@@ -104,76 +103,3 @@ class Backfilled:
     backfill: Annotated[UUID | None, about("The backfill's id, which its jobs have; null for a dry run.")]
     times: Annotated[list[Instant], about("The planned times that get a job, ascending.")]
     had_jobs: Annotated[int, about("Planned times that have a job already, and get none.")]
-
-
-class Schedules(abc.ABC):
-    """Schedules. A supervisor has them as `supervisor.schedules`.
-
-    All methods raise `ScheduleNotFound` for an unknown name, `BadRequest` for values that are not allowed, and
-    `StoreUnavailable` if no answer came.
-    """
-
-    @abc.abstractmethod
-    async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
-        """Return a page of at most `limit` (1 to 1,000) schedules by name, after `after`, a page's `next`."""
-
-    @abc.abstractmethod
-    async def get(self, name: str) -> ScheduleRecord:
-        """Return the schedule."""
-
-    @abc.abstractmethod
-    async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
-        """Return a page of the schedule's events, latest first."""
-
-    @abc.abstractmethod
-    async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
-        """Return its next planned times, at most `number` (1 to 1,000), whether it is paused or not."""
-
-    @abc.abstractmethod
-    async def put(self, schedule: Schedule) -> ScheduleRecord:
-        """Store a schedule, replacing one with that name. From now on programs do not change it.
-
-        If its times have changed, it is due from now on.
-        """
-
-    @abc.abstractmethod
-    async def delete(self, name: str) -> ScheduleRecord:
-        """Delete a schedule, and return it as it was; its jobs stay.
-
-        A schedule that programs declare is stored again when the next of them starts.
-        """
-
-    @abc.abstractmethod
-    async def pause(self, name: str) -> ScheduleRecord:
-        """Pause a schedule: it adds no jobs. Jobs that it has added continue."""
-
-    @abc.abstractmethod
-    async def resume(self, name: str) -> ScheduleRecord:
-        """End its pause. Times that were due meanwhile are missed: `missed` says how they are handled.
-
-        The returned record has the next planned time from now on.
-        """
-
-    @abc.abstractmethod
-    async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
-        """Add a job of the schedule now, in addition to its plan.
-
-        A repeated `job_id` adds no second job. Raises `IdempotencyConflict` if it belongs to another job.
-        """
-
-    @abc.abstractmethod
-    async def backfill(
-        self,
-        name: str,
-        begin: datetime,
-        end: datetime,
-        *,
-        again: bool = False,
-        dry_run: bool = False,
-        backfill_id: UUID | None = None,
-    ) -> Backfilled:
-        """Add the jobs of its planned times from `begin` to `end` (exclusive), at most 10,000.
-
-        Times that have a job are skipped, unless `again`. With `dry_run` nothing is added. A repeated `backfill_id`
-        adds no duplicates.
-        """
