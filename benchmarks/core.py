@@ -1,11 +1,11 @@
-"""Two figures of one process with its default settings, on an embedded PostgreSQL of its own with full durability.
+"""Two figures of one process with its default settings, on its own embedded PostgreSQL with full durability.
 
     python benchmarks/core.py [--jobs 50000] [--concurrency 200] [--keyed] [--json]
 
-Throughput: no-op jobs, enqueued before, drained through one queue; from the supervisor's start to the last outcome in
-the database, connecting included; with `--keyed` each has a lock_key of its own, else none. Latency: from the call of
-`trigger` to the first line of the handler, one job at a time on an idle queue. Figures of different machines don't
-compare; set beside each other only what one run printed.
+Throughput: no-op jobs, enqueued before, drained through one queue, from the supervisor's start to the last outcome in
+the database, including the connection; with `--keyed` each has its own lock_key, else none. Latency: from the call of
+`trigger` to the first line of the handler, one job at a time on an idle queue. Figures of different machines are not
+comparable; compare only figures of one run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH = 1_000
 
 
 class Counter:
-    """Tells when a handler has been called so many times."""
+    """Sets an event when a handler has been called `expect` times."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -73,7 +73,7 @@ async def measure(dsn: str, number: int, concurrency: int, *, keyed: bool) -> di
     began, cpu = time.perf_counter(), time.process_time()
     async with open_supervisor(settings, tasks, with_web=True) as supervisor:
         await counter.done.wait()
-        # The last outcomes are written after the last handler returned; nothing but the table tells.
+        # The last outcomes are written after the last handler returned, which only the table shows.
         while any(queue.running for queue in await list_queues(supervisor.database)):  # noqa: ASYNC110
             await trio.sleep(0.005)
         drained, cpu = time.perf_counter() - began, time.process_time() - cpu

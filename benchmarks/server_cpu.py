@@ -1,4 +1,4 @@
-"""The server's CPU time, which other work on the machine disturbs less than the clock."""
+"""CPU time of the server, which other work on the machine disturbs less than wall-clock time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil  # type: ignore[import-untyped]
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process and all its children have used, those that have ended, too."""
+    """Return the CPU seconds of a process and all its children, including ended ones."""
     process = psutil.Process(pid)
     total = sum(process.cpu_times()[:4])
     for child in process.children():

@@ -1,11 +1,11 @@
-"""The cost of jobs of unknown tasks for a claim: skipped in front of it, and while they are moved into their lane.
+"""Cost of jobs of unknown tasks for a claim: skipped before it, and while they are moved into their limit queue.
 
     python benchmarks/unknown_tasks.py [--jobs 100000] [--json]
 
-On an embedded PostgreSQL: a claim of 64 jobs in a queue without unknown jobs; with `--jobs` unknown ones in front of
-it, from the front and from behind the last claim; how long it takes to move them, without the rests between the
-statements; and a claim from the front after that, and after a vacuum. Each is the median of nine claims by the clock.
-Figures of different machines do not compare.
+On an embedded PostgreSQL: a claim of 64 jobs in a queue without unknown jobs; with `--jobs` unknown ones before it,
+from the front and from behind the last claim; the time to move them, without the pauses between the statements; and a
+claim from the front after that, and after a vacuum. Each is the median of nine claims by wall-clock time. Figures of
+different machines are not comparable.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def measure(dsn: str, number: int) -> dict[str, float]:
         await execute(database, ADD, "shared", "unknown", number, 60)
         await execute(database, "VACUUM ANALYZE dl_jobs")
         locks = LockSession(database, "benchmark", lost=lambda _tokens: None)
-        for _ in range(2):  # until the plans are made
+        for _ in range(2):  # until the plans are cached
             found["without unknown jobs, ms"], _ = await median_ms(locks, "plain")
         found["from the front, ms"], _ = await median_ms(locks, "shared")
         found["behind the last claim, ms"], _ = await median_ms(locks, "shared", behind=True)

@@ -1,11 +1,11 @@
-"""Attack a service over HTTP, in ways that have made others stand still, and see that it goes on answering.
+"""Attack a service over HTTP in ways that have stopped other servers, and check that it continues to answer.
 
     python -m benchmarks.attack [--only NAME …] [--seconds 10]
 
-Each attack meets a `dataloader serve` of its own, with 1,024 files and an embedded PostgreSQL in a temporary folder, on
-loopback. Meanwhile another process asks for /health fifty times a second, whether or not the former answers have come;
-in some attacks also for an address that has to stay reachable. The table has a line for each attack; the exit status is
-1 when one of them has missed a bound. All of it takes some three minutes.
+Each attack has its own `dataloader serve`, with 1,024 files and an embedded PostgreSQL in a temporary folder, on
+loopback. Meanwhile another process requests /health fifty times a second, without waiting for earlier answers; in some
+attacks also an address that has to stay reachable. The table has a line for each attack. The exit status is 1 if one of
+them has missed a bound. All attacks together take about three minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.attack.verdict import HEADER, Row, line, missed
 
 def main() -> None:
     options = _options()
-    # So that an attack that is ended stops its service and takes its directory along.
+    # An ended attack stops its service and removes its directory.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < FILES:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(name: str, attack: Attack, directory: Path, seconds: float) -> Row:
-    """What an attack does to a service of its own."""
+    """Return the effects of an attack on its own service."""
     with open_service(directory) as service:
         target = Target(service.host, service.port)
         kept = trio.run(attack.prepare, target) if attack.prepare else None
@@ -63,7 +63,7 @@ def measure(name: str, attack: Attack, directory: Path, seconds: float) -> Row:
 async def _for_a_while(attack: Attack, target: Target, kept: object, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await attack.run(target, kept)
-        # What it has left open goes on.
+        # Its open connections continue.
         await trio.sleep_forever()
 
 

@@ -1,4 +1,4 @@
-"""The attacks. Each is bounded in what it opens and sends; how long it goes on is bounded by the one who starts it."""
+"""Attacks. Each bounds the number of its connections and bytes; the caller bounds its duration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attrs
 import trio
 
 FILES = 2_600
-"""What the attacks need at the most: two thousand connections, and some more."""
+"""Maximum number of files of an attack: two thousand connections, and some more."""
 KIB, MIB = 1 << 10, 1 << 20
 TRIGGER = "/api/v1/jobs/trigger"
 JSON = "Content-Type: application/json"
@@ -23,7 +23,7 @@ PATIENCE_S = 15.0
 
 @attrs.frozen
 class Target:
-    """The service that is attacked."""
+    """Attacked service."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Target:
         return trio.SocketStream(sock)
 
     async def ask(self, path: str, *, body: bytes | None = None) -> bytes:
-        """An answer, its head included; what has come of it when the service ends it early."""
+        """Return an answer with its head, or the part that arrived before the service closed the connection."""
         received = b""
         try:
             async with await self.connect() as stream, trio.open_nursery() as nursery:
@@ -49,7 +49,7 @@ class Target:
         return received
 
     async def ask_well(self, path: str, body: object) -> Any:
-        """The answer to a request that must be served."""
+        """Return the answer to a request that must be served."""
         head, _, answer = (await self.ask(path, body=json.dumps(body).encode())).partition(b"\r\n\r\n")
         if not head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 201 ")):
             raise RuntimeError(f"{path}: {head!r} {answer[:300]!r}")
@@ -58,9 +58,9 @@ class Target:
 
 @attrs.frozen
 class Attack:
-    """What is prepared in peace, and the attack itself, which gets what was prepared.
+    """Preparation in peace, and the attack itself, which gets the prepared value.
 
-    `also_asked`: an address that must be answered meanwhile, as `/health` must, but may take its time.
+    `also_asked`: an address that must be answered meanwhile, like `/health`, but may take longer.
     """
 
     run: Callable[[Target, Any], Awaitable[None]]
@@ -69,7 +69,7 @@ class Attack:
 
 
 def request(path: str, *headers: str, body: bytes | None = None) -> bytes:
-    """A request that ends its connection."""
+    """Return a request that ends its connection."""
     more = [] if body is None else [JSON, f"Content-Length: {len(body)}"]
     method = "GET" if body is None else "POST"
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *more, *headers, "", ""]
@@ -82,7 +82,7 @@ async def _send(stream: trio.SocketStream, data: bytes) -> None:
 
 
 async def _together(number: int, client: Callable[[], Awaitable[None]]) -> None:
-    """So many clients at once; what the service does to them is no matter."""
+    """Run `number` clients concurrently, ignoring connection errors."""
 
     async def one() -> None:
         try:
@@ -155,7 +155,7 @@ async def lists(target: Target, _: object) -> None:
 
 
 async def full_batches(target: Target, _: object) -> None:
-    """As long as they may be."""
+    """Send batches of the maximum length."""
     length = 7 * MIB + 900 * KIB
     text = "й" * (length // 1_000 // 2 - 60)
     body = json.dumps({"jobs": [JOB | {"args": {"text": text}}] * 1_000}, ensure_ascii=False).encode()
@@ -186,13 +186,13 @@ async def slow_readers(target: Target, job_id: str) -> None:
 
 
 async def two_jobs(target: Target) -> list[str]:
-    """A large one, and a smaller one, which is still counted."""
+    """Add a large job, and a smaller one, which is still counted."""
     smaller = await target.ask_well(TRIGGER, JOB | {"args": {"list": ["ab" * 50] * 3_000}})
     return [await a_large_job(target), smaller["job_id"]]
 
 
 async def slow_readers_who_come_again(target: Target, job_ids: list[str]) -> None:
-    """What they hold together would be all that answers may hold."""
+    """Read slowly; together these readers would hold everything that answers may hold."""
 
     async def client() -> None:
         while True:
@@ -203,7 +203,7 @@ async def slow_readers_who_come_again(target: Target, job_ids: list[str]) -> Non
 
 
 async def _slow_reader(target: Target, ask: bytes, *, length: int) -> None:
-    """Ask, and take so many bytes of what comes a second."""
+    """Send a request, and receive `length` bytes of the answer per second."""
     async with await target.connect(receive_buffer=4 * KIB) as stream:
         await stream.send_all(ask)
         part = b"-"

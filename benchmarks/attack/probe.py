@@ -1,12 +1,11 @@
-"""Asks for /health fifty times a second, on a new connection each time, until its standard input ends; then tells.
+"""Requests /health fifty times a second, each on a new connection, until its standard input ends; then reports.
 
     python -m benchmarks.attack.probe HOST PORT [PATH]
 
-Prints a JSON object: `took_ms`, of each request that was answered, counted from the instant at which it was due, and
-`lost`, how many were not. It never waits for an answer before it asks again: a service that stands still for a second
-is seen by fifty requests, as it would be by fifty clients, and not by one. With PATH it asks for that, too, twice a
-second, which must be answered within a quarter of a minute, since many may have come before. A process of its own: an
-attacker who is busy would measure itself.
+Prints a JSON object: `took_ms`, for each answered request, counted from the time at which it was due, and `lost`, the
+number of others. It never waits for an answer before the next request: a service that hangs for a second affects fifty
+requests, as it would fifty clients, and not one. With PATH it also requests that twice a second; it must be answered
+within 15 s, since many requests may precede it. It is a separate process, since a busy attacker would measure itself.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ REQUEST = "GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 @attrs.define
 class Probe:
-    """Asks one service, and counts."""
+    """Sends requests to one service, and counts."""
 
     host: str
     port: int
@@ -36,7 +35,7 @@ class Probe:
     lost: int = 0
 
     async def ask_again_and_again(self, path: str, every_s: float, over: trio.Event) -> None:
-        """Ask at fixed instants, until `over`; what has been asked is waited for."""
+        """Send requests at fixed times, until `over`, then wait for their answers."""
         async with trio.open_nursery() as asked:
             due = trio.current_time()
             while not over.is_set():
@@ -52,7 +51,7 @@ class Probe:
             self.took_ms.append((trio.current_time() - due) * 1_000)
 
     async def _is_answered(self, path: str, within_s: float) -> bool:
-        """Whether what is asked for comes in time, and all of it."""
+        """Return True if the whole answer arrives in time."""
         received = b""
         try:
             with trio.fail_after(within_s):

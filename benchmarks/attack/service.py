@@ -1,4 +1,4 @@
-"""A `dataloader serve` under attack: with few files, watched from outside by /proc, by its log and by a probe."""
+"""`dataloader serve` under attack, with few files, observed by /proc, by its log and by a probe."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 import attrs
 
 FILES = 1_024
-"""What `ulimit -n` is on most machines."""
+"""Usual value of `ulimit -n`."""
 START_S = 60.0
 STOP_S = 30.0
 
 
 @attrs.define
 class Probed:
-    """What a probe saw."""
+    """Results of a probe."""
 
     took_ms: list[float] = attrs.field(factory=list)
     lost: int = 0
@@ -32,7 +32,7 @@ class Probed:
 
 @attrs.define
 class Service:
-    """A running service."""
+    """Running service."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -40,18 +40,18 @@ class Service:
     port: int = 0
 
     def settle(self) -> None:
-        """Forget what the start, and what prepared the attack, took of memory."""
+        """Reset the peak memory of the start and of the attack's preparation."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def peak_mib(self) -> float:
-        """The most memory that it has had since then."""
+        """Return the peak memory since then."""
         if (code := self.process.poll()) is not None:
             sys.exit(f"the service has ended with {code}:\n{self.log.read_text()}")
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1_024
 
     def lines(self) -> Iterator[dict[str, object]]:
-        """What it has logged."""
+        """Yield the log lines so far."""
         for line in self.log.read_text("utf-8", "replace").splitlines():
             try:
                 yield json.loads(line)
@@ -59,7 +59,7 @@ class Service:
                 yield {"event": line, "level": "error"}
 
     def errors(self) -> list[str]:
-        """Lines of the log with a traceback, or about an error."""
+        """Return log lines with a traceback, or about an error."""
         return [
             json.dumps(line, ensure_ascii=False)
             for line in self.lines()
@@ -68,7 +68,10 @@ class Service:
 
     @contextmanager
     def probed(self, also_asked: str | None = None) -> Iterator[Probed]:
-        """Let a probe ask for /health, and another address, meanwhile; what it saw is known at the end of the block."""
+        """Let a probe request /health, and another address, meanwhile.
+
+        Its results are known at the end of the block.
+        """
         command = [sys.executable, "-m", "benchmarks.attack.probe", self.host, str(self.port)]
         if also_asked is not None:
             command.append(also_asked)
@@ -83,7 +86,7 @@ class Service:
 
 @contextmanager
 def open_service(directory: Path) -> Iterator[Service]:
-    """A service with its database in a directory; several can use it one after the other."""
+    """Run a service with its database in a directory; several can use it one after the other."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG", "WORKERS_"))}
     settings = {"DL_DATA_DIR": str(directory / "data"), "DL_LOG_FORMAT": "json"}
     command = [sys.executable, "-m", "dataloader", "serve", "--port", "0"]

@@ -1,18 +1,18 @@
-"""What an attack may do to a service, and the table that shows what it has done."""
+"""Bounds for the effects of an attack, and the table of its results."""
 
 from __future__ import annotations
 
 import attrs
 
 MOST_MS = 100.0
-"""Of the 99th percentile of what /health takes."""
+"""Bound for the 99th percentile of /health."""
 MOST_MIB = 250.0
 HEADER = f"{'attack':<34} {'MiB':>4} {'p50 ms':>6} {'p99 ms':>6} {'max ms':>6} {'errors':>6}  verdict"
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """An attack: the service's memory at the most, what /health took, how often it was not answered, errors logged."""
+    """Attack: peak memory of the service, durations and losses of /health, and logged errors."""
 
     name: str
     rss_mib: float
@@ -22,12 +22,12 @@ class Row:
 
 
 def percentile(values: tuple[float, ...], share: float) -> float:
-    """The value that `share` of all do not exceed; endless of none."""
+    """Return the value that `share` of all do not exceed; infinite if there are none."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("inf")
 
 
 def missed(row: Row) -> list[str]:
-    """The bounds that were missed, in words of a table."""
+    """Return the missed bounds, in words for the table."""
     bounds = {
         "lost": row.lost == 0 and bool(row.health_ms),
         "slow": percentile(row.health_ms, 0.99) <= MOST_MS,
@@ -38,7 +38,7 @@ def missed(row: Row) -> list[str]:
 
 
 def line(row: Row) -> str:
-    """The line of the table, at most 80 columns."""
+    """Return the line of the table, at most 80 columns."""
     p50, p99, most = (percentile(row.health_ms, share) for share in (0.5, 0.99, 1.0))
     verdict = " ".join(missed(row)) or "good"
     return (

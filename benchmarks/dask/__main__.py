@@ -1,6 +1,6 @@
-"""What a job beside a Dask worker costs: one that does nothing, beside plain `client.submit`, a child and a thread.
+"""Cost of a no-op job beside a Dask worker, compared with plain `client.submit`, a child and a thread.
 
-`python -m benchmarks.dask [ROUNDS]`: in turns, one after the other, with a cluster of two processes on this machine.
+`python -m benchmarks.dask [ROUNDS]`: alternating, one after the other, with a cluster of two processes on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataloader.store.embedded.postgres import embedded_postgres
 
 
 def nothing(number: int) -> int:
-    """What plain Dask runs."""
+    """Return the number; this is the function for plain Dask."""
     return number
 
 

@@ -1,4 +1,4 @@
-"""Jobs that do nothing, in each place."""
+"""No-op jobs in each place."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ tasks = Tasks()
 
 @tasks.task("thread")
 def in_a_thread(job: ThreadJob) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @tasks.task("process", process=True)
 def in_a_child(job: ProcessJob) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @tasks.task("dask", dask=True)
 def beside_a_worker(job: ProcessJob) -> None:
-    """Nothing."""
+    """Do nothing."""

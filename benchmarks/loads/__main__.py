@@ -1,12 +1,12 @@
-"""What loads take, beside other ways to do the same work, in one run on one durable PostgreSQL.
+"""Durations of loads, compared with other ways to do the same work, in one run on one durable PostgreSQL.
 
     python -m benchmarks.loads [overhead] [names] [--runs 3] [--file ARCHIVE] [--quick]
 
-`overhead`: what a pipeline costs on top of the work itself: a load from a source without pauses against a plain script
-that does the same. `names`: 26 files of an archive, 840,591 rows, merged by key, against dlt and against psql.
-Without `--file` the archive is made: of the same shape as the first names of the U.S. Social Security Administration.
+`overhead`: the cost of a pipeline in addition to the work itself: a load from a source without pauses against a plain
+script that does the same. `names`: 26 files of an archive, 840,591 rows, merged by key, against dlt and against psql.
+Without `--file` the archive is generated, in the form of the U.S. Social Security Administration's first names.
 
-Each figure is the median of the runs; contenders take turns within each.
+Each figure is the median of the runs; contenders alternate within each.
 """
 
 from __future__ import annotations

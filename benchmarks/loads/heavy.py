@@ -1,9 +1,9 @@
-"""What processes bring to a load whose transform keeps a core busy: one load in threads and in processes, in turns.
+"""Effect of processes on a load with a CPU-bound transform: one load in threads and in processes, alternating.
 
-Its source answers at once, so that nothing else is waited for. On a machine that does other work, too, seconds of the
-clock say little, so seconds of CPU are printed beside them, and what follows from them for two cores: threads take
-turns on one, so the load takes at least its process's CPU time; in processes it takes half of all, the database's
-included, but never less than the service's own process.
+Its source answers immediately, so that nothing else is waited for. On a machine with other work, wall-clock seconds are
+not meaningful, so CPU seconds are printed beside them, and the resulting estimate for two cores: threads share one, so
+the load takes at least its process's CPU time; in processes it takes half of all CPU time, the database's included, but
+never less than the service's own process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dataloader.testing import run_task
 
 TABLE = "DROP TABLE IF EXISTS reading; CREATE TABLE reading (id int PRIMARY KEY, name text, score float, digest text)"
 SIZES = {"small pages": (3_000, 100), "pages": (600, 1_000), "large pages": (150, 5_000)}
-"""The number of pages, and the loops of a record."""
+"""Number of pages, and loops per record."""
 
 
 @attrs.frozen
 class Took:
-    """Seconds: of the clock, and of the CPU of the service's own process, of its children, of the database."""
+    """Seconds of wall-clock time, and CPU seconds of the service's own process, its children, and the database."""
 
     wall: float
     own: float
@@ -43,7 +43,7 @@ class Took:
 
     @property
     def on_two_cores(self) -> float:
-        """At least so many seconds."""
+        """Minimum number of seconds on two cores."""
         return max(self.own, (self.own + self.children + self.database) / 2)
 
 
@@ -53,7 +53,7 @@ def _cpu_s(who: int) -> float:
 
 
 def _database_cpu_s(server: EmbeddedPostgres) -> float:
-    """Of the server, its backends, and those that have ended."""
+    """Return the CPU seconds of the server, its backends, and ended backends."""
     ticks = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -89,7 +89,7 @@ def once(server: EmbeddedPostgres, pages: int, loops: int, *, processes: bool) -
 
 
 def measure(server: EmbeddedPostgres, _directory: Path, options: argparse.Namespace) -> None:
-    """Print how many times as fast the load is in processes, by the clock and by the CPU."""
+    """Print the speedup of the load in processes, by wall-clock and CPU time."""
     for name, (most, loops) in SIZES.items():
         pages = most // 10 if options.quick else most
         clock, cpu = [], []

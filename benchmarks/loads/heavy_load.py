@@ -1,4 +1,4 @@
-"""The source and the transform of the benchmark: what its processes import."""
+"""Source and transform of the benchmark, which its processes import."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dataloader.flows.etl import Json
 from dataloader.flows.etl.sources.source import Page, Request, Response, Source, Window
 
 RECORDS = 100
-"""Of each page."""
+"""Number of records of each page."""
 
 
 @attrs.frozen
 class Numbers(Source):
-    """Pages that are there at once."""
+    """Pages that are available immediately."""
 
     pages: int
 

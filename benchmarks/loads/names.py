@@ -1,7 +1,7 @@
 """26 files of names, merged into a table by key: by a load, by dlt, and by psql with one COPY and one statement.
 
-Each contender is a process of its own, which prints how long its work took, without its imports, and the most memory
-that it has had. psql gets one plain file with the years in it, which is made before, and is timed from outside.
+Each contender is a separate process, which prints the duration of its work, without its imports, and its peak memory.
+psql gets one plain file with the years in it, which is created before, and is timed from outside.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ YEARS = range(1998, 2024)
 
 
 def measure(server: EmbeddedPostgres, directory: Path, options: argparse.Namespace) -> None:
-    """Print rows a second and memory of each, and what ours are by theirs."""
+    """Print rows per second and memory of each, and our ratios to the others."""
     archive = options.file or directory / "names.tar.xz"
     if options.file is None:
         make(archive, 3_233 if options.quick else 32_330)
@@ -80,7 +80,7 @@ def measure(server: EmbeddedPostgres, directory: Path, options: argparse.Namespa
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
-    """Seconds and megabytes of a command by its own word; from outside, without memory, if it has none."""
+    """Return seconds and megabytes from a command's output, or the measured seconds without memory if it has none."""
     began = time.perf_counter()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=900)
     took_s = time.perf_counter() - began
@@ -92,13 +92,16 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float
 
 
 def told(took_s: float) -> str:
-    """The word of a contender: its seconds, and the most memory it has had since it began (not its parent's)."""
+    """Return a contender's output: its seconds, and its peak memory since its start (not its parent's)."""
     [peak] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return f"{took_s} {int(peak.split()[1]) / 1024}"
 
 
 def unpack(archive: Path, plain: Path) -> tuple[int, int]:
-    """Write all files of the archive into one, with the year of each; how many rows it has, and what they count."""
+    """Write all files of the archive into one, with the year of each.
+
+    Return the number of rows and the sum of counts.
+    """
     rows = total = 0
     with tarfile.open(archive) as files, plain.open("w", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
@@ -114,7 +117,7 @@ def unpack(archive: Path, plain: Path) -> tuple[int, int]:
 
 
 def make(archive: Path, rows: int) -> None:
-    """An archive of so many rows a year: names of two to five syllables, once a year and sex, most of them rare."""
+    """Create an archive with `rows` names per year, of two to five syllables, once per year and sex, mostly rare."""
     draw = random.Random(1880)
     syllables = [first + vowel for first in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
     with tarfile.open(archive, "w:xz") as files:

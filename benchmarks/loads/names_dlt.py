@@ -1,4 +1,4 @@
-"""The names by dlt: a page for each file, merged by key, all else as it comes. Prints its seconds and megabytes.
+"""Names by dlt: a page for each file, merged by key, with defaults otherwise. Prints its seconds and megabytes.
 
 DSN=… ARCHIVE=… WORK=… python -m benchmarks.loads.names_dlt
 """
@@ -37,7 +37,7 @@ def main() -> None:
     pipeline = dlt.pipeline(
         "names",
         pipelines_dir=os.environ["WORK"],
-        # It wants the name of a host; the one behind it, a folder of sockets, is what counts.
+        # It requires a host name; the one behind it, a folder of sockets, is used.
         destination=dlt.destinations.postgres(os.environ["DSN"].replace("@/", "@localhost/")),
         dataset_name="by_dlt",
     )

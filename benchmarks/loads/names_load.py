@@ -1,4 +1,4 @@
-"""The names by a load. Prints its seconds and megabytes.
+"""Names by a load. Prints its seconds and megabytes.
 
 DSN=… ARCHIVE=… python -m benchmarks.loads.names_load
 """

@@ -1,6 +1,6 @@
-"""What a pipeline costs on top of the work itself: a load against a plain script that does the same, in turns.
+"""Cost of a pipeline in addition to the work itself: a load against a plain script that does the same, alternating.
 
-A source without pauses answers after `DELAY_S` with `ROWS` records for each of the days; both commit a day at a time.
+A source without pauses answers after `DELAY_S` with `ROWS` records for each of the days; both commit one day at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def by_script(url: str, dsn: str, days: int) -> float:
 
 
 def measure(server: EmbeddedPostgres, _directory: Path, options: argparse.Namespace) -> None:
-    """Print what the load takes of the script's time."""
+    """Print the load's duration as a share of the script's."""
     days = 10 if options.quick else 100
     serve = [sys.executable, "-m", "benchmarks.loads.overhead_source", str(ROWS), str(DELAY_S)]
     ratios = []

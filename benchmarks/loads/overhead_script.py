@@ -1,4 +1,4 @@
-"""The same work as a plain script: what one would write for it, without anything that a pipeline does besides.
+"""Same work as a plain script, without any other function of a pipeline.
 
 python -m benchmarks.loads.overhead_script URL DSN DAYS    prints the seconds that it took
 """

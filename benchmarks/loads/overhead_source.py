@@ -1,4 +1,4 @@
-"""The source of the benchmark: a process that answers with so many records for each day, after a while.
+"""Source of the benchmark: a process that answers with `ROWS` records for each day, after `DELAY_S` seconds.
 
 python -m benchmarks.loads.overhead_source ROWS DELAY_S    prints its address
 """
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_args: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 if __name__ == "__main__":

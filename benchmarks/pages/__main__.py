@@ -1,12 +1,12 @@
-"""The admin pages' budgets: what a page weighs and takes, with ten million ended jobs, and beside a drain; one table.
+"""Budgets of the admin pages: size and duration, with ten million ended jobs, and beside a drain; one table.
 
     python -m benchmarks.pages [weight] [history] [open] [--ended 10000000] [--out FOLDER] [--quick]
 
 `weight`: bytes, statements, and the first paint in Chromium, cold and warm. `history`: the p95 of each page with
-`--ended` jobs in the table. `open`: a drain with fifty open pages, as plain HTTP clients, and without, in turns.
+`--ended` jobs in the table. `open`: a drain with fifty open pages, as plain HTTP clients, and without, alternating.
 
-Each runs on an embedded PostgreSQL with full durability. The exit status is 1 if a page can't be shown; a budget that
-is missed is only said: figures of a busy machine prove nothing.
+Each runs on an embedded PostgreSQL with full durability. The exit status is 1 if a page cannot be shown. A missed
+budget is only reported: figures of a busy machine prove nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Open pages as plain HTTP clients: each asks for its live part when the last answer said, until stdin is closed."""
+"""Open pages as plain HTTP clients: each requests its live part when the last answer says so, until stdin is closed."""
 
 from __future__ import annotations
 

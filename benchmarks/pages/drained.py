@@ -1,4 +1,4 @@
-"""One process that serves a queue and its pages, beside a process of clients that have pages open; prints JSON."""
+"""Process that serves a queue and its pages, beside a process of clients with open pages; prints JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each page with very many ended jobs: its p95, and its CPU time, which others on the machine disturb less."""
+"""Durations of each page with very many ended jobs: p95, and CPU time, which other processes disturb less."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASKED: Final = 60
 
 
 def measure(server: EmbeddedPostgres, folder: Path, ended: int) -> list[Reached]:
-    """A line for each page."""
+    """Return a line for each page."""
     dsn = migrated(server, "history")
     say(f"{ended:,} ended jobs")
     fill(dsn, ended)

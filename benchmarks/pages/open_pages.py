@@ -1,6 +1,6 @@
-"""A drain with fifty open pages, and without, in turns: the pages' clients come again when each answer says.
+"""Drain with fifty open pages, and without, alternating: the pages' clients refresh when each answer says so.
 
-The clients run in a process of their own, whose CPU time is taken off: a machine of two cores has that much less.
+The clients run in a separate process, whose CPU time is subtracted: a machine of two cores has that much less.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATHS: Final = ("/ui", "/ui/jobs", "/ui/jobs?status=failed", "/ui/queues", "/ui/
 
 
 def measure(server: EmbeddedPostgres, folder: Path, *, quick: bool) -> list[Reached]:
-    """The drain's rate with the pages, by that without; how often a page came again."""
+    """Measure the drain's rate with the pages relative to that without, and how often a page was refreshed."""
     number, pairs = (20_000, 1) if quick else (60_000, 3)
     ratios, every, own = [], [], []
     for pair in range(pairs):

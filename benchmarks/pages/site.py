@@ -1,4 +1,4 @@
-"""A service with rows in its tables, and the addresses of its pages."""
+"""Service with rows in its tables, and the addresses of its pages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dataloader.web.pages.site import PAGES
 MODULE: Final = "benchmarks.scheduling.measured_tasks:tasks"
 QUEUE: Final = "bench"
 AT_ONCE: Final = 500_000
-"""Rows of a statement: the triggers keep those of one in memory, or in files."""
+"""Rows of one statement: the triggers keep a statement's rows in memory, or in files."""
 
-# Runs of one hour are of one minute: their statistics are few rows, as those of real ones.
+# All runs of one hour are in one minute, so that their statistics are few rows, as real ones are.
 _ENDED: Final = """
 INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, status, attempt, error, created_at, started_at, finished_at)
 SELECT gen_random_uuid(), 'old-' || n %% 10, 'task-' || n %% 100, jsonb_build_object('n', n), 'key-' || n,
@@ -42,7 +42,7 @@ FROM (SELECT * FROM dl_jobs WHERE status = 'failed' ORDER BY created_at DESC LIM
 CROSS JOIN LATERAL (VALUES ('picked', '{"attempt": 1}'::jsonb), ('log', '{"level": "info", "message": "m"}'),
                            ('failed', '{"attempt": 1, "error": "ValueError: odd"}')) AS lines (kind, payload)
 """
-# Schedules, loads, statistics and what operators did, of some months.
+# Schedules, loads, statistics and operators' actions, of some months.
 _SUBJECTS: Final = """
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by, next_at)
 SELECT 'nightly-' || n, jsonb_build_object('task', 'task-' || n, 'cron', '30 2 * * *'), 'task-' || n, 'code', 'host:1',
@@ -70,7 +70,7 @@ FROM generate_series(0, 2000) AS h, generate_series(1, 40) AS t, unnest('{succee
 ON CONFLICT DO NOTHING;
 INSERT INTO dl_audit (actor, action, detail) SELECT 'ann', 'pause', '{"queue": "old-3"}' FROM generate_series(1, 200000)
 """
-# A tenth as many as there are jobs: with ten million of those a million.
+# A tenth of the number of jobs: a million for ten million jobs.
 _PROCESSES: Final = """
 INSERT INTO dl_processes (type, process_id, status, metadata, aux_state, last_event_id, detail, error_group)
 SELECT 'pay-' || n %% 5, 'order-' || n, CASE WHEN n %% 100 = 0 THEN 'error' ELSE 'running' END,
@@ -96,7 +96,7 @@ _EXAMPLES: Final = {
     "/ui/load": "/ui/load?name=load-7",
     "/ui/errors/<group>": "/ui/errors/{group}",
 }
-"""Where a row is shown that is there."""
+"""Addresses with the name of an existing row."""
 _MORE: Final = {
     "/ui/jobs, failed": "/ui/jobs?status=failed",
     "/ui/jobs, a queue": "/ui/jobs?queue=old-3",
@@ -107,11 +107,11 @@ _MORE: Final = {
     "/ui/audit, a person": "/ui/audit?actor=nobody",
     "/ui/stats, a month": "/ui/stats?from=2026-11-01T00:00",
 }
-"""Searches that are dearer than the page itself."""
+"""Searches that cost more than the page itself."""
 
 
 def fill(dsn: str, ended: int, waiting: int = 2_000) -> None:
-    """Rows as a service would have left them, put there by SQL."""
+    """Add rows by SQL, as a service would have left them."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for begin in range(1, ended + 1, AT_ONCE):
             connection.execute(_ENDED, (begin, min(begin + AT_ONCE - 1, ended)))
@@ -127,14 +127,14 @@ def fill(dsn: str, ended: int, waiting: int = 2_000) -> None:
 
 
 def service(server: EmbeddedPostgres, name: str, folder: Path) -> KilledFleet:
-    """One process of `dataloader serve` on a database of the server."""
+    """Start one process of `dataloader serve` on a database of the server."""
     notes = folder / name
     notes.mkdir(parents=True, exist_ok=True)
     return KilledFleet(server.dsn_of(name), MODULE, 1, {QUEUE: 200}, folder=notes, settings={})
 
 
 def addresses(dsn: str) -> dict[str, str]:
-    """The pages that can be shown without a form: by their route, with ids and names of rows that are there."""
+    """Return the pages that need no form, by route, with IDs and names of existing rows."""
     with psycopg.connect(dsn) as connection:
         row = connection.execute("SELECT job_id FROM dl_jobs WHERE status = 'failed' ORDER BY created_at DESC LIMIT 1")
         [job_id] = row.fetchone() or [None]
@@ -148,7 +148,7 @@ def addresses(dsn: str) -> dict[str, str]:
 
 
 def _is_whole(route: PageRoute) -> bool:
-    """Whether the page needs no id and no name, and sends HTML."""
+    """Return True if the page needs no ID and no name, and sends HTML."""
     needed = [] if route.query is None else [field for field in msgspec.structs.fields(route.query) if field.required]
     return "<" not in route.path and not needed and not route.path.endswith(("/export", "/new", "/concealed", "/"))
 
@@ -156,12 +156,12 @@ def _is_whole(route: PageRoute) -> bool:
 def get(
     connection: http.client.HTTPConnection, path: str, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes, Any]:
-    """Status, body and headers of an answer."""
+    """Return status, body and headers of an answer."""
     connection.request("GET", path, headers=headers or {})
     answer = connection.getresponse()
     return answer.status, answer.read(), answer.headers
 
 
 def connected(url: str) -> http.client.HTTPConnection:
-    """A connection to a service."""
+    """Return a connection to a service."""
     return http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)

@@ -1,4 +1,4 @@
-"""What a page weighs: bytes of its HTML, of scripts and styles, the statements behind it, and its first paint."""
+"""Size of a page: bytes of its HTML, of scripts and styles, its statements, and its first paint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OURS: Final = re.compile(
 
 
 def measure(server: EmbeddedPostgres, folder: Path) -> list[Reached]:
-    """All of them, on a database of twenty thousand ended jobs."""
+    """Measure everything, on a database of twenty thousand ended jobs."""
     dsn = migrated(server, "weight")
     fill(dsn, ENDED)
     lines = [
@@ -102,12 +102,12 @@ def _painted(page: Any, address: str) -> float:
 
 
 def _counts(server: EmbeddedPostgres, url: str, pages: dict[str, str]) -> list[Reached]:
-    """Statements of a page, and of its live part; an idle process's own in between are the same pages' noise."""
+    """Count the statements of a page, and of its live part; an idle process's own statements are the same noise."""
     connection = connected(url)
     of_page: dict[str, int] = {}
     of_part: dict[str, int] = {}
     for name, path in pages.items():
-        get(connection, path)  # sessions open, plans are made
+        get(connection, path)  # sessions open, plans are cached
         of_page[name] = min(_counted(server, connection, path) for _ in range(3))
         _, body, _ = get(connection, path)
         if live := re.search(rb'data-part="(\w+)" data-live', body):

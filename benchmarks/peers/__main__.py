@@ -4,8 +4,8 @@
     python -m benchmarks.peers --quick
     python -m benchmarks.peers --summary FILE [--svg FILE] [--json]
 
-Needs the dependency group `bench`. Run it from the repository's root, on a machine that does nothing else. The exit
-status is 1 where a measurement failed; a bar that is missed is no failure.
+Needs the dependency group `bench`. Run it from the repository's root, on an otherwise idle machine. The exit status is
+1 if a measurement failed; a missed bar is not a failure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dataloader import embedded_postgres
 QUICK_PEERS = f"{OURS},pgqueuer"
 QUICK_WORKLOADS = "w1,w7,w2,w3,w6,w10,w12"
 QUICK_LIMIT_S = 100
-"""What has not begun by then is left out, so that a slow machine is done in two minutes as well."""
+"""Later measurements are skipped, so that a slow machine also finishes in two minutes."""
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def _measure(options: argparse.Namespace, began: float) -> None:
     if options.dir is not None:
         options.dir.mkdir(parents=True, exist_ok=True)
     until = began + QUICK_LIMIT_S if options.quick and options.workloads is None else math.inf
-    # So that a benchmark that is ended stops its server and takes its directory along.
+    # An ended benchmark stops its server and removes its directory.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as directory,
@@ -121,7 +121,7 @@ def _result(arena: Arena, step: Step, sizes: Sizes) -> Result:
     figures, error = {}, ""
     try:
         figures = dict(step.workload.measure(arena, step.contender, sizes))
-    except Exception as raised:  # noqa: BLE001 - the others are still to be measured; the table tells of it
+    except Exception as raised:  # noqa: BLE001 - the others must still be measured; the table reports it
         error = f"{type(raised).__name__}: {raised}"[:300]
     shown = ", ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
     say(f"{step}: {error or shown}")

@@ -1,6 +1,6 @@
-"""The server, its databases, and the adaptors that are run against them.
+"""Server, its databases, and the adaptors that run on them.
 
-Jobs are loaded by the tool's own bulk call into a template, which is vacuumed and analysed; every run works on a fresh
+Jobs are loaded by the tool's own bulk call into a template, which is vacuumed and analyzed; every run works on a fresh
 copy of it. All tools get the same server: the embedded PostgreSQL 18 as `dataloader` starts it, with full durability.
 """
 
@@ -41,13 +41,13 @@ class Load:
 
     @property
     def arguments(self) -> list[str]:
-        """As the adaptors take them."""
+        """Options of the adaptors."""
         text = [f"--count={self.count}", f"--first={self.first}", f"--key={self.key}", f"--delay={self.delay_s}"]
         return [*text, "--urgent"] if self.urgent else text
 
 
 class Arena:
-    """Makes databases, and runs adaptors on them."""
+    """Creates databases, and runs adaptors on them."""
 
     def __init__(self, server: EmbeddedPostgres, directory: Path) -> None:
         self.server = server
@@ -58,9 +58,10 @@ class Arena:
     def fresh(
         self, contender: Contender, *loads: Load, change: Change | None = None, label: str = "", name: str = ""
     ) -> str:
-        """The name of a new database with the tool's schema and these jobs; the one before of that name is dropped.
+        """Create a database with the tool's schema and these jobs, replacing one of that name; return its name.
 
-        `change` is run once on the template, for what no tool's own call can make; `label` names the template then.
+        `change` is run once on the template, for rows that no call of a tool can create; `label` then names the
+        template.
         """
         template = self._template(contender, loads, change, label)
         name = f"b_{contender.name.replace(' ', '_')}{name}"
@@ -74,7 +75,7 @@ class Arena:
         name = f"t_{contender.peer}_{key}{label}"
         if name in self._templates:
             return name
-        self.drop(name)  # one that could not be made
+        self.drop(name)  # one whose creation failed
         is_empty = not loads and change is None
         source = "template1" if is_empty else self._template(contender, (), None, "")
         began = time.monotonic()
@@ -92,21 +93,21 @@ class Arena:
         return name
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is connected."""
+        """Drop a database, even if it has sessions."""
         self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def forget_templates(self) -> None:
-        """Drop the templates, for room: the next workload makes its own."""
+        """Drop the templates, to free space: the next workload creates its own."""
         for name in self._templates:
             self.drop(name)
         self._templates.clear()
 
     def connect(self, database: str) -> psycopg.Connection[Any]:
-        """A connection of the harness itself."""
+        """Return a connection for the harness itself."""
         return psycopg.connect(self.server.dsn_of(database), autocommit=True)
 
     def call(self, contender: Contender, database: str, *arguments: str) -> list[Event]:
-        """Run an adaptor's command to its end; its events come back."""
+        """Run an adaptor's command to its end, and return its events."""
         with self._log(contender).open("ab") as log:
             result = subprocess.run(
                 self._command(contender, arguments),
@@ -126,23 +127,23 @@ class Arena:
 
     @contextlib.contextmanager
     def held_snapshot(self, contender: Contender, database: str) -> Iterator[None]:
-        """Another session holds a snapshot that is older than what is done within the block."""
+        """Hold a snapshot in another session that is older than all work within the block."""
         with psycopg.connect(self.server.dsn_of(database)) as holder:
             holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             holder.execute(contender.rows.encode())
             yield
 
     def done(self, contender: Contender, connection: psycopg.Connection[Any]) -> int:
-        """How many jobs are recorded complete."""
+        """Return the number of jobs recorded as complete."""
         return scalar(connection, contender.done)
 
     def commits(self, database: str) -> int:
-        """Transactions that the database has seen."""
+        """Return the number of transactions of the database."""
         statement = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s"
         return scalar(self._admin, statement, database)
 
     def backends_cpu_s(self, database: str) -> dict[int, float]:
-        """The backends that serve the database, and the seconds of CPU each has used."""
+        """Return the backends that serve the database, with the CPU seconds of each."""
         statement = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
         used = {}
         for (pid,) in self._admin.execute(statement, (database,)).fetchall():
@@ -162,7 +163,7 @@ class Arena:
 
 
 def scalar(connection: psycopg.Connection[Any], statement: str, *parameters: object) -> int:
-    """The one value of a statement's one row."""
+    """Return the only value of a statement's only row."""
     row = connection.execute(statement.encode(), parameters or None).fetchone()
     assert row is not None
     return int(row[0] or 0)

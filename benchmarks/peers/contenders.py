@@ -1,7 +1,7 @@
-"""Who is measured: dataloader, and each peer in each of its modes.
+"""Contenders: dataloader, and each peer in each of its modes.
 
-`done` counts the jobs that are recorded complete in the peer's own table; `rows` is any cheap read of it, for holding a
-snapshot. A peer is left out, with a line that says why, where its package is missing.
+`done` counts the jobs that are recorded as complete in the peer's own table; `rows` is any cheap read of it, for
+holding a snapshot. A peer whose package is missing is skipped, with a line that says so.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """As in tables: the tool, and its mode if that is not its default."""
+        """Name in tables: the tool, and its mode if that is not its default."""
         return self.peer if self.mode == "default" else f"{self.peer} {self.mode}"
 
     @property
     def module(self) -> str:
-        """The program that drives it."""
+        """Program that drives it."""
         return f"benchmarks.peers.adaptors.{self.peer}_adaptor"
 
     @property
     def is_installed(self) -> bool:
-        """Whether its package can be imported here."""
+        """True if its package can be imported here."""
         return importlib.util.find_spec(self.peer) is not None
 
 
@@ -46,7 +46,7 @@ SELECT (SELECT coalesce(sum(completed_count), 0) FROM awa.receipt_completion_bat
      + (SELECT count(*) FROM awa.done_entries WHERE state = 'completed')
      + (SELECT coalesce(sum(pruned_completed_count), 0) FROM awa.queue_terminal_rollups)
 """
-"""Batches of completed jobs, those that need a row of their own, and the sum of those that it has cleared away."""
+"""Batches of completed jobs, those that need their own row, and the sum of those that it has deleted."""
 
 
 def _in_modes(peer: str, modes: tuple[str, ...], done: str, rows: str) -> list[Contender]:
@@ -86,7 +86,7 @@ ALL: Final = {
 
 
 def chosen(names: list[str]) -> list[Contender]:
-    """The contenders of these names; a tool's name stands for all its modes. Raises `SystemExit` for another name."""
+    """Return the contenders of these names; a tool's name means all its modes. Raises `SystemExit` for another name."""
     found = [contender for contender in ALL.values() if {contender.name, contender.peer} & set(names)]
     unknown = set(names) - {contender.name for contender in found} - {contender.peer for contender in found}
     if unknown:

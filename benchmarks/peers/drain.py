@@ -1,7 +1,7 @@
-"""Watches a worker drain a database: the measure that most workloads share.
+"""Observes a worker that drains a database: the measurement that most workloads share.
 
-A rate is the number of jobs recorded complete in the database, by the time since the worker was started: connecting
-included, the interpreter's start not. After the worker has run its last job the database is asked every 20 ms.
+A rate is the number of jobs recorded as complete in the database, divided by the time since the start of the worker,
+including the connection but not the interpreter's start. After the worker's last job the database is read every 20 ms.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.peers.health import HealthProbe
 
 ASK_EVERY_S = 0.02
 MARKS = 10
-"""A drain tells when each tenth of its jobs has run, so that its first and its last can be compared."""
+"""A drain reports when each tenth of its jobs has run, so that its first and its last can be compared."""
 
 
 @attrs.frozen(kw_only=True)
 class Drained:
-    """What came of a drain. `first_tenth` and `last_tenth` are rates; None where the time was up before."""
+    """Result of a drain. `first_tenth` and `last_tenth` are rates; None if the time was up before."""
 
     rate: float
     done: int
@@ -35,18 +35,18 @@ class Drained:
     health_p99_ms: float | None
 
     def figures(self, prefix: str = "") -> dict[str, float]:
-        """As a workload reports them, without those that are not known."""
+        """Return the figures for a workload, without unknown ones."""
         return {f"{prefix}{name}": value for name, value in attrs.asdict(self).items() if value is not None}
 
 
 def drain(
     arena: Arena, contender: Contender, database: str, *, jobs: int, cap_s: float, health_of: str | None = None
 ) -> Drained:
-    """Run a worker until `jobs` are recorded complete, or `cap_s` seconds.
+    """Run a worker until `jobs` are recorded as complete, or `cap_s` seconds.
 
-    Ours is asked for /health meanwhile, or instead of it the service at the address `health_of`.
+    Our worker, or the service at the address `health_of` if it is given, is asked for /health meanwhile.
 
-    Raises `RuntimeError` when a job is complete before the worker starts: that would not be the load asked for.
+    Raises `RuntimeError` if a job is complete before the worker starts, since that would be another load.
     """
     arguments = (f"--target={jobs}", f"--mark={jobs // MARKS}")
     with contextlib.ExitStack() as stack:

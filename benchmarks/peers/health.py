@@ -1,4 +1,4 @@
-"""Asks a worker for /health all the while it is measured, and keeps how long each answer took."""
+"""Requests /health of a worker during its measurement, and keeps the duration of each answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_S = 0.05
 
 
 class HealthProbe:
-    """A thread with one connection. Leaving the block ends it."""
+    """Thread with one connection. Leaving the block ends it."""
 
     def __init__(self, url: str) -> None:
         self.took_ms: list[float] = []
@@ -44,7 +44,7 @@ class HealthProbe:
 
     @property
     def p99_ms(self) -> float | None:
-        """The 99th of a hundred answers; the slowest of fewer. None before there are two."""
+        """99th percentile of the answers; the slowest of fewer than 100. None before there are two."""
         if len(self.took_ms) < 2:
             return None
         if len(self.took_ms) < 100:

@@ -1,6 +1,6 @@
 """From the call that enqueues a job to the first line of its handler: another process enqueues, a worker runs.
 
-Two ways of asking: one job at a time on an idle queue, and jobs at a steady pace whatever becomes of them.
+There are two modes: one job at a time on an idle queue, and jobs at a fixed rate, whether or not earlier ones have run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ WARM_UP = 5
 PAUSE_S = 0.02
 SETTLE_S = 3.0
 LONG_ENOUGH_MS = 20_000
-"""A tool that polls is asked fewer times: its sample is clear after so long."""
+"""A polling tool gets fewer samples: its latency is clear after this time."""
 
 
 def one_at_a_time(arena: Arena, contender: Contender, database: str, *, samples: int) -> list[float]:
-    """Milliseconds of each sample, on a worker that is otherwise idle."""
+    """Return the milliseconds of each sample, on an otherwise idle worker."""
     took: list[float] = []
     with arena.program(contender, database, "worker", "--job=report") as worker:
         worker.wait("start")
@@ -46,7 +46,7 @@ def one_at_a_time(arena: Arena, contender: Contender, database: str, *, samples:
 
 @attrs.frozen
 class Paced:
-    """What came of jobs at a pace, by number: milliseconds of each, and when it was enqueued (wall clock, seconds)."""
+    """Jobs at a fixed rate, by number: milliseconds of each, and when it was enqueued (wall clock, seconds)."""
 
     took_ms: dict[int, float]
     enqueued_at: dict[int, float]
@@ -71,12 +71,12 @@ def at_a_pace(
         enqueued = {event["n"]: event["t"] for event in answers}
         started = (worker.wait("s") for _ in range(count))
         took_ms = {event["n"]: (event["t"] - enqueued[event["n"]]) / 1e6 for event in started}
-        time.sleep(SETTLE_S)  # the last outcomes are still to be written
+        time.sleep(SETTLE_S)  # the last outcomes may not be written yet
     return Paced(took_ms, {number: (at + epoch_ns) / 1e9 for number, at in enqueued.items()})
 
 
 def percentiles(took_ms: Collection[float]) -> dict[str, float]:
-    """The median, the 99th percentile and the longest."""
+    """Return the median, the 99th percentile and the maximum."""
     return {
         "p50_ms": statistics.median(took_ms),
         "p99_ms": statistics.quantiles(took_ms, n=100, method="inclusive")[98],

@@ -1,6 +1,6 @@
-"""Which measurements are to be made, and in what order: workload, run, contender.
+"""Plan of the measurements in their order: workload, run, contender.
 
-The contenders take turns, so that what else the machine does falls on all of them. It starts nothing.
+The contenders alternate, so that other work of the machine affects all of them. This module starts nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peers.workload import Workload
 
 @attrs.frozen
 class Step:
-    """One measurement that is to be made."""
+    """One planned measurement."""
 
     workload: Workload
     contender: Contender
@@ -34,10 +34,10 @@ def planned(
     kept: Iterable[Result] = (),
     for_bars: bool = False,
 ) -> list[Step]:
-    """The steps, without those whose results are kept already; one that failed is made again.
+    """Return the steps, without those whose results are stored already; a failed one is repeated.
 
     Args:
-        for_bars: leave out what no bar compares with, and ours tuned, which stands for ours where it is the better one.
+        for_bars: leave out contenders without a bar, and ours tuned, which replaces ours where it is better.
     """
     done = {result.key for result in kept if not result.error}
     return [

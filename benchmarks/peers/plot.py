@@ -1,7 +1,7 @@
 """One picture of a benchmark as SVG, for docs/performance.md: every bar, and the rates of W1. No library.
 
-A bar's row has what ours is as a multiple of it, on a logarithmic scale that has the bar in its middle: to the right is
-better than asked, to the left is short of it, whichever way the figure itself goes.
+The row of a bar shows our figure as a multiple of it, on a logarithmic scale with the bar in its middle: to the right
+is better than required, to the left is worse, whichever direction of the figure is better.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THICK: Final = 12
 LEFT, TITLES, TEXTS, RIGHT = 16, 48, 250, WIDTH - 16
 MIDDLE, DOUBLING = 640, 66
 MARKS: Final = {-2: "¼", -1: "½", 0: "the bar", 1: "2 ×", 2: "4 ×"}
-"""By doublings. What is farther away than the last mark ends there, in a point."""
+"""Marks by doublings. A figure beyond the last mark is drawn to that mark, with a point."""
 SHORTEST: Final = 3
 RATES: Final = {"short_rate": "short", "long_rate": "long"}
 RATES_LEFT, RATES_LENGTH = 220, WIDTH - 220 - 80
@@ -33,7 +33,7 @@ OUR_COLOUR, THEIR_COLOUR = "#2b6cb0", "#a0aec0"
 
 
 def svg(results: list[Result], workloads: Workloads) -> str:
-    """The picture; of the same results it is the same text."""
+    """Return the picture; the same results give the same text."""
     judgements = verdicts(results, workloads)
     scale = 80
     rows = scale + 8
@@ -52,7 +52,7 @@ def svg(results: list[Result], workloads: Workloads) -> str:
 
 
 def picture(height: int, parts: Iterable[str]) -> str:
-    """A whole file of these parts, on white."""
+    """Return a complete file of these parts, on white."""
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     font = 'font-family="Helvetica, Arial, sans-serif" font-size="12"'
     ground = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="white" stroke="{LINE}"/>'
@@ -60,7 +60,7 @@ def picture(height: int, parts: Iterable[str]) -> str:
 
 
 def _names(judgements: list[Verdict], top: int) -> Iterator[str]:
-    """Each workload's name beside its first bar; every other one on a band, so that they are told apart."""
+    """Yield each workload's name beside its first bar; every other one on a band, to separate them."""
     for number, (_, group) in enumerate(groupby(judgements, key=lambda verdict: verdict.workload.name)):
         members = list(group)
         if number % 2 == 0:
@@ -87,7 +87,7 @@ def _row(verdict: Verdict, top: int) -> str:
 
 
 def _mark(share: float, top: int, colour: str) -> str:
-    """From the bar's line to the share of it: a rectangle, with a point where the scale ends before it."""
+    """Return a rectangle from the bar's line to the share of it, with a point if it exceeds the scale."""
     side = 1 if share >= 1 else -1
     length = DOUBLING * abs(math.log2(share)) if 0 < share < math.inf else math.inf
     longest = DOUBLING * max(MARKS)
@@ -99,7 +99,7 @@ def _mark(share: float, top: int, colour: str) -> str:
 
 
 def _rates(rates: Mapping[str, Mapping[str, float]], top: int) -> Iterator[str]:
-    """W1's rates of all, each queue's under a heading; a row each."""
+    """Yield W1's rates of all contenders, one row each, under a heading for each queue."""
     longest = max((rates[name].get(figure, 0) for figure in RATES for name in rates), default=0)
     for figure, queue in RATES.items():
         names = [name for name in ALL if figure in rates.get(name, {})]
@@ -124,6 +124,6 @@ def _rect(x: int, y: int, width: int, height: int, colour: str) -> str:
 def text(
     x: int, y: int, words: str, *, colour: str = INK, weight: str = "normal", anchor: str = "start", size: int = 12
 ) -> str:
-    """A piece of text; `y` is its baseline."""
+    """Return a piece of text; `y` is its baseline."""
     style = f'fill="{colour}" font-weight="{weight}" text-anchor="{anchor}" font-size="{size}"'
     return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'

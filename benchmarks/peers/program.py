@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 
 class Program:
-    """A running adaptor in a process group of its own. Leaving the block kills it, as a crash would."""
+    """Running adaptor in a separate process group. Leaving the block kills it, as a crash would."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], stderr: Path) -> None:
         with stderr.open("ab") as log:
@@ -53,14 +53,14 @@ class Program:
                 self._events[event["ev"]].put(event)
 
     def get(self, kind: str, timeout_s: float) -> Event | None:
-        """The next event of a kind; None after `timeout_s`."""
+        """Return the next event of a kind, or None after `timeout_s`."""
         try:
             return self._events[kind].get(timeout=max(timeout_s, 0.001))
         except queue.Empty:
             return None
 
     def wait(self, kind: str, timeout_s: float = 60) -> Event:
-        """The next event of a kind. `RuntimeError` when it does not come."""
+        """Return the next event of a kind. Raises `RuntimeError` if there is none in time."""
         event = self.get(kind, timeout_s)
         if event is None:
             status = self._process.poll()
@@ -68,7 +68,7 @@ class Program:
         return event
 
     def gathered(self, kind: str) -> list[Event]:
-        """The events of a kind that have come and were not taken."""
+        """Return the received events of a kind that were not taken."""
         events = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -76,16 +76,16 @@ class Program:
         return events
 
     def write(self, text: str) -> None:
-        """Put a line on its stdin."""
+        """Write a line to its stdin."""
         assert self._process.stdin is not None
         self._process.stdin.write(text.encode())
         self._process.stdin.flush()
 
     def cpu_s(self) -> float:
-        """Seconds of CPU used so far."""
+        """Return the CPU seconds used so far."""
         times = self._inspected.cpu_times()
         return float(times.user + times.system)
 
     def rss_mib(self) -> float:
-        """Resident memory."""
+        """Return the resident memory in MiB."""
         return float(self._inspected.memory_info().rss / 2**20)

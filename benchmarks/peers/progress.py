@@ -1,4 +1,4 @@
-"""Where a benchmark stands, on stderr, so that stdout has the table alone: lines; on a terminal a bar below them."""
+"""Progress of a benchmark on stderr, so that stdout has only the table: lines; on a terminal a bar below them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 def say(text: str) -> None:
-    """One line."""
+    """Print one line."""
     print(f"# {text}", file=sys.stderr, flush=True)
 
 
 def tracked(steps: Sequence[T]) -> Iterable[T]:
-    """The steps, one after the other; the bar tells how many are done."""
+    """Yield the steps, one after the other; the bar shows how many are done."""
     console = Console(stderr=True)
     return track(steps, "measuring", console=console, disable=not console.is_terminal)

@@ -1,9 +1,8 @@
-"""Results as they are kept, a JSON line for each measurement, and the one table that is made of them.
+"""Stored results, a JSON line for each measurement, and the table that is made of them.
 
-The table has a line for each figure, the medians of all contenders beside each other, and one for each bar: what ours
-is by that bar, and whether that is enough. Figures of different machines or runs are never set beside each other.
-
-`workloads` are always all there are, by name, in their order: nothing here knows them, or starts anything.
+The table has a line for each figure, with the medians of all contenders, and one for each bar: our value for that bar,
+and whether it is reached. Figures of different machines or runs are never compared. `workloads` are always all
+workloads, by name, in their order: this module does not import them and starts nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Workloads = Mapping[str, Workload]
 
 @attrs.frozen
 class Result:
-    """One measurement: its figures, or why there are none, and the sizes it was made with."""
+    """One measurement: its figures, or an error, and its sizes."""
 
     workload: str
     contender: str
@@ -37,18 +36,18 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What it is the result of."""
+        """Workload, contender and run of the result."""
         return self.workload, self.contender, self.run
 
     def append_to(self, path: Path) -> None:
-        """Keep it."""
+        """Append the result to a file."""
         with path.open("a") as file:
             file.write(json.dumps(attrs.asdict(self)) + "\n")
 
 
 @attrs.frozen
 class Verdict:
-    """What ours is by a bar; `value` is None where something was not measured."""
+    """Our value for a bar; `value` is None if something was not measured."""
 
     workload: Workload
     bar: Bar
@@ -56,18 +55,18 @@ class Verdict:
 
     @property
     def is_reached(self) -> bool | None:
-        """None where it was not measured."""
+        """True if the bar is reached; None if it was not measured."""
         return None if self.value is None else self.bar.is_reached(self.value)
 
 
 def read(path: Path) -> list[Result]:
-    """All that a file has; what was measured again after it had failed counts alone."""
+    """Return all results of a file; a repetition of a failed measurement replaces it."""
     found = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
     return list({result.key: result for result in found}.values())
 
 
 def medians(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]:
-    """By workload, contender and figure."""
+    """Return medians by workload, contender and figure."""
     gathered: dict[str, dict[str, dict[str, list[float]]]] = {}
     for result in results:
         figures = gathered.setdefault(result.workload, {}).setdefault(result.contender, {})
@@ -83,9 +82,9 @@ def medians(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]
 
 
 def judged(bar: Bar, results: Iterable[Result]) -> float | None:
-    """What ours is by a bar: the median of each run's own ratio, since a shared machine is not the same a minute later.
+    """Return our value for a bar: the median of each run's own ratio, since a shared machine changes within a minute.
 
-    `results` are those of one workload. None where something was not measured.
+    `results` are those of one workload. Returns None if something was not measured.
     """
     runs: dict[int, dict[str, dict[str, float]]] = {}
     for result in results:
@@ -96,7 +95,7 @@ def judged(bar: Bar, results: Iterable[Result]) -> float | None:
 
 
 def verdicts(results: Iterable[Result], workloads: Workloads) -> list[Verdict]:
-    """Of all bars, in their order."""
+    """Return the verdicts of all bars, in their order."""
     of: dict[str, list[Result]] = {}
     for result in results:
         of.setdefault(result.workload, []).append(result)
@@ -108,7 +107,7 @@ def verdicts(results: Iterable[Result], workloads: Workloads) -> list[Verdict]:
 
 
 def closing(results: Iterable[Result], workloads: Workloads) -> str:
-    """How many bars are reached, and what the figures are worth."""
+    """Return a sentence about the number of reached bars, and about the quality of the figures."""
     results = list(results)
     reached = [verdict.is_reached for verdict in verdicts(results, workloads) if verdict.value is not None]
     runs = max((result.run for result in results), default=0)
@@ -120,7 +119,7 @@ def closing(results: Iterable[Result], workloads: Workloads) -> str:
 
 
 def table(results: list[Result], workloads: Workloads) -> str:
-    """The one table, as Markdown."""
+    """Return the table as Markdown."""
     results = [result for result in results if result.workload in workloads]
     found = medians(results)
     names = [name for name in ALL if any(name in contenders for contenders in found.values())]
@@ -139,7 +138,7 @@ def table(results: list[Result], workloads: Workloads) -> str:
 
 
 def as_json(results: list[Result], workloads: Workloads) -> str:
-    """What the table shows, for machines; a figure that is not finite is null."""
+    """Return the table's content as JSON; a figure that is not finite is null."""
     bars = [
         {"workload": x.workload.name, "bar": x.bar.text, "value": x.value, "reached": x.is_reached}
         for x in verdicts(results, workloads)
@@ -155,7 +154,7 @@ def as_json(results: list[Result], workloads: Workloads) -> str:
 
 
 def shown(value: float | None) -> str:
-    """A figure as text."""
+    """Return a figure as text."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""What a workload is: a measurement that gives named figures, how to show them, and the bars that ours must reach."""
+"""Workload: a measurement that returns named figures, their display, and the bars for our figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 from benchmarks.peers.contenders import OURS, Contender
 
-if TYPE_CHECKING:  # the table and the plot can be made where no peer is installed
+if TYPE_CHECKING:  # the table and the plot can be made without any installed peer
     from benchmarks.peers.arena import Arena
 
 Figures = Mapping[str, float]
@@ -18,7 +18,7 @@ Figures = Mapping[str, float]
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How much each workload does. `QUICK` is for a look of two minutes; its figures are rougher."""
+    """Amount of work of each workload. `QUICK` is for a check in two minutes; its figures are rougher."""
 
     drain: int = 20_000
     long_drain: int = 200_000
@@ -60,14 +60,14 @@ QUICK: Final = Sizes(
 
 @attrs.frozen(kw_only=True)
 class Bar:
-    """What one of our figures must reach: itself, or its ratio to the best of the same figure of some peers.
+    """Bar for one of our figures: for itself, or for its ratio to the best of the same figure of some peers.
 
     Args:
-        text: as in the table.
-        figure: ours.
+        text: text in the table.
+        figure: our figure.
         least, most: the bar; one of the two.
         of: contenders to compare with; empty for the figure itself.
-        ours: our rows whose figure it is; the better one counts.
+        ours: our contenders with the figure; the better one counts.
     """
 
     text: str
@@ -78,7 +78,7 @@ class Bar:
     ours: tuple[str, ...] = (OURS,)
 
     def value(self, found: Mapping[str, Figures]) -> float | None:
-        """The figure or the ratio, of what was found for each contender; None where something was not measured."""
+        """Return the figure or the ratio, from the figures of each contender, or None if something was not measured."""
         ours = self._best(self.ours, found)
         if ours is None or not self.of:
             return ours
@@ -92,11 +92,11 @@ class Bar:
         return min(figures) if self.least is None else max(figures)
 
     def is_reached(self, value: float) -> bool:
-        """Whether `value` is good enough."""
+        """Return True if `value` reaches the bar."""
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
     def share(self, value: float) -> float:
-        """`value` as a multiple of the bar: 1 is just enough and more is better, for `least` and `most` alike."""
+        """Return `value` as a multiple of the bar: 1 is just enough and more is better, for `least` and `most`."""
         if self.most is None:
             return value / (self.least or 1)
         if value == self.most:
@@ -109,13 +109,13 @@ class Workload:
     """One row of the plan.
 
     Args:
-        name, title: as in the table.
-        measure: what to do; the figures come back.
-        figures: those that are shown, with their headings.
-        bars: what ours must reach.
+        name, title: texts in the table.
+        measure: the measurement, which returns the figures.
+        figures: the displayed figures, with their headings.
+        bars: bars for our figures.
         solo: the peers have nothing to compare.
         of_modes: False if a peer does the same in all its modes, so that one is enough.
-        our_modes: those of ours that are measured.
+        our_modes: our modes that are measured.
     """
 
     name: str

@@ -1,14 +1,14 @@
-"""Durable processes: what they cost beside the queue's own jobs and beside DBOS, in one table.
+"""Durable processes: their cost compared with the queue's own jobs and with DBOS, in one table.
 
     python -m benchmarks.processes [rates] [dbos] [asleep] [million] [events] [callers] [replicas] [--json] [--quick]
 
-`rates`: steps and calls beside no-op jobs. `dbos`: the same beside DBOS, which is installed into a virtual environment
-of its own, and round trips. `asleep`: beside 100,000 timers, and when they are due. `million`: calls and searches in
-1,000,000 processes, and their size. `events`: a process of 100,000 events. `callers`: 64 of one process. `replicas`: a
-second process of the operating system.
+`rates`: steps and calls compared with no-op jobs. `dbos`: the same compared with DBOS, which is installed into a
+separate virtual environment, and round trips. `asleep`: beside 100,000 timers, and when they are due. `million`: calls
+and searches in 1,000,000 processes, and their size. `events`: a process of 100,000 events. `callers`: 64 of one
+process. `replicas`: a second process of the operating system.
 
-All run on one embedded PostgreSQL with full durability. Each figure is a ratio of measurements that take turns. A bar
-that is missed is only said: figures of a busy machine prove nothing. The exit status is 1 if a measurement failed.
+All run on one embedded PostgreSQL with full durability. Each figure is a ratio of alternating measurements. A missed
+bar is only reported: figures of a busy machine prove nothing. The exit status is 1 if a measurement failed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _json(lines: Sequence[Reached]) -> str:
-    """A bar that is not there is null."""
+    """Return the lines as JSON; a missing bar is null."""
     rows = [attrs.asdict(line) | {"is_good": line.is_good} for line in lines]
     return json.dumps(
         [{name: None if value in {math.inf, -math.inf} else value for name, value in row.items()} for row in rows],

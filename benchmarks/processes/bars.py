@@ -1,4 +1,4 @@
-"""What durable processes have to reach: each figure beside another of the same run, in turns; medians."""
+"""Bars for durable processes: each figure relative to another of the same run, alternating; medians."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DUE_IN_S: Final = 3.0
 
 @attrs.frozen
 class Sizes:
-    """How much of each."""
+    """Amount of work of each measurement."""
 
     rounds: int
     jobs: int
@@ -64,7 +64,7 @@ QUICK: Final = Sizes(
 
 
 class Field:
-    """A database with processes in it, and what is drained there."""
+    """Database with processes, and the drains on it."""
 
     def __init__(self, server: EmbeddedPostgres, name: str, number: int, *, mixed: bool = False) -> None:
         say(f"{number:,} processes")
@@ -76,22 +76,22 @@ class Field:
         rows.settle(self.connection)
 
     def keys(self, most: int) -> list[int]:
-        """Of processes at random."""
+        """Return the keys of random processes."""
         return rows.keys_of(self.connection, self.name, most)
 
     def jobs(self, number: int) -> Rate:
-        """No-op jobs."""
+        """Drain no-op jobs."""
         enqueued(self.dsn, [NewJob(task="noop", queue=JOBS_QUEUE) for _ in range(number)])
         return self._drained(number, [])
 
     def calls(self, number: int, method: str = "add") -> Rate:
-        """A call of each of so many processes."""
+        """Drain a call of each of `number` processes."""
         keys = self.keys(number)
         rows.add_calls(self.connection, keys, method)
         return self._drained(number, keys)
 
     def steps(self, number: int, keys: Sequence[int], context: str | None = None) -> Rate:
-        """So many steps of these processes, each of which sets a timer that is due at once."""
+        """Drain `number` steps of these processes, each of which sets a timer that is due immediately."""
         rows.add_timers(self.connection, list(keys), 0, context)
         return self._drained(number, keys)
 
@@ -104,7 +104,7 @@ class Field:
 
 
 def single_steps(few: Field, sizes: Sizes) -> tuple[list[Reached], dict[str, list[Rate]]]:
-    """Steps and calls beside the queue's jobs."""
+    """Measure steps and calls relative to the queue's jobs."""
     keys = few.keys(CHAINS)
     found = in_turns(
         {
@@ -124,7 +124,7 @@ def single_steps(few: Field, sizes: Sizes) -> tuple[list[Reached], dict[str, lis
 
 
 def beside_dbos(server: EmbeddedPostgres, few: Field, sizes: Sizes) -> list[Reached]:
-    """Round trips beside the queue's, and steps and round trips beside DBOS; only the first where it can't be had."""
+    """Measure round trips relative to the queue's, and to DBOS with steps; only the first if DBOS is unavailable."""
     say("round trips")
     calls, triggers = round_trips.beside_jobs(few.dsn, f"{few.name} 1", sizes.trips)
     lines = _slower("call and answer, idle, by trigger and wait", calls, triggers, 1.4, 1.6)
@@ -133,7 +133,7 @@ def beside_dbos(server: EmbeddedPostgres, few: Field, sizes: Sizes) -> list[Reac
         return lines
     say("DBOS")
     dbos = Dbos(python, server)
-    dbos.steps("1", 1)  # makes its tables
+    dbos.steps("1", 1)  # creates its tables
     best = max(WAYS, key=lambda way: dbos.steps(way, sizes.dbos_steps).per_s)
     found = in_turns(
         {
@@ -155,7 +155,7 @@ def beside_dbos(server: EmbeddedPostgres, few: Field, sizes: Sizes) -> list[Reac
 
 
 def asleep(server: EmbeddedPostgres, few: Field, sizes: Sizes, calls: Sequence[Rate]) -> list[Reached]:
-    """Beside many timers that are far off, and when they are due at once."""
+    """Measure beside many timers in the distant future, and when they are all due."""
     many = Field(server, "asleep", sizes.asleep)
     some = many.keys(sizes.asleep)
     awake, sleeping = some[:CHAINS], some[CHAINS:]
@@ -193,7 +193,7 @@ def asleep(server: EmbeddedPostgres, few: Field, sizes: Sizes, calls: Sequence[R
 
 
 def a_million(server: EmbeddedPostgres, few: Field, sizes: Sizes) -> list[Reached]:
-    """Calls of processes at random, their size, and searches."""
+    """Measure calls of random processes, their size, and searches."""
     many = Field(server, "many", sizes.many, mixed=True)
     size = rows.bytes_of(many.connection) / sizes.many
     found = in_turns({"few": partial(few.calls, sizes.calls), "many": partial(many.calls, sizes.calls)}, sizes.rounds)
@@ -206,7 +206,7 @@ def a_million(server: EmbeddedPostgres, few: Field, sizes: Sizes) -> list[Reache
 
 
 def a_long_past(few: Field, sizes: Sizes) -> list[Reached]:
-    """One process of many events beside one of ten: its steps one after the other."""
+    """Measure the consecutive steps of a process with many events relative to one with ten."""
     say(f"{sizes.events:,} events")
     short, long = few.keys(2)
     rows.add_events(few.connection, short, 10)
@@ -230,7 +230,7 @@ def a_long_past(few: Field, sizes: Sizes) -> list[Reached]:
 
 
 def one_that_all_call(few: Field, sizes: Sizes) -> list[Reached]:
-    """A call beside 64 callers of one process, and beside 64 callers of a process each."""
+    """Measure a call beside 64 callers of one process, and beside 64 callers of a process each."""
     say("64 callers")
     hot: list[float] = []
     spread: list[float] = []
@@ -252,7 +252,7 @@ def one_that_all_call(few: Field, sizes: Sizes) -> list[Reached]:
 
 
 def two_replicas(few: Field, sizes: Sizes) -> list[Reached]:
-    """What a second process of the operating system brings."""
+    """Measure the effect of a second process of the operating system."""
     say("two replicas")
     keys = few.keys(sizes.calls)
     span = "SELECT count(*), extract(epoch FROM max(finished_at) - min(finished_at))::float8"
@@ -294,7 +294,7 @@ def _slower(text: str, some: Sequence[float], others: Sequence[float], p50: floa
 
 
 def measure(server: EmbeddedPostgres, wanted: Sequence[str], sizes: Sizes) -> tuple[list[Reached], list[str]]:
-    """All that is wanted, of `MEASUREMENTS`, and which of them failed."""
+    """Run the wanted measurements of `MEASUREMENTS`; return the lines and the failed ones."""
     few = Field(server, "few", max(10_000, sizes.calls))
     found: dict[str, list[Rate]] = {}
     lines: list[Reached] = []
@@ -321,7 +321,7 @@ def measure(server: EmbeddedPostgres, wanted: Sequence[str], sizes: Sizes) -> tu
         before = len(lines)
         try:
             lines.extend(run[name]())
-        except Exception:  # noqa: BLE001 - what the others have found is shown all the same
+        except Exception:  # noqa: BLE001 - the results of the others are still shown
             traceback.print_exc()
             failed.append(name)
         for line in lines[before:]:

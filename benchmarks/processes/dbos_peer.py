@@ -1,4 +1,4 @@
-"""DBOS beside ours: in a virtual environment of its own, on the same server, one process as ours is one."""
+"""DBOS for comparison: in a separate virtual environment, on the same server, in one process like ours."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ VERSION: Final = "3.4.0"
 SCRIPT: Final = Path(__file__).with_name("dbos_script.py")
 WORKFLOWS: Final = 64
 WAYS: Final = ("1", "8", "64", "async")
-"""How many threads run workflows, or all on one event loop: the best counts."""
+"""Number of threads that run workflows, or all on one event loop: the best result counts."""
 TIMEOUT_S: Final = 300
 
 
 def installed() -> Path | None:
-    """The interpreter that has DBOS; its environment is made once, and kept. None: it could not be installed."""
+    """Return the interpreter with DBOS, whose environment is kept, or None if it could not be installed."""
     folder = Path(tempfile.gettempdir(), f"dataloader-bench-dbos-{VERSION}")
     python = folder / "bin" / "python"
     done = folder / "installed"
@@ -46,20 +46,20 @@ def installed() -> Path | None:
 
 @attrs.frozen
 class Dbos:
-    """DBOS on a database of its own."""
+    """DBOS on its own database."""
 
     python: Path
     server: EmbeddedPostgres
 
     def steps(self, way: str, steps: int) -> Rate:
-        """64 workflows at once, each of so many steps."""
+        """Run 64 concurrent workflows, each of `steps` steps."""
         before = cpu_s(self.server.pid)
         found = self._run("steps", way, str(WORKFLOWS), str(steps))
         server_us = (cpu_s(self.server.pid) - before) / (WORKFLOWS * steps) * 1e6
         return Rate(found["per_s"], found["cpu_us"], server_us)
 
     def calls(self, number: int) -> list[float]:
-        """Milliseconds of each."""
+        """Return the milliseconds of each call."""
         return list(self._run("calls", str(number))["ms"])
 
     def _run(self, *arguments: str) -> Any:

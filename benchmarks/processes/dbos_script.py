@@ -1,10 +1,10 @@
-"""The same work by DBOS, run by a Python of its own: nothing of ours is imported.
+"""Same work by DBOS, run by a separate Python: nothing of ours is imported.
 
     DSN=… python dbos_script.py steps HOW WORKFLOWS STEPS
     DSN=… python dbos_script.py calls NUMBER
 
-`steps`: workflows at once, each of so many steps that return 64 bytes; HOW is a number of threads, or `async`. `calls`:
-one workflow answers messages: send, recv, set_event, get_event, one after the other. A line of JSON comes back.
+`steps`: concurrent workflows, each of STEPS steps that return 64 bytes; HOW is a number of threads, or `async`.
+`calls`: one workflow answers messages: send, recv, set_event, get_event, one after the other. Prints a line of JSON.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Drains in this process: jobs or steps that are ready are run, from the first start to the last record."""
+"""Drains in this process: ready jobs or steps are run, from the first start to the last record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 180
 
 @attrs.frozen
 class Rate:
-    """Jobs or steps a second, and CPU of this process and of the server for each, in microseconds."""
+    """Jobs or steps per second, and CPU of this process and of the server for each, in microseconds."""
 
     per_s: float
     cpu_us: float
@@ -57,7 +57,7 @@ class _Drain:
     async def ended(self, supervisor: Supervisor, number: int) -> Rate:
         with trio.fail_after(TIMEOUT_S):
             await self.done.wait()
-            # The last outcomes are written after the last handler returned; nothing but the table tells.
+            # The last outcomes are written after the last handler returned, which only the table shows.
             while await supervisor.database.run(_aio_is_running):  # noqa: ASYNC110
                 await trio.sleep(0.005)
         took = time.perf_counter() - self.began
@@ -70,7 +70,7 @@ class _Drain:
 
 
 def drained(pid: int, dsn: str, number: int) -> Rate:
-    """Run what is ready, `number` in all, on the server whose main process has the id `pid`."""
+    """Run the ready jobs or steps, `number` in all, on the server whose main process has the ID `pid`."""
     return trio.run(partial(_drained, pid, dsn, number))
 
 
@@ -81,12 +81,12 @@ async def _drained(pid: int, dsn: str, number: int) -> Rate:
 
 
 def settings(dsn: str) -> Settings:
-    """Defaults, with as many slots for steps as for jobs."""
+    """Return default settings, with as many slots for steps as for jobs."""
     return Settings(db_dsn=dsn, workers=(Worker(JOBS_QUEUE, SLOTS), Worker(STEPS_QUEUE, SLOTS)), port=0)
 
 
 def in_turns(measurements: dict[str, Callable[[], Rate]], rounds: int) -> dict[str, list[Rate]]:
-    """Each in each round, in turns that change their direction."""
+    """Run each measurement in each round, in an order that is reversed in every other round."""
     found: dict[str, list[Rate]] = {name: [] for name in measurements}
     for number in range(rounds):
         for name in list(measurements) if number % 2 == 0 else reversed(measurements):
@@ -95,7 +95,7 @@ def in_turns(measurements: dict[str, Callable[[], Rate]], rounds: int) -> dict[s
 
 
 def ratio(text: str, some: Sequence[Rate], others: Sequence[Rate], least: float) -> Reached:
-    """The median of the rates' ratios, pair by pair; the note has that of the CPU time, upside down, too."""
+    """Return the median of the rates' ratios, pair by pair; the note has the inverse ratio of CPU time, too."""
     rates = statistics.median(one.per_s / other.per_s for one, other in zip(some, others, strict=True))
     cpu = statistics.median(other.total_us / one.total_us for one, other in zip(some, others, strict=True))
     note = f"{middle(some)}; {middle(others)}; by CPU {cpu:.2f}"
@@ -103,7 +103,7 @@ def ratio(text: str, some: Sequence[Rate], others: Sequence[Rate], least: float)
 
 
 def middle(some: Sequence[Rate]) -> Rate:
-    """The median of each figure."""
+    """Return the median of each figure."""
     return Rate(*(statistics.median(values) for values in zip(*map(attrs.astuple, some), strict=True)))
 
 

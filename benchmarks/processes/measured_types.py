@@ -1,4 +1,4 @@
-"""The processes that are measured: each step only counts."""
+"""Measured processes: each step only counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ FAR_S: Final = 86_400.0
 
 
 def tasks_that(called: Callable[[], bool]) -> Tasks:
-    """A plain task, and a type of processes; each run and each step calls `called`: whether a chain goes on."""
+    """Return a plain task and a type of processes.
+
+    Each run and step calls `called`, which says if a chain continues.
+    """
     tasks, processes = Tasks(), Processes()
     counter = processes.define(TYPE)
 

@@ -2,7 +2,7 @@
 
     DSN=… python -m benchmarks.processes.replicas
 
-runs one of them: it says that it is there, begins when a line comes, and ends when its stdin does.
+runs one of them: it reports that it is ready, begins when a line comes, and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ END_S: Final = 30
 
 
 def rate_of(connection: psycopg.Connection[Any], dsn: str, number: int, ended: str) -> float:
-    """Jobs or steps a second of `number` processes: `ended` tells how many of what, and in how many seconds."""
+    """Return jobs or steps per second of `number` processes; `ended` is the query for their count and seconds."""
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.processes.replicas"],

@@ -21,22 +21,22 @@ Milliseconds = list[float]
 
 
 def p99(took: Sequence[float]) -> float:
-    """The 99th percentile."""
+    """Return the 99th percentile."""
     return statistics.quantiles(took, n=100)[98]
 
 
 def beside_jobs(dsn: str, process_id: str, number: int) -> tuple[Milliseconds, Milliseconds]:
-    """Calls of one process, and jobs that are triggered and waited for, in turns; nothing else runs."""
+    """Measure calls of one process, and jobs that are triggered and waited for, alternating; nothing else runs."""
     return trio.run(partial(_beside_jobs, dsn, process_id, number))
 
 
 def alone(dsn: str, process_id: str, number: int) -> Milliseconds:
-    """Calls of one process; nothing else runs."""
+    """Measure calls of one process; nothing else runs."""
     return trio.run(partial(_alone, dsn, process_id, number))
 
 
 def beside_callers(dsn: str, process_id: str, others: Sequence[str], number: int) -> tuple[Milliseconds, float]:
-    """Calls of one process while 64 callers call the others without a pause, and how many calls those had a second."""
+    """Measure calls of one process while 64 callers call the others without pause, and the others' calls per second."""
     return trio.run(partial(_beside_callers, dsn, process_id, others, number))
 
 

@@ -1,4 +1,4 @@
-"""Processes, their calls and timers, by SQL: what is measured begins with rows that are there."""
+"""Processes, their calls and timers, created by SQL: measurements begin with existing rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SELECT key, '{TYPE}', 'init', 'finished', now(), now() FROM dl_processes WHERE s
 INSERT INTO dl_process_events (key, event_id, task_id, payload)
 SELECT key, 1, 1, to_jsonb('{EVENT}'::text) FROM dl_processes WHERE starts_with(process_id, %(name)s || ' ');
 """
-# As `dl_process_wake` adds them: a job for each process that has something to do.
+# As `dl_process_wake` adds them: a job for each process with work.
 _JOBS: Final = f"""
 WITH woken AS (
   UPDATE dl_processes SET job_id = gen_random_uuid()
@@ -73,14 +73,14 @@ Connection = psycopg.Connection[Any]
 
 
 def connected(server: EmbeddedPostgres, database: str) -> Connection:
-    """A connection that waits for no disk: what is filled is not what is measured."""
+    """Return a connection that does not wait for the disk, since filling is not measured."""
     connection = psycopg.connect(server.dsn_of(database), autocommit=True)
     connection.execute("SET synchronous_commit = off")
     return connection
 
 
 def add_processes(connection: Connection, name: str, number: int, *, mixed: bool = False) -> None:
-    """`number` running processes, each with its past: a task and an event. `mixed`: with metadata, some in error."""
+    """Add `number` running processes, each with a past task and event. `mixed`: with metadata, some in error."""
     values = {"name": name, "number": number, "mixed": mixed}
     connection.execute(_PROCESSES.encode(), values)
     for statement in _PASTS.split(";\n")[:2]:
@@ -88,7 +88,7 @@ def add_processes(connection: Connection, name: str, number: int, *, mixed: bool
 
 
 def keys_of(connection: Connection, name: str, most: int) -> list[int]:
-    """The keys of up to `most` processes of this name that are not in error, at random, but the same each time."""
+    """Return the keys of up to `most` processes of this name without errors, random but the same each time."""
     rows = connection.execute(
         "SELECT key FROM dl_processes WHERE starts_with(process_id, %s) AND status = 'running'"
         " ORDER BY hashint8(key) LIMIT %s",
@@ -98,38 +98,38 @@ def keys_of(connection: Connection, name: str, most: int) -> list[int]:
 
 
 def add_calls(connection: Connection, keys: list[int], method: str) -> None:
-    """A call of each, with its job."""
+    """Add a call of each, with its job."""
     connection.execute(_CALLS.encode(), {"keys": keys, "method": method})
     connection.execute(_JOBS.encode(), {"keys": keys, "at_timer": False})
 
 
 def add_timers(connection: Connection, keys: list[int], after_s: float, context: str | None = None) -> None:
-    """A timer of each, with its job."""
+    """Add a timer of each, with its job."""
     text = None if context is None else f'"{context}"'
     connection.execute(_TIMERS.encode(), {"keys": keys, "after_s": after_s, "context": text})
     connection.execute(_JOBS.encode(), {"keys": keys, "at_timer": True})
 
 
 def make_due(connection: Connection, keys: list[int], after_s: float) -> None:
-    """Move all these timers to one instant."""
+    """Move all these timers to one time."""
     connection.execute(_ALL_DUE.encode(), {"keys": keys, "after_s": after_s})
 
 
 def add_events(connection: Connection, key: int, number: int) -> None:
-    """So many events of one process, in place of those that it has."""
+    """Replace the events of one process by `number` events."""
     connection.execute("DELETE FROM dl_process_events WHERE key = %s AND event_id > 1", (key,))
     connection.execute(_LONG_PAST.encode(), {"key": key, "number": number})
     connection.execute("UPDATE dl_processes SET last_event_id = %s WHERE key = %s", (number, key))
 
 
 def bytes_of(connection: Connection) -> int:
-    """What the processes, their tasks and their events take, with all indexes."""
+    """Return the size of the processes, their tasks and their events, with all indexes."""
     [size] = connection.execute(_SIZE.encode()).fetchone() or [0]
     return int(size)
 
 
 def clear(connection: Connection, keys: list[int]) -> None:
-    """Take away what a measurement left: jobs that have ended, and timers of these processes."""
+    """Delete the leftovers of a measurement: ended jobs, and timers of these processes."""
     connection.execute("DELETE FROM dl_jobs WHERE status NOT IN ('queued', 'running')")
     connection.execute(
         _CLEAR.encode(),
@@ -138,6 +138,6 @@ def clear(connection: Connection, keys: list[int]) -> None:
 
 
 def settle(connection: Connection, tables: str = "") -> None:
-    """As after a while: analysed, and nothing left to be written."""
+    """Bring tables to a steady state: analyzed, and nothing left to be written."""
     connection.execute(f"VACUUM ANALYZE {tables}".encode())
     connection.execute("CHECKPOINT")

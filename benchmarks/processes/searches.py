@@ -16,7 +16,7 @@ from dataloader.jobs.failures import group_id
 from dataloader.jobs.process_listings import ProcessFilter
 
 LATER: Final = 4
-"""Pages before the later one."""
+"""Number of pages before the later one."""
 PAGE: Final = 50
 MOST_MS: Final = 20
 
@@ -38,7 +38,7 @@ WANTED: Final[dict[str, dict[str, Any]]] = {
 
 
 def measure(dsn: str, rounds: int) -> list[Reached]:
-    """The slowest kind's median, and each of them in the note."""
+    """Return the slowest kind's median, with each of them in the note."""
     took = trio.run(partial(_took, dsn, rounds))
     slowest = max(took, key=lambda name: took[name])
     listed = ", ".join(f"{name} {ms:.1f}" for name, ms in took.items())

@@ -1,13 +1,13 @@
-"""Schedules and limits: what they promise while processes are killed, and what they cost, in one table.
+"""Schedules and limits: their guarantees while processes are killed, and their cost, in one table.
 
     python -m benchmarks.scheduling [rate_limits] [planned] [ratios] [--seconds 180] [--seed N] [--out FOLDER] [--quick]
 
 `rate_limits`: four processes of `dataloader serve` and one supplier that three tasks and a load share; with kills for
 `--seconds`, and without for a third of that. `planned`: 1,000 schedules, two processes that are killed, half of the
-schedules paused for an hour. `ratios`: what those pay for it who do not use it, and what it costs.
+schedules paused for an hour. `ratios`: the cost for work that does not use them, and their own cost.
 
-Each runs on an embedded PostgreSQL with full durability. The exit status is 1 if a promise is broken; a bar that is
-missed is only said: figures of a busy machine prove nothing.
+Each runs on an embedded PostgreSQL with full durability. The exit status is 1 if a guarantee is broken. A missed bar is
+only reported: figures of a busy machine prove nothing.
 """
 
 from __future__ import annotations

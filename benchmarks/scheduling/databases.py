@@ -18,7 +18,7 @@ BATCH = 1_000
 
 
 def migrated(server: EmbeddedPostgres, name: str) -> str:
-    """A new database with our tables; its address."""
+    """Create a database with our tables, and return its address."""
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
     dsn = server.dsn_of(name)

@@ -1,4 +1,4 @@
-"""Processes of `dataloader serve` that are killed at random, with SIGKILL, and started again at once."""
+"""Processes of `dataloader serve` that are killed at random times with SIGKILL, and restarted immediately."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.peers.progress import say
 from benchmarks.soak.fleet import END_S, SETTINGS, START_S, Service
 
 BLOWS_S: Final = (2.0, 8.0)
-"""The least and the most between two of them: a process lives for some of them."""
+"""Shortest and longest time between two kills; a process lives for several of them."""
 KILLED: Final = SETTINGS | {"DL_DEFAULT_LEASE_TTL_SEC": "5"}
-"""So that a killed one's jobs are run again soon. All else is as it comes."""
+"""Settings with which a killed process's jobs are run again soon; everything else is the default."""
 
 
 class KilledFleet:
-    """`number` services of a module's tasks. Leaving the block ends them; `kills` counts the blows."""
+    """`number` services of a module's tasks. Leaving the block ends them; `kills` counts the kills."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class KilledFleet:
                 service.process.wait()
 
     def wait(self) -> None:
-        """Until all serve."""
+        """Wait until all serve."""
         until = time.monotonic() + START_S
         while not all(service.url for service in self.services):
             if time.monotonic() > until:
@@ -65,7 +65,7 @@ class KilledFleet:
             time.sleep(0.1)
 
     def run(self, seconds: float, chance: random.Random | None, between: Callable[[float], None] | None = None) -> None:
-        """For so long; with `chance` one is killed every now and then. `between` is called with the seconds so far."""
+        """Wait `seconds`; with `chance` one service is killed at random times. `between` gets the seconds so far."""
         began = time.monotonic()
         strike_at = chance.uniform(*BLOWS_S) if chance else seconds
         while (at_s := time.monotonic() - began) < seconds:

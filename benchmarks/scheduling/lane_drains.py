@@ -1,4 +1,4 @@
-"""Drains: of jobs without limits, alone and beside a closed lane, of jobs with one, and of a lane that opens."""
+"""Drains: of jobs without limits, alone and beside a closed limit queue, of jobs with one, and of one that opens."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONCURRENCY: Final = 200
 
 @attrs.define
 class Drain:
-    """Jobs that are counted as they start. From the first start to the last record: `per_s`, and CPU a job.
+    """Jobs that are counted as they start. From the first start to the last record: `per_s`, and CPU per job.
 
-    `cpu_us` is the process's own, `server_us` that of the server whose main process has the id `server_pid`.
+    `cpu_us` is the process's own, `server_us` that of the server whose main process has the ID `server_pid`.
     """
 
     left: int
@@ -49,10 +49,10 @@ class Drain:
             self.done.set()
 
     async def ended(self, supervisor: Supervisor, number: int) -> None:
-        """Wait until the last of `number` is on record."""
+        """Wait until the last of `number` is recorded."""
         await self.done.wait()
-        # The last outcomes are written after the last handler returned; nothing but the table tells. To count the jobs
-        # that wait in a closed lane would take longer than what is measured.
+        # The last outcomes are written after the last handler returned, which only the table shows. To count the jobs
+        # that wait in a closed limit queue would take longer than the measured work.
         while await supervisor.database.run(_aio_is_running):  # noqa: ASYNC110
             await trio.sleep(0.005)
         self.per_s = number / (time.perf_counter() - self.began)
@@ -61,7 +61,7 @@ class Drain:
 
 
 def measure(pid: int, alone: str, limits: str, beside: str, closed: int, *, quick: bool) -> list[Reached]:
-    """Drains without any limits, beside them and within one, in turns; then the opening of the lane."""
+    """Measure drains without limits, beside them and within one, alternating; then the opening of the limit queue."""
     number, pairs = (5_000, 2) if quick else (20_000, 7)
     drains: dict[str, list[Drain]] = {"alone": [], "beside": [], "limited": []}
     for pair in range(pairs):
@@ -134,7 +134,7 @@ async def _aio_is_running(connection: Any) -> bool:
 
 
 async def _aio_open(connection: Any) -> int:
-    """Take the lane's limits away; how many rows of jobs that wrote."""
+    """Remove the limits of the limit queue; return the number of job rows that this wrote."""
     async with connection.transaction():
         declared = await connection.fetchval("SELECT task FROM dl_tasks WHERE task = 'closed' FOR NO KEY UPDATE")
         await aio_limit_task(connection, declared, {}, {}, limited=True)

@@ -1,4 +1,4 @@
-"""Rate limits over four killed processes: no span has more, in the records of the handlers and of the source."""
+"""Rate limits over four killed processes: no span exceeds them, by the records of handlers and source."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ LEASE_S: Final = 5
 
 
 class ItemSource(BaseHTTPRequestHandler):
-    """Answers with a record for a day, and notes when it was asked."""
+    """Answers with a record for a day, and notes the time of the request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    asked: list[float] = []  # noqa: RUF012 - of the class: each request has a handler of its own
+    asked: list[float] = []  # noqa: RUF012 - a class attribute: each request has its own handler
 
     def do_GET(self) -> None:
         self.asked.append(time.monotonic())
@@ -50,11 +50,11 @@ class ItemSource(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_args: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int | None) -> list[Reached]:
-    """Run for so long; without a seed nobody is killed."""
+    """Run for `seconds`; without a seed no process is killed."""
     how = "undisturbed" if seed is None else "killed"
     dsn = migrated(server, f"limited_{how}")
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -1,6 +1,6 @@
 """Three tasks and a load that share a supplier; each run notes when its first line was reached.
 
-The clock is the machine's. A line is one write, so that a process that is killed leaves whole ones.
+The clock is the machine's. A line is one write, so that a killed process leaves only whole ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def open_notes() -> int:
 
 
 async def work(job: Job) -> None:
-    """Wait a little, as a request does."""
+    """Wait briefly, as a request does."""
     os.write(NOTES, b"%.6f %s\n" % (time.monotonic(), job.task.encode()))
     await trio.sleep(random.uniform(0.01, 0.1))
 

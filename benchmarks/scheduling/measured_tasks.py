@@ -1,4 +1,4 @@
-"""What is drained: a task without limits, one with a limit that is never reached, and one whose lane is closed."""
+"""Tasks of the drains: one without limits, one with a limit that is never reached, one with a closed limit queue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataloader.jobs.work_periods import DAYS
 
 QUEUE: Final = "bench"
 UNUSED: Final = 8
-"""Tasks that only have limits, and no jobs."""
+"""Number of tasks that only have limits, and no jobs."""
 
 
 def tasks_that(called: Callable[[], None], *, with_limits: bool = True) -> Tasks:
-    """All of them, or only those without limits; each of their runs calls `called`."""
+    """Return all tasks, or only those without limits; each of their runs calls `called`."""
     tasks = Tasks()
 
     async def work(_job: Job) -> None:
@@ -32,7 +32,7 @@ def tasks_that(called: Callable[[], None], *, with_limits: bool = True) -> Tasks
 
 
 def _far_period() -> str:
-    """A minute of the week that is three days off."""
+    """Return a minute of the week that is three days away."""
     return f"{DAYS[(datetime.now(UTC) + timedelta(days=3)).weekday()]} 03:00-03:01"
 
 

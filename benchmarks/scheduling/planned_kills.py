@@ -36,7 +36,7 @@ BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def schedules() -> list[Schedule]:
-    """One of each period, policy and overlap after the other."""
+    """Return schedules with all periods, policies and overlaps in turn."""
     missed, overlaps, periods = cycle(Missed), cycle(Overlap), cycle(PERIODS_S)
     return [
         Schedule(
@@ -54,7 +54,7 @@ def schedules() -> list[Schedule]:
 
 
 async def aio_put_all(connection: Any, some: Iterable[Schedule]) -> None:
-    """Store them as an operator does, so that processes leave them as they are."""
+    """Store them as an operator does, so that processes do not change them."""
     async with connection.transaction():
         for schedule in some:
             await aio_put(connection, schedule, "bench")
@@ -72,7 +72,7 @@ async def _resume(dsn: str, names: Iterable[str]) -> None:
 
 
 def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int) -> list[Reached]:
-    """Run for so long, resume those that are paused after a third of it, and look for each planned time."""
+    """Run for `seconds`, resume the paused schedules after a third of it, and check each planned time."""
     dsn = migrated(server, "planned")
     trio.run(_put, dsn)
     notes = folder / "planned"
@@ -118,7 +118,7 @@ def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int) -
 
 
 def _settled(connection: psycopg.Connection[Any]) -> int:
-    """Wait until all jobs have ended; how many have not."""
+    """Wait until all jobs have ended; return the number of open ones."""
     until = time.monotonic() + SETTLE_S
     while (left := _number(connection, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")) and (
         time.monotonic() < until

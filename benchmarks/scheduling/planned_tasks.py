@@ -1,4 +1,4 @@
-"""The task of a thousand schedules."""
+"""Task of a thousand schedules."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ tasks = Tasks()
 
 @tasks.task("planned", queue=QUEUE, retry=RetryPolicy(base_s=0.1))
 async def planned(_job: Job) -> None:
-    """Wait a little."""
+    """Wait briefly."""
     await trio.sleep(random.uniform(0, 0.02))

@@ -1,4 +1,4 @@
-"""What became of each planned time: one job, or a reason on record why it has none."""
+"""Result of each planned time: one job, or a recorded reason why it has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psycopg
 
 @attrs.define
 class PlannedTimes:
-    """Over all schedules. `both` have a job and a reason, `twice` two jobs, `strange` jobs were never planned."""
+    """Sums over all schedules. `both` have a job and a reason, `twice` two jobs; `strange` jobs were never planned."""
 
     times: int = 0
     jobs: int = 0
@@ -31,7 +31,7 @@ class PlannedTimes:
         jobs: Mapping[datetime, int],
         reasons: Collection[tuple[datetime, datetime]],
     ) -> None:
-        """A schedule's times from `begin` to before `end`: how many jobs each has, and the spans with a reason."""
+        """Count a schedule's times from `begin` to before `end`, given the jobs of each and the spans with a reason."""
         planned = [begin + number * period for number in range((end - begin) // period)]
         for at in planned:
             number, is_left_out = jobs.get(at, 0), any(first <= at <= last for first, last in reasons)
@@ -45,7 +45,7 @@ class PlannedTimes:
 
 
 def read(connection: psycopg.Connection[Any], begins: Mapping[str, tuple[datetime, timedelta]]) -> PlannedTimes:
-    """What the database has on record of schedules that are not looked at any more, each from its first time on."""
+    """Read the database's records of schedules that are no longer processed, each from its first time on."""
     found = PlannedTimes()
     ends = dict(connection.execute("SELECT name, next_at FROM dl_schedules").fetchall())
     jobs: dict[str, Counter[datetime]] = {name: Counter() for name in begins}

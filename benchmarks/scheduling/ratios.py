@@ -1,4 +1,4 @@
-"""What schedules and limits cost: each figure beside another of the same run, in turns; medians."""
+"""Cost of schedules and limits: each figure relative to another of the same run, alternating; medians."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def measure(server: EmbeddedPostgres, folder: Path, *, quick: bool) -> list[Reached]:
-    """All of them."""
+    """Run all measurements."""
     alone, limits, beside = (migrated(server, name) for name in ("alone", "limits", "beside"))
     closed = 10_000 if quick else 100_000
     for dsn, number in ((alone, None), (limits, 0), (beside, SCHEDULES)):
@@ -56,7 +56,7 @@ def measure(server: EmbeddedPostgres, folder: Path, *, quick: bool) -> list[Reac
 
 
 async def _declare(dsn: str, schedules: int | None) -> None:
-    """The tasks, and schedules that are not due before long; None: only tasks without limits."""
+    """Declare the tasks, and schedules in the distant future; None: only tasks without limits."""
     some = [Schedule(name=f"s{n}", task="free", cron="0 4 1 1 *", job={"queue": QUEUE}) for n in range(schedules or 0)]
     tasks = tasks_that(lambda: None, with_limits=schedules is not None)
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
@@ -66,7 +66,7 @@ async def _declare(dsn: str, schedules: int | None) -> None:
 
 
 async def _enqueues(dsn: str, *, rounds: int) -> list[Reached]:
-    """A thousand schedules that are due at once, and single triggers of a task whose jobs are unique."""
+    """Measure a thousand schedules that are due together, and single triggers of a unique task."""
     say("a thousand due at once, unique triggers")
     some = [Schedule(name=f"s{n}", task="free", every_s=1, start_at=BEGIN) for n in range(SCHEDULES)]
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
@@ -126,7 +126,7 @@ async def _aio_due(connection: Any) -> None:
 
 
 def takes(dsn: str, rounds: int) -> list[Reached]:
-    """A handler's take from a supplier with few calls on record, and with many."""
+    """Measure a handler's take from a supplier with few recorded calls, and with many."""
     say("takes")
     suppliers = [Supplier(name, rate_limits=(RateLimit(1_000_000, per_s=86_400),)) for name in ("few", "many")]
     trio.run(_declare_suppliers, dsn, suppliers)
@@ -167,7 +167,7 @@ async def _declare_suppliers(dsn: str, suppliers: list[Supplier]) -> None:
 
 
 def idle(server: EmbeddedPostgres, dsn: str, folder: Path, seconds: float) -> list[Reached]:
-    """A service with its default settings and nothing to do: its statements are counted in the server's log."""
+    """Count the statements of an idle service with its default settings, in the server's log."""
     say("idle")
     notes = folder / "idle"
     notes.mkdir()
@@ -188,6 +188,6 @@ def idle(server: EmbeddedPostgres, dsn: str, folder: Path, seconds: float) -> li
 
 
 def _statements(server: EmbeddedPostgres) -> list[str]:
-    """Those that the server's log has, on a line each."""
+    """Return the statements in the server's log, each on one line."""
     text = server.log_path.read_text(errors="replace")
     return [" ".join(found.split()) for found in _STATEMENT.findall(text)]

@@ -1,4 +1,4 @@
-"""What was asked and what was found: a line of the table at the end."""
+"""Required and found figures: a line of the final table."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import attrs
 
 @attrs.frozen
 class Reached:
-    """A figure, and the bar that it has to reach: at least `least`, at most `most`; without a bar it only tells.
+    """Figure and its bar: at least `least`, at most `most`; without a bar it is only information.
 
-    A `promise` is a bar that no machine excuses.
+    A `promise` is a bar that must be reached on any machine.
     """
 
     text: str
@@ -39,5 +39,5 @@ class Reached:
 
 
 def table(lines: Sequence[Reached]) -> str:
-    """Markdown."""
+    """Return the table as Markdown."""
     return "\n".join(["| | found | bar | | |", "| --- | ---: | ---: | --- | --- |", *(line.row() for line in lines)])

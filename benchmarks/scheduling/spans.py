@@ -1,4 +1,4 @@
-"""How many units lie within a span of time, and how much of what the rate limits allow they are."""
+"""Number of units within a span of time, and their share of what the rate limits allow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataloader.jobs.limits import Supplier
 
 Calls = Sequence[tuple[float, int]]
-"""When, in seconds of the machine's monotonic clock, and how many units."""
+"""Time, in seconds of the machine's monotonic clock, and number of units."""
 
 
 def most_within(calls: Iterable[tuple[float, int]], span_s: float) -> int:
-    """The most units that lie within any span of `span_s` seconds, its end exclusive."""
+    """Return the largest number of units within any span of `span_s` seconds, its end exclusive."""
     ordered = sorted(calls)
     most = units = first = 0
     for at, taken in ordered:
@@ -24,12 +24,12 @@ def most_within(calls: Iterable[tuple[float, int]], span_s: float) -> int:
 
 
 def allowed_per_s(supplier: Supplier) -> float:
-    """The units a second that its rate limits leave in the long run, each span lengthened by the margin."""
+    """Return the units per second that its rate limits allow in the long run, each span lengthened by the margin."""
     return min(rate_limit.requests / (rate_limit.per_s + supplier.margin) for rate_limit in supplier.rate_limits)
 
 
 def share_used(calls: Calls, supplier: Supplier, until: float) -> float:
-    """The share of what the lengthened rate limits allow that was taken until then.
+    """Return the share of the lengthened rate limits that was used until then.
 
     It counts from the end of the longest span after the first call on: before, a fresh rate limit allows more.
     """

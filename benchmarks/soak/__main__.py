@@ -1,4 +1,4 @@
-"""Run services for hours at a steady pace, kill and restart some now and then, and see that nothing grows or is lost.
+"""Run services for hours at a fixed rate, kill and restart some at times, and check that nothing grows or is lost.
 
     python -m benchmarks.soak [--hours 1] [--minutes N] [--rate 200] [--out FOLDER] [--seed N]
 
@@ -29,7 +29,7 @@ from benchmarks.soak.verdict import Sample, SoakOutcome, judged
 from dataloader import embedded_postgres
 
 BLOWS_S = (20.0, 60.0)
-"""The least and the most between two of them."""
+"""Shortest and longest time between two kills or stops."""
 SETTLE_S = 120
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
     say(f"everything goes to {options.out}")
-    # So that a soak that is ended stops its server and takes its directory along.
+    # An ended soak stops its server and removes its directory.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chance = random.Random(options.seed)
     with (
@@ -51,7 +51,7 @@ def main() -> None:
             sampler = Sampler(server.dsn, fleet)
             fleet.wait()
             samples, accepted = _soak(fleet, sampler, options, chance, kept)
-        # With the fleet gone nothing changes any more.
+        # After the end of the fleet nothing changes anymore.
         sampler.clear(0)
         overlaps = Path(keys, "overlaps")
         outcome = SoakOutcome(
@@ -88,7 +88,7 @@ def _options() -> argparse.Namespace:
 def _soak(
     fleet: Fleet, sampler: Sampler, options: argparse.Namespace, chance: random.Random, kept: TextIO
 ) -> tuple[list[Sample], int]:
-    """Feed, strike, tend and look until the time is up and all has ended; the samples and the jobs accepted."""
+    """Feed, kill, restart and sample until the time is up and all jobs have ended. Return samples and accepted jobs."""
     samples: list[Sample] = []
     feed = Feed(fleet, options.rate)
     feed.start()

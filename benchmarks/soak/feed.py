@@ -1,7 +1,7 @@
-"""Triggers jobs at a steady pace by HTTP, in small bulks, into whichever service answers.
+"""Triggers jobs at a fixed rate by HTTP, in small batches, in any service that answers.
 
-Each job has an idempotency key, and a bulk is sent until it was accepted: so those that were accepted are numbered
-without gaps, and how many there are is all that has to be kept.
+Each job has an idempotency key, and a batch is sent until it was accepted. So accepted jobs are numbered without gaps,
+and only their number has to be kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS: Final = 500
 
 
 class Feed(threading.Thread):
-    """Runs until `stop`; `accepted` jobs were taken over so far."""
+    """Thread that runs until `stop`; `accepted` is the number of accepted jobs so far."""
 
     def __init__(self, fleet: Fleet, per_s: int) -> None:
         super().__init__(daemon=True)
@@ -41,7 +41,7 @@ class Feed(threading.Thread):
             self._send()
 
     def stop(self) -> None:
-        """No more bulks; the last one is accepted."""
+        """Stop after the acceptance of the current batch."""
         self._over.set()
         self.join()
 

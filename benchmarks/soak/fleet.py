@@ -1,6 +1,6 @@
-"""The services of the soak: `dataloader serve` several times, killed or told to end now and then, and started again.
+"""Services of the soak: several `dataloader serve`, which are killed or stopped at times, and restarted.
 
-The first one is left in peace: what it uses after hours is what a process of ours uses after hours.
+The first one is never killed: its resource usage after hours is that of a normal process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from benchmarks.peers.progress import say
 SERVICES: Final = 3
 SLOTS: Final = 20
 SETTINGS: Final = {"DL_DEFAULT_LEASE_TTL_SEC": "10", "DL_REAPER_PERIOD_SEC": "2", "DL_HEARTBEAT_SEC": "2"}
-"""So that a killed one's jobs are run again while the soak is looked at. All else is as it comes."""
+"""Settings with which a killed process's jobs are run again during the soak; everything else is the default."""
 END_S: Final = 60
 START_S: Final = 60
 
 
 class Service:
-    """One of them, in one process after the other; what it logs goes to a file."""
+    """One service in successive processes; its log goes to a file."""
 
     def __init__(self, environment: dict[str, str], log: Path, tasks: str = "benchmarks.soak.tasks:tasks") -> None:
         self._environment = environment
@@ -36,7 +36,7 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        """Start a process; `url` is there when it serves."""
+        """Start a process; `url` is set when it serves."""
         self.url: str | None = None
         self.expected: int | None = None
         self.process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Service:
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
     def end(self, number: signal.Signals) -> None:
-        """Send it a signal after which it is to be gone."""
+        """Send it a signal that must end it."""
         self.url = None
         self.expected = -number if number == signal.SIGKILL else 0
         self.process.send_signal(number)
@@ -64,10 +64,10 @@ class Service:
 
 
 class Fleet:
-    """All of them. Leaving the block ends them."""
+    """All services. Leaving the block ends them."""
 
     def __init__(self, dsn: str, folder: Path, keys: Path, chance: random.Random) -> None:
-        """`blows` are (when, signal); `unexpected` counts exits that nobody asked for, or with another status."""
+        """Start the services. `blows` are (time, signal); `unexpected` counts unrequested exits and wrong statuses."""
         self._chance = chance
         self.blows: list[tuple[float, str]] = []
         self.unexpected = 0
@@ -92,7 +92,7 @@ class Fleet:
             self._look(service, code)
 
     def wait(self) -> None:
-        """Until all serve."""
+        """Wait until all serve."""
         until = time.monotonic() + START_S
         while len(self.urls()) < SERVICES:
             if time.monotonic() > until:
@@ -101,11 +101,11 @@ class Fleet:
             time.sleep(0.1)
 
     def urls(self) -> list[str]:
-        """Where to ask; none of those that are ending or starting."""
+        """Return the URLs of services that are not ending or starting."""
         return [url for service in self.services if (url := service.url)]
 
     def strike(self, at_s: float) -> None:
-        """Kill one, or tell it to end, unless it is on its way already."""
+        """Kill or stop one service, unless it is ending or starting."""
         service = self._chance.choice(self.services[1:])
         how = self._chance.choice([signal.SIGKILL, signal.SIGTERM])
         if service.url is not None:
@@ -113,7 +113,7 @@ class Fleet:
             self.blows.append((round(at_s, 1), how.name))
 
     def tend(self) -> None:
-        """Start what has ended."""
+        """Restart ended services."""
         for service in self.services:
             code = service.process.poll()
             if code is not None:

@@ -1,4 +1,4 @@
-"""The course of a soak as SVG: a strip for each figure, with the moments at which a service was killed or ended."""
+"""Course of a soak as SVG: a strip for each figure, with the times at which a service was killed or stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRIP, HEAD, CURVE = 92, 16, 60
 
 
 def svg(samples: Sequence[Sample], blows: Sequence[tuple[float, str]], title: str) -> str:
-    """The picture. `blows` are (when, signal); it ends with the last sample."""
+    """Return the picture. `blows` are (time, signal); it ends with the last sample."""
     shown = {figure: words for figure, words in STRIPS.items() if points(samples, figure)}
     height = TOP + STRIP * len(shown)
     end_s = max((sample["at_s"] for sample in samples), default=1.0) or 1.0
@@ -32,7 +32,7 @@ def svg(samples: Sequence[Sample], blows: Sequence[tuple[float, str]], title: st
 def _strip(
     curve: Sequence[tuple[float, float]], blows: Sequence[tuple[float, str]], end_s: float, words: str, top: int
 ) -> Iterator[str]:
-    """From zero to the highest value, which is written at its right."""
+    """Yield the curve from zero to the highest value, which is written at its right."""
     highest = max(value for _, value in curve)
     base = top + HEAD + CURVE
     yield text(LEFT, top + 8, words)

@@ -1,4 +1,4 @@
-"""The soak as a page: the verdict first, then what was done."""
+"""Report of the soak: the verdict first, then the actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.soak.verdict import Judgement, SoakOutcome
 
 
 def page(judgements: Sequence[Judgement], outcome: SoakOutcome, blows: Sequence[tuple[float, str]], seed: int) -> str:
-    """Markdown, with the picture that lies beside it."""
+    """Return Markdown, with a link to the picture beside it."""
     failed = sum(not judgement.is_good for judgement in judgements)
     done = Counter(how for _, how in blows)
     rows = [

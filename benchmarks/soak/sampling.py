@@ -1,7 +1,7 @@
-"""What is looked at every ten seconds: the services' processes, the tables, the latency of what just ended.
+"""Samples every ten seconds: the services' processes, the tables, the latency of recently ended jobs.
 
-Ended jobs are deleted after a minute, counted as they go, so that the tables come to a size that they keep. The
-service's own retention counts in days; its statement is the same.
+Ended jobs are deleted after a minute, and counted, so that the tables reach a constant size. The service's own
+retention is in days; its statement is the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _METRIC: Final = re.compile(r'^dataloader_(slots|pool_connections)\{.*state="use
 
 
 class Sampler:
-    """Looks, and clears away; `ended` counts what has gone, by status."""
+    """Takes samples, and deletes ended jobs; `ended` counts the deleted ones by status."""
 
     def __init__(self, dsn: str, fleet: Fleet) -> None:
         self.ended: Counter[str] = Counter()
@@ -54,7 +54,7 @@ class Sampler:
         self._fleet = fleet
 
     def sample(self, at_s: float, accepted: int) -> Sample:
-        """The figures of this moment; what can't be read is left out."""
+        """Return the current figures; those that cannot be read are left out."""
         p50_ms, p99_ms = self._rows(_LATENCY, EVERY_S)[0][0] or (None, None)
         figures = {"at_s": round(at_s, 1), "accepted": accepted, "p50_ms": p50_ms, "p99_ms": p99_ms}
         figures |= {"queued": 0, "running": 0} | dict(self._rows(_STATUSES))
@@ -65,11 +65,11 @@ class Sampler:
         return {name: value for name, value in (figures | self._processes()).items() if value is not None}
 
     def open_jobs(self) -> int:
-        """How many have not ended."""
+        """Return the number of jobs that have not ended."""
         return sum(count for _, count in self._rows(_STATUSES))
 
     def clear(self, kept_s: float) -> None:
-        """Delete what ended longer ago, in batches."""
+        """Delete jobs that ended more than `kept_s` seconds ago, in batches."""
         for status in FINAL:
             gone = BATCH
             while gone == BATCH:

@@ -1,6 +1,6 @@
-"""The work of the soak: each run holds its key's file, by a lock of the kernel that a killed process lets go of.
+"""Work of the soak: each run locks its key's file, by a kernel lock that a killed process releases.
 
-So whoever finds the file locked runs at the same time as another run of the key, in whichever process.
+So a run that finds the file locked runs at the same time as another run of the key, in any process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = Path(os.environ["SOAK_FOLDER"])
 
 @tasks.task("work", retry=RetryPolicy(base_s=1))
 async def work(job: Job) -> None:
-    """Wait a little, as requests do, alone with the key."""
+    """Wait briefly, as requests do, as the only run of the key."""
     with (FOLDER / job.lock_key).open("a") as key:
         try:
             fcntl.flock(key, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""Whether a soak was passed: what must be flat is, nothing was lost, no key was held twice.
+"""Verdict of a soak: figures that must be flat are, nothing was lost, no key was held twice.
 
-Flat means: the line of least squares through the second half rises by less than a share of the mean, or less than
-what is noise in any case.
+Flat means: the line of least squares through the second half rises by less than a share of the mean, or less than usual
+noise.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 import attrs
 
 Sample = Mapping[str, float]
-"""The figures of one moment, by name."""
+"""Figures of one sample, by name."""
 
 
 @attrs.frozen
 class Flat:
-    """A figure that may rise in the second half by `share` of its mean, or by `least`, whichever is more."""
+    """Figure that may rise in the second half by `share` of its mean, or by `least`, whichever is more."""
 
     figure: str
     text: str
@@ -39,15 +39,15 @@ FLAT: Final = (
     Flat("queued", "jobs queued", 0.5, 2_000),
 )
 WARM_UP: Final = 1
-"""Samples at the beginning that are not looked at."""
+"""Number of samples at the beginning that are ignored."""
 LATENCY: Final = {"p50_ms": (1.5, 5.0), "p99_ms": (2.0, 50.0)}
-"""How many times as long, and by how many milliseconds more, the last quarter's median may be than the first's."""
+"""Allowed factor, and additional milliseconds, of the last quarter's median relative to the first's."""
 PACE: Final = 0.98
 
 
 @attrs.frozen
 class SoakOutcome:
-    """What is known at the end."""
+    """Final values."""
 
     seconds: float
     per_s: int
@@ -60,7 +60,7 @@ class SoakOutcome:
 
 @attrs.frozen
 class Judgement:
-    """One thing that was asked, what was found, and whether that is good."""
+    """One requirement, the found value, and whether it is met."""
 
     text: str
     found: str
@@ -68,7 +68,7 @@ class Judgement:
 
 
 def judged(samples: Sequence[Sample], outcome: SoakOutcome) -> list[Judgement]:
-    """All of it."""
+    """Return all judgements."""
     succeeded = outcome.ended.get("succeeded", 0)
     others = {status: count for status, count in outcome.ended.items() if count and status != "succeeded"}
     asked = outcome.seconds * outcome.per_s
@@ -91,7 +91,7 @@ def judged(samples: Sequence[Sample], outcome: SoakOutcome) -> list[Judgement]:
 
 
 def drift(points: Sequence[tuple[float, float]]) -> float:
-    """By how much the line of least squares rises from the first point to the last."""
+    """Return by how much the line of least squares rises from the first point to the last."""
     if len(points) < 3:
         return 0.0
     slope = statistics.linear_regression(*zip(*points, strict=True)).slope
@@ -99,7 +99,7 @@ def drift(points: Sequence[tuple[float, float]]) -> float:
 
 
 def points(samples: Sequence[Sample], figure: str) -> list[tuple[float, float]]:
-    """Where a figure was, and when, in the samples that have it."""
+    """Return the times and values of a figure, in the samples that have it."""
     return [(sample["at_s"], sample[figure]) for sample in samples if figure in sample]
 
 

@@ -1,4 +1,4 @@
-"""The commands of an adaptor whose tool runs on asyncio: it gives the tool's own calls, this the rest."""
+"""Commands of an adaptor whose tool runs on asyncio: the adaptor has the tool's own calls, this module the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.peers.adaptors.script import Body, chunks, emit, now
 
 
 class Tool(Protocol):
-    """What a tool's adaptor has to offer. `numbers` are those of the jobs."""
+    """Interface of a tool's adaptor. `numbers` are the jobs' numbers."""
 
     async def setup(self) -> None: ...
 
@@ -22,7 +22,7 @@ class Tool(Protocol):
 
 
 async def command(tool: Tool, options: argparse.Namespace) -> None:
-    """Do all commands but `worker`."""
+    """Run a command other than `worker`."""
     match options.command:
         case "setup":
             await tool.setup()
@@ -46,7 +46,7 @@ async def command(tool: Tool, options: argparse.Namespace) -> None:
 
 
 async def feed(add: Callable[[range], Awaitable[object]]) -> None:
-    """Enqueue jobs, in one call for each line of stdin: the number of the first one, and how many they are."""
+    """Enqueue jobs, in one call for each line of stdin, which has the first number and the count."""
     loop = asyncio.get_running_loop()
     emit(ev="ready")
     while line := await loop.run_in_executor(None, sys.stdin.readline):

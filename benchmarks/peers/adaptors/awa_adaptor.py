@@ -1,7 +1,7 @@
-"""awa, a queue in Rust, by its Python package: handlers run on asyncio's loop, all else in threads of its own.
+"""awa, a queue in Rust, by its Python package: handlers run on asyncio's loop, everything else in its own threads.
 
-default: as many workers as the others have. tuned: 1,024, with which its documentation gives its highest rate. A first
-worker chooses where jobs are kept, so one is started when the database is made.
+default: as many workers as the others have. tuned: 1,024, the number with the highest rate in its documentation. The
+first worker chooses where jobs are kept, so one is started when the database is created.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TUNED = 1_024
 URGENT, ORDINARY = 1, 2
 
 
-@dataclass(frozen=True)  # it takes no classes of attrs
+@dataclass(frozen=True)  # it accepts no attrs classes
 class Bench:
     n: int
 
@@ -55,7 +55,7 @@ async def _start(client: awa.AsyncClient, body: Body) -> None:
     async def bench(job: Any) -> None:
         await run(body, job.args.n)
 
-    # The nearest it has to a key: a queue that runs one job at a time.
+    # The nearest equivalent of a key: a queue that runs one job at a time.
     hot = [(HOT, 1)] if options.target_from else []
     await client.start([(QUEUE, TUNED if options.mode == "tuned" else options.concurrency), *hot])
 
@@ -63,7 +63,7 @@ async def _start(client: awa.AsyncClient, body: Body) -> None:
 async def main() -> None:
     if options.command == "worker":
         emit(ev="start", t=now())
-    # It wants a host beside the socket's directory.
+    # It requires a host beside the socket's directory.
     async with awa.AsyncClient(DSN.replace("@/", "@localhost/")) as client:
         if options.command == "worker":
             await _start(client, Body(options))

@@ -67,6 +67,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.peers.adaptors import chancy_adaptor  # the module from which the worker takes the function
+    from benchmarks.peers.adaptors import chancy_adaptor  # the module from which the worker imports the function
 
     asyncio.run(chancy_adaptor.main())

@@ -1,9 +1,9 @@
-"""dataloader, with its default settings but for the queue's concurrency: its worker is what `dataloader serve` runs.
+"""dataloader, with its default settings except the queue's concurrency: its worker runs as `dataloader serve` does.
 
-tuned: a concurrency of 1,000. keyed: the default, jobs with a key each. http: the default, jobs triggered over HTTP.
+tuned: a concurrency of 1,000. keyed: the default, each job with a key. http: the default, jobs triggered over HTTP.
 
-`feed` is another program: it calls `dl_enqueue` over asyncpg, or the worker's HTTP API. The other commands are what any
-embedder could call: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
+`feed` is another program: it calls `dl_enqueue` over asyncpg, or the worker's HTTP API. The other commands use public
+functions: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def feed_by_sql() -> None:
 async def feed_by_http() -> None:
     connection = http.client.HTTPConnection(urlsplit(options.url).netloc, timeout=30)
 
-    async def add(numbers: range) -> None:  # nothing else is to be done meanwhile
+    async def add(numbers: range) -> None:  # nothing else runs meanwhile
         [number] = numbers
         body = json.dumps({"queue": QUEUE, "task": QUEUE, "lock_key": None, "args": {"n": number}})
         connection.request("POST", "/api/v1/jobs/trigger", body, {"Content-Type": "application/json"})

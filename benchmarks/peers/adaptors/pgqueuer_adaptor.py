@@ -1,6 +1,6 @@
-"""PgQueuer with asyncpg on uvloop, as its own command line runs where uvloop is installed.
+"""PgQueuer with asyncpg on uvloop, as its own command line runs if uvloop is installed.
 
-default: batches of 10, no bound on running jobs, one connection. tuned: batches of 1,000, a pool.
+default: batches of 10, no limit of running jobs, one connection. tuned: batches of 1,000, a pool.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def work() -> None:
         await run(body, json.loads(job.payload or b"")["n"])
 
     if options.target_from:
-        # The nearest it has to a key: at most one job of an entrypoint at a time.
+        # The nearest equivalent of a key: at most one job of an entrypoint at a time.
         @queuer.entrypoint("hot", concurrency_limit=1)
         async def hot(job: Job) -> None:
             await run(body, json.loads(job.payload or b"")["n"])

@@ -1,4 +1,4 @@
-"""procrastinate with psycopg. Its concurrency of 1 is raised as ours is; all else is its default."""
+"""procrastinate with psycopg. Its concurrency of 1 is raised to ours; everything else is its default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.adaptors.script import DSN, QUEUE, Body, arguments, emit, 
 
 options = arguments()
 body = Body(options)
-# A worker keeps the pool's own size (4): larger and smaller ones measured the same.
+# A worker keeps the pool's own size (4): larger and smaller ones had the same results.
 pool: dict[str, Any] = {} if options.command == "worker" else {"min_size": 1, "max_size": 1}
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=DSN, **pool))
 

@@ -1,8 +1,8 @@
-"""What the adaptors share: their command line, the event lines they print, and the body of every job.
+"""Common part of the adaptors: their command line, their event lines, and the body of every job.
 
-An adaptor is a program of one tool with the commands setup, load, enqueue-one, enqueue-bulk, feed and worker. It prints
-one JSON object a line on stdout. Times are CLOCK_MONOTONIC in nanoseconds, so that those of two processes can be
-subtracted. The address of the database is in BENCH_DSN. Nothing here may know a tool.
+An adaptor is a program for one tool with the commands setup, load, enqueue-one, enqueue-bulk, feed and worker. It
+prints one JSON object per line on stdout. Times are CLOCK_MONOTONIC in nanoseconds, so that those of two processes can
+be subtracted. The address of the database is in BENCH_DSN. This module must not depend on a tool.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ now = time.monotonic_ns
 
 
 def emit(**event: object) -> None:
-    """Print one event, in one write, so that lines of threads don't mix."""
+    """Print one event, in one write, so that lines of threads are not mixed."""
     os.write(1, (json.dumps(event) + "\n").encode())
 
 
 def arguments() -> argparse.Namespace:
-    """The command line of every adaptor."""
+    """Parse the command line of every adaptor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["setup", "load", "enqueue-one", "enqueue-bulk", "feed", "worker"])
     parser.add_argument("--mode", default="default")
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Body:
-    """The body of a job: counts runs by job number, reports, sleeps. Jobs below `--target-from` are the hot ones."""
+    """Body of a job: counts runs by job number, reports, sleeps. Jobs below `--target-from` are the hot ones."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.sleep_s: float = options.sleep
@@ -58,7 +58,7 @@ class Body:
         self._hot_gaps: list[float] = []
 
     def begin(self, number: int) -> None:
-        """The first line of the handler."""
+        """Run the first line of the handler."""
         at = now()
         if not self._seen:
             emit(ev="first", t=at)
@@ -80,12 +80,12 @@ class Body:
             emit(ev="ran", t=at, twice=self._twice, hot_gap_ms=gap)
 
     def end(self, number: int) -> None:
-        """The last line of the handler."""
+        """Run the last line of the handler."""
         if number < self._options.target_from:
             self._hot_ended_at = now()
 
 
 def chunks(first: int, count: int, size: int = 1000) -> Iterator[range]:
-    """The numbers of `count` jobs, in calls of `size`."""
+    """Yield the numbers of `count` jobs, in calls of `size`."""
     for start in range(first, first + count, size):
         yield range(start, min(start + size, first + count))

@@ -1,4 +1,4 @@
-"""The workloads: each module here is one, and they are measured and shown in the order of the files' names."""
+"""Workloads, one per module; they are measured and shown in the order of the files' names."""
 
 from __future__ import annotations
 

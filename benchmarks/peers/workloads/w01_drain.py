@@ -1,7 +1,7 @@
 """W1: no-op jobs, enqueued before, drained by one process; a short and a long queue.
 
-Ours is drained again for /health: an idle service beside the same load is asked for it. What that takes is the share of
-the harness and of the full cores, and is taken off.
+Our drain is repeated for /health of an idle service beside the same load. Its duration is the share of the harness and
+of the busy cores, and is subtracted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
 
 
 def _idle_health(arena: Arena, contender: Contender, load: Load, sizes: Sizes) -> float | None:
-    """What /health of a service that has nothing to do takes, beside another one that drains."""
+    """Return the duration of /health of an idle service beside another one that drains."""
     with arena.program(contender, arena.fresh(contender, name="_idle"), "worker", "--no-queues") as service:
         url, database = service.wait("ready")["url"], arena.fresh(contender, load)
         return drain(arena, contender, database, jobs=load.count, cap_s=sizes.cap_s, health_of=url).health_p99_ms

@@ -1,7 +1,7 @@
 """W2: enqueueing over one connection, one by one and in calls of 1,000.
 
-The bulk figure is set against a bare multi-row INSERT of the same rows, their journal's first line included, that psql
-sends to the same schema: it pays for the same indexes and triggers, and for no Python.
+The bulk figure is compared with a bare multi-row INSERT of the same rows, including the first event of each, which psql
+sends to the same schema: it has the cost of the same indexes and triggers, but not of Python.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """W3: from the trigger to the first line of the handler, on an idle queue, one job at a time.
 
-Another process triggers: each peer's by its own call, ours by SQL, and in a row of its own by HTTP to the worker.
+Another process triggers: for each peer by its own call, for ours by SQL, and in a separate row by HTTP to the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""W4: the rate does not depend on how many ready jobs wait, and the first starts at once."""
+"""W4: the rate does not depend on the number of waiting ready jobs, and the first starts immediately."""
 
 from __future__ import annotations
 

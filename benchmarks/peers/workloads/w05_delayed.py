@@ -1,4 +1,4 @@
-"""W5: jobs that are delayed and more urgent cost the ready ones nothing; and what happens when all fall due at once."""
+"""W5: delayed and more urgent jobs have no cost for ready ones; and what happens when all fall due together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STAGED_WITHIN_S = 60
 FIRST_DELAYED = 1_000_000
 
 _FALL_DUE = "UPDATE dl_jobs SET available_at = now() + make_interval(secs => %s) WHERE waits_for = 'time'"
-# One row of the index: to count them would take more of the two cores than what is measured.
+# One row of the index: to count them would use more of the two cores than the measured work.
 _STILL_DELAYED = """
 SELECT count(*) FROM (
   SELECT FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' ORDER BY available_at LIMIT 1
@@ -35,7 +35,7 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
 
 
 def _all_at_once(arena: Arena, contender: Contender, database: str, alone_rate: float) -> dict[str, float]:
-    """Seconds from the due time until no due job is left delayed, and the rate of outcomes meanwhile."""
+    """Return the seconds from the due time until no due job is left delayed, and the rate of outcomes meanwhile."""
     with arena.connect(database) as connection:
         connection.execute(_FALL_DUE, (DUE_IN_S,))
         due_at = time.monotonic() + DUE_IN_S

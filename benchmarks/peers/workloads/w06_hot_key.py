@@ -1,4 +1,4 @@
-"""W6: jobs of one hot lock key in front of independent ones; the independent ones must hardly notice."""
+"""W6: jobs of one hot lock key before independent ones, which must not be delayed noticeably."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
 
 
 def _run(arena: Arena, contender: Contender, database: str, sizes: Sizes) -> tuple[float | None, float | None]:
-    """The rate at which the independent ones *ran*, and the median pause between two hot ones meanwhile.
+    """Return the rate at which the independent jobs *ran*, and the median pause between two hot ones meanwhile.
 
-    None when they had not all run by the time cap.
+    Both are None if not all had run by the time cap.
     """
     arguments = (f"--target={sizes.independent}", f"--target-from={sizes.hot}")
     with arena.program(contender, database, "worker", *arguments) as worker:

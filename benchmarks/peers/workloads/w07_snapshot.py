@@ -1,4 +1,4 @@
-"""W7: another session holds an old snapshot for the whole drain, so that no dead row can be cleaned away."""
+"""W7: another session holds an old snapshot for the whole drain, so that no dead row can be removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W8: what a worker costs that has nothing to do. A transaction of ours is one statement when it is idle."""
+"""W8: cost of an idle worker. Each of our transactions is one statement when it is idle."""
 
 from __future__ import annotations
 

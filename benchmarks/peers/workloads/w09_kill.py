@@ -1,4 +1,4 @@
-"""W9: kill -9 while jobs run; a second worker, started at once, runs all of them again, each once."""
+"""W9: kill -9 while jobs run; a second worker, started immediately, runs all of them again, each once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.peers.workload import Bar, Figures, Sizes, Workload
 JOBS = 10
 BODY_S = 5
 LEASE_AND_REAPER_S = 70
-"""The defaults: a lease of 60 s, looked for every 10 s."""
+"""Sum of the defaults: a lease of 60 s, checked every 10 s."""
 CAP_S = 180
 
 

@@ -1,4 +1,4 @@
-"""W10: a thousand jobs asleep at once in one process: connections, memory, and how soon the last one started."""
+"""W10: a thousand jobs asleep concurrently in one process: connections, memory, and the start of the last one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""W11: 200 jobs a second for ten minutes: from the trigger to the handler and to the recorded end, and what is left.
+"""W11: 200 jobs a second for ten minutes: from the trigger to the handler and to the recorded end, and the rest.
 
-The recorded end is `finished_at`: when the outcome's statement began, so its own commit is not in it.
+The recorded end is `finished_at`, when the outcome's statement began, so its own commit is not included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""W12: triggers by HTTP from 64 clients on keep-alive, against the same app answering a constant, `/health`."""
+"""W12: triggers by HTTP from 64 keep-alive clients, compared with the same app's constant answer, `/health`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
 
 
 def _drain(arena: Arena, contender: Contender, processes: int, sizes: Sizes) -> dict[str, float]:
-    """The rate since the first was started, and how many waits were seen at a look every 50 ms."""
+    """Return the rate since the first start, and the number of waits seen in checks every 50 ms."""
     jobs = sizes.long_drain
     database = arena.fresh(contender, Load(jobs))
     with contextlib.ExitStack() as stack:
@@ -50,7 +50,7 @@ def _drain(arena: Arena, contender: Contender, processes: int, sizes: Sizes) -> 
             for number, worker in enumerate(workers):
                 hits[number] = max([hits[number], *(event["hits"] for event in worker.gathered("mark"))])
             at = time.monotonic_ns()
-            # Counting reads the table: only when, by what the workers say, nearly all have run.
+            # Counting reads the table: do it only when the workers report that nearly all jobs have run.
             if sum(hits) > jobs - 2 * MARK * processes:
                 done = arena.done(contender, connection)
         if done < jobs:

@@ -1,6 +1,6 @@
 """W14: a table full of finished rows changes nothing: drain, latency, and every list of the API.
 
-The rows are put there by SQL: enqueueing and running ten million jobs would take an hour.
+The rows are added by SQL: enqueueing and running ten million jobs would take an hour.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LISTS: Final = ("by queue", "by status", "by task", "by lock key", "by time", "a
 
 
 def _addresses(finished: int) -> dict[str, str]:
-    """Every list; the rows asked for lie behind others, the one with the key behind half of them."""
+    """Return every list; the requested rows are behind others, the one with the key behind half of them."""
     yesterday = datetime.now(UTC) - timedelta(seconds=86_450)
     paths = (
         "/api/v1/jobs?queue=old-3",
@@ -54,7 +54,7 @@ def _addresses(finished: int) -> dict[str, str]:
 
 
 def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
-    # Each thing with few rows and then at once with many: the machine's speed changes within minutes.
+    # Each measurement with few rows and immediately afterwards with many: the machine's speed changes within minutes.
     tables = {"few": FEW, "many": sizes.finished}
     rows = {name: partial(_fresh, arena, contender, count, name) for name, count in tables.items()}
     for fresh in rows.values():
@@ -76,7 +76,7 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
 
 
 def _fresh(arena: Arena, contender: Contender, finished: int, name: str) -> str:
-    """A database with so many finished rows; there is one of each name at a time."""
+    """Return a database with `finished` finished rows; there is one of each name at a time."""
 
     def fill(connection: psycopg.Connection[Any]) -> None:
         connection.execute(_FINISHED, (finished,))
@@ -86,15 +86,15 @@ def _fresh(arena: Arena, contender: Contender, finished: int, name: str) -> str:
 
 def _drained(arena: Arena, contender: Contender, database: str, sizes: Sizes) -> float:
     arena.call(contender, database, "load", *Load(sizes.drain).arguments)
-    # The finished rows of the template are complete before the start, so they are counted out.
+    # The finished rows of the template are complete before the start, so they are excluded.
     counted = Contender(peer=contender.peer, done=f"{contender.done} AND queue NOT LIKE 'old-%'", rows=contender.rows)
     return drain(arena, counted, database, jobs=sizes.drain, cap_s=sizes.cap_s).rate
 
 
 def _lists(arena: Arena, contender: Contender, databases: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, float]]:
-    """Milliseconds of each address, the median of some requests; infinite if one was refused, as too slow ones are.
+    """Return the milliseconds of each address, the median of some requests; infinite if one was refused as too slow.
 
-    The databases take turns; each comes with its number of finished rows.
+    The databases alternate; each comes with its number of finished rows.
     """
     took: dict[str, dict[str, list[float]]] = {name: {address: [] for address in LISTS} for name in databases}
     with contextlib.ExitStack() as stack:

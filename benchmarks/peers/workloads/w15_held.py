@@ -1,4 +1,4 @@
-"""W15: 800 jobs a second while another session holds an old snapshot: the last are picked up as soon as the first."""
+"""W15: 800 jobs a second while another session holds an old snapshot: the last start as quickly as the first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.peers.workload import Bar, Figures, Sizes, Workload
 
 PER_S = 800
 JOBS_A_CALL = 4
-"""One process enqueues them: calls for one job each would be more than it can make."""
+"""Jobs per call of the one enqueueing process, which could not make a call for each job."""
 PARTS = 8
-"""The first and the last of so many parts of the time are compared: half a minute of four."""
+"""The first and the last of this number of parts are compared: half a minute each of four."""
 
 
 def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
@@ -23,7 +23,7 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
 
 
 def pickup(paced: Paced) -> dict[str, float]:
-    """The median of the first and of the last part, and how many jobs a second were enqueued indeed."""
+    """Return the median of the first and of the last part, and the actual number of enqueued jobs per second."""
     count = len(paced.took_ms)
     first, last = (
         statistics.median(paced.took_ms[number] for number in numbers)
