@@ -105,7 +105,7 @@ class Supplier:
         work_periods: when requests are allowed, such as `MON-FRI 00:00-06:00`; always if there are none.
         zone: the time zone of `work_periods`.
         margin_s: seconds after its claim within which a handler may begin. Spans are longer by it, and periods end
-        earlier.
+            earlier.
 
     Raises `BadRequest` for a value out of range.
     """

@@ -1,1 +1,1 @@
-"""The client: concrete methods that build operations and have them performed, by the database or by a service."""
+"""Client: methods that build operations and perform them, by the database or by a service."""

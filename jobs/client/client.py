@@ -13,15 +13,15 @@ from dataloader.jobs.process_contract import ProcessClient
 
 @attrs.frozen(kw_only=True)
 class Client:
-    """A client of the queue. `dataloader.open_client` opens one; a supervisor has one as `supervisor.client`."""
+    """Client of the system. `dataloader.open_client` opens one; a supervisor has one as `supervisor.client`."""
 
     jobs: Jobs
-    """Jobs, queues, workers, failures, statistics and the audit."""
+    """Jobs, queues, workers, failures, statistics and the audit log."""
     processes: ProcessClient
     """Durable processes."""
     schedules: Schedules
     """Schedules."""
     limits: Limits
-    """The limits of tasks and suppliers."""
+    """Limits of tasks and suppliers."""
     bulk: BulkActs
     """Bulk operations on jobs, which continue without their caller."""

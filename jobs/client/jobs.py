@@ -1,4 +1,4 @@
-"""`Jobs`: the queue, as programs, commands, handlers and HTTP views use it."""
+"""`Jobs`: jobs and queues for programs, commands, handlers and HTTP views."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ A retried job may fail immediately and match the filter again, so retries contin
 
 @attrs.frozen
 class Jobs:
-    """The queue: `client.jobs` of `open_client`, or `supervisor.jobs`."""
+    """Jobs and queues: `client.jobs` of `open_client`, or `supervisor.jobs`."""
 
     performer: Performer = attrs.field(repr=False)
 
     def signed(self, operator: Operator) -> Jobs:
-        """Return the same queue with another operator in the audit. Raises `ConfigError` if a service is asked."""
+        """Return the same `Jobs` with another operator in the audit log. Raises `ConfigError` through a service."""
         return Jobs(self.performer.signed(operator))
 
     async def perform(self, operation: Operation[R]) -> R:
@@ -350,7 +350,7 @@ class Jobs:
     async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
         """Return operators' actions, latest first: at most `limit` (1 to 1,000).
 
-        `after` is the `next` of the page before. Raises `BadRequest`.
+        `after` is the `next` of the previous page. Raises `BadRequest`.
         """
         return await self.perform(queues.ListAudit(limit=limit, after=_text(after)))
 
@@ -387,7 +387,7 @@ class Jobs:
 
 
 def told_of_changes(on_change: Callable[[JobRecord], object] | None) -> Callable[[JobRecord], None]:
-    """Return what to call with each state of the job that was read; it calls `on_change` with those that differ."""
+    """Return a function to call with each state of the job that was read. It calls `on_change` if the state differs."""
     told: list[object] = [None]
 
     def tell(job: JobRecord) -> None:

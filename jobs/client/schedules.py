@@ -1,4 +1,4 @@
-"""`Schedules`: the schedules, as programs, commands, pages and HTTP views use them."""
+"""`Schedules`: schedules for programs, commands, pages and HTTP views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.jobs.schedules import Schedule
 
 @attrs.frozen
 class Schedules:
-    """The schedules. `open_client` gives them as `client.schedules`; a supervisor has them as `supervisor.schedules`.
+    """Schedules: `client.schedules` of `open_client`, or `supervisor.schedules`.
 
     All methods raise `ScheduleNotFound` for an unknown name, `BadRequest` for an invalid value, and `StoreUnavailable`
     if no answer came.
@@ -27,7 +27,7 @@ class Schedules:
     performer: Performer = attrs.field(repr=False)
 
     def signed(self, operator: Operator) -> Schedules:
-        """Return the same schedules for another operator in the audit. A service takes the operator from the token."""
+        """Return the same schedules for another operator in the audit log. Raises `ConfigError` through a service."""
         return Schedules(self.performer.signed(operator))
 
     async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:

@@ -1,1 +1,1 @@
-"""Operations as values: what clients can ask of the system, one file for each feature."""
+"""Operations as values: the requests that clients can make, one file per feature."""

@@ -1,4 +1,4 @@
-"""The operations on what failed: groups of jobs by their error, the log of errors, and duplicates."""
+"""Operations on failures: groups of jobs by their error, the error log, and duplicates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GroupName = Annotated[str, Meta(description="The id of a group of errors.", exam
 class ListErrorGroups(Operation[ErrorGroupPage], kw_only=True):
     """Count the jobs that failed for good or wait for a retry, by task and error; the most jobs first.
 
-    Each page is counted anew.
+    Each page counts again.
     """
 
     limit: Limit = 50
@@ -48,7 +48,7 @@ class ListErrorGroups(Operation[ErrorGroupPage], kw_only=True):
 
 @failures.declare("GET", "/errors/log", role=Role.READ)
 class ListErrors(Operation[ErrorPage], kw_only=True):
-    """Read the log of errors, latest first: a row for each run that failed, also of jobs that were deleted."""
+    """Read the error log, latest first: a row for each failed run, also of jobs that were deleted."""
 
     limit: Limit = 100
     after: Annotated[AfterPage, Meta(description="`next` of the page before, or an `error_id`.")] | None = None
@@ -60,7 +60,7 @@ class ListErrors(Operation[ErrorPage], kw_only=True):
 
 @failures.declare("GET", "/errors/{group}/jobs", role=Role.READ)
 class ListGroupJobs(Operation[JobPage]):
-    """List the jobs of a group of errors, newest first; the same as the list of jobs with this `error_group`."""
+    """List the jobs of a group of errors, newest first. It is the same as the list of jobs with this `error_group`."""
 
     group: str
     limit: Limit = 50
@@ -68,7 +68,7 @@ class ListGroupJobs(Operation[JobPage]):
 
 
 class GroupRetryRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """When the jobs of a group are retried."""
+    """Time and filter of a retry of a group's jobs."""
 
     EXAMPLE: ClassVar[Any] = {"at": "2026-11-20T18:00:00Z", "spread_s": 600}
 
@@ -85,8 +85,8 @@ class GroupRetryRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class RetryErrorGroup(GroupRetryRequest, Operation[GroupRetried], kw_only=True):
     """Retry the jobs of a group of errors, oldest first, up to its limit; repeat with `next` as `after` until null.
 
-    Those that failed for good are queued as if they were new; of those that wait for a retry the next attempt is moved.
-    A job that has begun meanwhile is left. 404 if the group has no job.
+    Jobs that failed for good are queued as if they were new. For jobs that wait for a retry, the next attempt is moved.
+    A job that has started meanwhile does not change. 404 if the group has no job.
     """
 
     group: str
@@ -102,7 +102,7 @@ class ListDuplicates(Operation[DuplicateGroups], kw_only=True):
 
 
 class CancelDuplicatesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The task whose duplicates are canceled."""
+    """Task whose duplicates are canceled."""
 
     EXAMPLE: ClassVar[Any] = {"task": "load.rates"}
 
@@ -113,4 +113,4 @@ class CancelDuplicatesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @failures.declare("POST", "/duplicates/cancel", role=Role.ADMIN)
 class CancelDuplicates(CancelDuplicatesRequest, Operation[Changed]):
-    """Cancel a task's duplicates, but for the best of each group: the most urgent, of these the oldest."""
+    """Cancel a task's duplicates, except the best of each group: the most urgent, then the oldest."""

@@ -1,8 +1,8 @@
-"""Fields that several requests have: those of a job, the criteria by which jobs are chosen, and those of a page.
+"""Fields that several requests share: those of a job, the criteria of a filter, and those of a page.
 
 Requests are msgspec structs that refuse unknown fields; null means "not given". Bounds are not repeated here: a
-request's fields are tried on the domain's `NewJob`, so HTTP and the Python API refuse the same things with the same
-words. What OpenAPI shows as a type's example stands in its `EXAMPLE`.
+request's fields are checked by the domain's `NewJob`, so that HTTP and the Python API refuse the same values with the
+same texts. The example of a type in OpenAPI is its `EXAMPLE`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXAMPLE_ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 
 
 def described(about: str, *examples: object, **schema: object) -> Meta:
-    """What OpenAPI says of a field, its bounds included; `NewJob` enforces them."""
+    """Describe a field for OpenAPI, including its bounds, which `NewJob` enforces."""
     return Meta(description=about, examples=list(examples), extra_json_schema=schema or None)
 
 
@@ -53,7 +53,7 @@ QueueStateNow = Annotated[
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="The most rows of the page.")]
 AfterPage = Annotated[
     str,
-    # Without bounds of its own: `PageCursor` reports everything that is wrong with a cursor in one way.
+    # Without its own bounds: `PageCursor` reports all errors of a cursor in one way.
     Meta(
         description="`next` of the page before.",
         extra_json_schema={"pattern": "^[A-Za-z0-9_-]+$", "maxLength": MAX_CURSOR},
@@ -62,12 +62,12 @@ AfterPage = Annotated[
 
 
 class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A request whose fields are some of a job's: they are tried on the domain's class when it is decoded."""
+    """Request with some of a job's fields, which the domain's class checks when it is decoded."""
 
     _domain: ClassVar[frozenset[str]] = frozenset(field.name for field in attrs.fields(NewJob))
 
     def __post_init__(self) -> None:
-        """Refuse what the domain refuses; its `BadRequest` is a ValueError, which msgspec reports with the path."""
+        """Refuse values that the domain refuses. Its `BadRequest` is a ValueError, which msgspec reports with path."""
         self._try(self.domain_fields())
 
     @classmethod
@@ -76,7 +76,7 @@ class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @classmethod
     def refusal(cls, name: str, value: object, kind: Any) -> str | None:
-        """What the domain says against one value, or None; also None for what is not even of the field's `kind`."""
+        """Return the domain's refusal of one value, or None. Also return None if it is not of the field's `kind`."""
         try:
             converted = msgspec.convert(value, kind)
             if name in cls._domain and converted is not None:
@@ -88,7 +88,7 @@ class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
         return None
 
     def domain_fields(self) -> dict[str, Any]:
-        """The fields that were given and that a `NewJob` has."""
+        """Return the given fields that a `NewJob` has."""
         return {
             name: value
             for name in self.__struct_fields__
@@ -97,7 +97,7 @@ class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Criteria(JobFields, kw_only=True):
-    """Which jobs are meant; what is not given does not matter. Names that we refuse may be those of other services."""
+    """Filter of jobs; a missing field matches all. Names may be longer than ours, as other services may have them."""
 
     _domain: ClassVar[frozenset[str]] = frozenset(field.name for field in attrs.fields(JobFilter))
 
@@ -121,5 +121,5 @@ class Criteria(JobFields, kw_only=True):
         JobFilter(**fields)
 
     def job_filter(self) -> JobFilter:
-        """The same for the store."""
+        """Return the store's filter."""
         return JobFilter(**{name: getattr(self, name) for name in Criteria.__struct_fields__})

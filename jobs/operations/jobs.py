@@ -1,4 +1,4 @@
-"""The operations on jobs: reading them, and changing one or all that match a filter.
+"""Operations on jobs: reading them, and changing one or all that match a filter.
 
 Two are methods of `Performer` instead, because the database and HTTP do them differently: enqueueing a job (`enqueue`),
 and waiting for its end (`changed_job`).
@@ -27,14 +27,14 @@ AfterEvent = Annotated[AfterPage, Meta(description="`next` of the page before, o
 
 @jobs.declare("GET", "/jobs/{job_id}", role=Role.READ, errors=(JobNotFound,), large=True, operation_id="show_job")
 class GetJob(Operation[JobRecord]):
-    """Show all of a job."""
+    """Show all fields of a job."""
 
     job_id: UUID
 
 
 @jobs.declare("GET", "/jobs/{job_id}/why", role=Role.READ, errors=(JobNotFound,))
 class ShowWhy(Operation[WaitReason]):
-    """Say why a job does not run now, in one sentence."""
+    """Return the reason why a job does not run now, in one sentence."""
 
     job_id: UUID
 
@@ -52,7 +52,7 @@ class ListJobs(Criteria, Operation[JobPage], kw_only=True):
 
 @jobs.declare("GET", "/jobs/{job_id}/events", role=Role.READ, errors=(JobNotFound,))
 class ListEvents(Operation[EventPage]):
-    """Read a job's journal, oldest line first. To follow it, send the last `event_id` as `after`."""
+    """Read a job's event history, oldest event first. To follow it, send the last `event_id` as `after`."""
 
     job_id: UUID
     limit: Limit = 200
@@ -63,8 +63,8 @@ class ListEvents(Operation[EventPage]):
 class ListLog(Operation[LogPage]):
     """Read a job's log lines, oldest first. To follow it, send the last `event_id` as `after`.
 
-    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's. A page that a filter
-    leaves empty can have a `next`.
+    The beginning or end of an attempt is also a line, whose `kind` is that of the event instead of `log`. A page that a
+    filter leaves empty can have a `next`.
     """
 
     job_id: UUID
@@ -78,8 +78,9 @@ class ListLog(Operation[LogPage]):
 class CancelJob(Operation[JobRecord]):
     """Cancel a job.
 
-    A queued job is canceled at once. A running one is asked to stop: it is canceled when its status says so; at once if
-    its lease never ends and nobody renews it. One that has ended is left as it is, and `note` says so.
+    A queued job is canceled immediately. A running job is asked to stop, and is canceled when its status says so; it is
+    canceled immediately if its lease never ends and is not renewed. A job that has ended does not change, and `note`
+    says so.
     """
 
     job_id: UUID
@@ -100,13 +101,13 @@ class RetryJob(Operation[JobRecord]):
 
 @jobs.declare("POST", "/jobs/{job_id}/run-now", role=Role.OPERATE, errors=(JobNotFound, Conflict), large=True)
 class RunJobNow(Operation[JobRecord]):
-    """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
+    """Make a job that waits for its time due immediately. It still waits for a lock_key that is held."""
 
     job_id: UUID
 
 
 class PriorityRequest(JobFields, kw_only=True):
-    """A new priority for a job that waits."""
+    """New priority for a waiting job."""
 
     EXAMPLE: ClassVar[Any] = {"priority": 10}
 
@@ -121,7 +122,7 @@ class ChangePriority(PriorityRequest, Operation[JobRecord], kw_only=True):
 
 
 class Changed(Struct, frozen=True):
-    """How many jobs a bulk action changed; repeat until it is 0, since some may have ended meanwhile."""
+    """Number of jobs that a bulk action changed; repeat until it is 0, since some may have ended meanwhile."""
 
     EXAMPLE: ClassVar[Any] = {"changed": 42}
 
@@ -129,21 +130,21 @@ class Changed(Struct, frozen=True):
 
 
 class BulkRequest(Criteria, kw_only=True):
-    """Which jobs an action is for. At least one criterion, so that an empty object never means everything."""
+    """Filter of a bulk action, with at least one criterion, so that an empty object never means all jobs."""
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "status": ["failed", "lost"], "limit": 100}
 
     limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="The most jobs that one request changes.")] = 1_000
 
     def __post_init__(self) -> None:
-        """Refuse a request without a criterion, besides what `NewJob` refuses."""
+        """Refuse a request without a criterion, in addition to the checks of `JobFilter`."""
         super().__post_init__()
         if all(getattr(self, name) is None for name in Criteria.__struct_fields__):
             raise ValueError(f"$: at least one of {', '.join(Criteria.__struct_fields__)}")
 
 
 class BulkPriorityRequest(BulkRequest, kw_only=True):
-    """Which jobs get another priority. At least one criterion."""
+    """Filter of jobs that get another priority, with at least one criterion."""
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "task": "load.rates", "priority": 10}
 
@@ -152,7 +153,7 @@ class BulkPriorityRequest(BulkRequest, kw_only=True):
 
 @jobs.declare("POST", "/jobs/cancel", role=Role.ADMIN)
 class CancelMany(BulkRequest, Operation[Changed]):
-    """Cancel the jobs that fit a filter, up to its limit; repeat until it changes 0.
+    """Cancel the jobs that match a filter, up to its limit; repeat until it changes 0.
 
     Jobs that wake durable processes are left out; `POST /api/v1/bulk` with `dry_run` counts them.
     """
@@ -160,14 +161,14 @@ class CancelMany(BulkRequest, Operation[Changed]):
 
 @jobs.declare("POST", "/jobs/retry", role=Role.ADMIN)
 class RetryMany(BulkRequest, Operation[Changed]):
-    """Queue the failed, canceled and lost jobs that fit a filter again, up to its limit; repeat until it changes 0."""
+    """Queue failed, canceled and lost jobs that match a filter again, up to its limit; repeat until it changes 0."""
 
 
 @jobs.declare("POST", "/jobs/run-now", role=Role.ADMIN)
 class RunManyNow(BulkRequest, Operation[Changed]):
-    """Make the jobs that fit a filter and wait for their time due, up to its limit; repeat until it changes 0."""
+    """Make the jobs that match a filter and wait for their time due, up to its limit; repeat until it changes 0."""
 
 
 @jobs.declare("POST", "/jobs/reprioritize", role=Role.ADMIN)
 class ChangeManyPriorities(BulkPriorityRequest, Operation[Changed]):
-    """Change the priority of the queued jobs that fit a filter, up to its limit; repeat until it changes 0."""
+    """Change the priority of the queued jobs that match a filter, up to its limit; repeat until it changes 0."""

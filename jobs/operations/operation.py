@@ -1,4 +1,4 @@
-"""The base of all operations, and their declarations.
+"""Base class of all operations, and their declarations.
 
 An operation is a value: a struct whose fields are the arguments. It is declared once, and the rest follows from the
 declaration: the HTTP route and its OpenAPI (`web/operation_routes.py`), the request of an HTTP client
@@ -28,19 +28,19 @@ _WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class Operation(Struct, Generic[R_co], forbid_unknown_fields=True):
-    """An operation whose answer is an `R_co`. Its docstring and fields are what OpenAPI says of it."""
+    """Operation whose answer is an `R_co`. Its docstring and fields are its description in OpenAPI."""
 
     declaration: ClassVar[Declaration]
 
 
 @attrs.frozen(kw_only=True)
 class Declaration:
-    """All that is known of an operation besides its fields.
+    """Facts about an operation besides its fields.
 
-    method, path: its HTTP address, below `/api/v1`; `{name}` stands for the field `name`.
+    method, path: its HTTP address, below `/api/v1`; `{name}` is replaced by the field `name`.
     role: the role that a caller needs over HTTP.
-    errors: those that it raises besides `BadRequest`, `AccessDenied` and `StoreUnavailable`, which all may raise. With
-        `Draining` among them, a process that shuts down refuses the operation.
+    errors: the errors that it raises besides `BadRequest`, `AccessDenied` and `StoreUnavailable`, which all operations
+        may raise. With `Draining` among them, a process that shuts down refuses the operation.
     large: its answer may have megabytes.
     deadline_s: the seconds in which a service answers; None: those of most requests.
     in_query: the other fields are in the query; if not, in the body.
@@ -64,11 +64,11 @@ class Declaration:
 
     @property
     def not_found(self) -> type[NotFound] | None:
-        """The error for something that does not exist, if one is declared."""
+        """Error for an object that does not exist, if one is declared."""
         return next((error for error in self.errors if issubclass(error, NotFound)), None)
 
     def check(self, operation: Operation[Any]) -> None:
-        """Raise `BadRequest` for an id that is text, as JSON has it: the two ways would treat it differently."""
+        """Raise `BadRequest` for an ID that is text, as in JSON: the database and HTTP would treat it differently."""
         for name, kind in self.path_fields.items():
             value = getattr(operation, name)
             if not isinstance(value, kind):
@@ -79,13 +79,13 @@ class Declaration:
         return _PART.sub(lambda part: quote(str(getattr(operation, part[1])), safe=""), self.path)
 
     def fields(self, operation: Operation[Any]) -> dict[str, Any]:
-        """Return the other fields as JSON has them."""
+        """Return the other fields as JSON values."""
         values = msgspec.to_builtins(operation)
         return {name: value for name, value in values.items() if name not in self.path_fields}
 
 
 class Operations(list[type[Operation[Any]]]):
-    """The operations of one feature, in the order of their declaration."""
+    """Operations of one feature, in the order of their declaration."""
 
     def declare(
         self,

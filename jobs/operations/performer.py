@@ -1,4 +1,4 @@
-"""`Performer`: what performs operations, over the database or through a running service."""
+"""`Performer`: performs operations, over the database or through a running service."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ R = TypeVar("R")
 
 
 class Performer(abc.ABC):
-    """A way to the system. Both ways raise the same errors.
+    """Performer of operations, with the same errors over the database and through a service.
 
-    `BadRequest` names an invalid field. `StoreUnavailable` says that no answer came: a write may have happened or not.
-    `AccessDenied` says that the address, the password or the API token is refused. Each operation declares the others.
+    `BadRequest` names an invalid field. `StoreUnavailable` means that no answer came: a write may or may not have
+    happened. `AccessDenied` means that the address, the password or the API token is refused. Each operation declares
+    its other errors.
     """
 
     @abc.abstractmethod
@@ -26,15 +27,19 @@ class Performer(abc.ABC):
 
     @abc.abstractmethod
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none; the answers come in their order."""
+        """Add jobs, all or none; the answers are in their order."""
 
     @abc.abstractmethod
     async def changed_job(self, job: JobRecord, *, with_queue: bool) -> JobRecord:
-        """Wait until the job, which has not ended, differs from `job`, and return it; it may return earlier.
+        """Wait until the job, which has not ended, differs from `job`, and return it. It may return earlier.
 
-        With `with_queue`, also look every few seconds whether `queue_state` has changed, which notifies nobody.
+        With `with_queue`, also check every few seconds if `queue_state` has changed, for which there is no
+        notification.
         """
 
     @abc.abstractmethod
     def signed(self, operator: Operator) -> Self:
-        """Return the same for another operator in the audit. Raises `ConfigError` where the API token names it."""
+        """Return the same performer for another operator in the audit log.
+
+        Raises `ConfigError` if the API token names the operator.
+        """

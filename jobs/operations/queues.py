@@ -1,6 +1,6 @@
-"""The operations on queues and workers, on statistics of runs, and on the operators' log.
+"""Operations on queues and workers, on statistics of runs, and on the audit log.
 
-A pause is kept in the database and holds for all processes; running jobs continue.
+A pause is stored in the database and applies to all processes; running jobs continue.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataloader.jobs.run_stats import RunStatsPage, Span
 queues: Final = Operations()
 
 STATS_NAMES: Final = {"begin": "from", "end": "to"}
-"""Names in HTTP that Python reserves, or that say more there."""
+"""Names in HTTP of fields whose names Python reserves, or that are clearer there."""
 
 
 class QueuePaused(Struct, frozen=True):
-    """A queue after it was paused or resumed, for all processes."""
+    """State of a queue after it was paused or resumed, for all processes."""
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "paused": True}
 
@@ -41,21 +41,21 @@ class ListQueues(Operation[QueuePage], kw_only=True):
 
 @queues.declare("POST", "/queues/{queue}/pause", role=Role.OPERATE)
 class PauseQueue(Operation[QueuePaused]):
-    """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
+    """Pause a queue: no process starts its jobs until it is resumed. Running jobs continue."""
 
     queue: str
 
 
 @queues.declare("POST", "/queues/{queue}/resume", role=Role.OPERATE)
 class ResumeQueue(Operation[QueuePaused]):
-    """Let the jobs of a queue start again, at once."""
+    """Resume a queue: its jobs start again immediately."""
 
     queue: str
 
 
 @queues.declare("GET", "/workers", role=Role.READ)
 class ListWorkers(Operation[WorkerPage], kw_only=True):
-    """List the processes that have beaten in the last minute, by name."""
+    """List the processes that sent a heartbeat in the last minute, by name."""
 
     limit: Limit = MAX_PAGE
     after: AfterPage | None = None
@@ -63,7 +63,7 @@ class ListWorkers(Operation[WorkerPage], kw_only=True):
 
 @queues.declare("GET", "/stats", role=Role.READ)
 class ListStats(Operation[RunStatsPage], kw_only=True, rename=STATS_NAMES):
-    """List how many runs ended, by time, queue, task and outcome, and how long they took; no job is read."""
+    """List how many runs ended, by time, queue, task and outcome, and their durations. No job is read."""
 
     limit: Limit = 1_000
     after: AfterPage | None = None
@@ -78,7 +78,7 @@ class ListStats(Operation[RunStatsPage], kw_only=True, rename=STATS_NAMES):
 
 @queues.declare("GET", "/audit", role=Role.ADMIN)
 class ListAudit(Operation[AuditPage], kw_only=True):
-    """List what operators did, newest first."""
+    """List the operators' actions, newest first."""
 
     limit: Limit = 50
     after: AfterPage | None = None

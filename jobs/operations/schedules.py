@@ -102,7 +102,7 @@ class PutSchedule(ScheduleRequest, Operation[ScheduleRecord], kw_only=True):
 
     @property
     def schedule(self) -> Schedule:
-        """Return the schedule that it stores. Raises `BadRequest`."""
+        """Schedule that it stores. Raises `BadRequest`."""
         return Schedule(**msgspec.structs.asdict(self))
 
 
@@ -185,7 +185,7 @@ class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ) = None
 
     def __post_init__(self) -> None:
-        """Refuse a span that has no time."""
+        """Refuse an empty span."""
         check_instant("begin", self.begin)
         check_instant("end", self.end)
         if self.end <= self.begin:
@@ -199,6 +199,6 @@ class BackfillSchedule(BackfillRequest, Operation[Backfilled], kw_only=True):
     name: str
 
     def __post_init__(self) -> None:
-        """Check the name, too."""
+        """Check the name in addition to the span."""
         super().__post_init__()
         check_name("name", self.name, MAX_NAME)

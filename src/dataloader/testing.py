@@ -179,8 +179,7 @@ async def assert_enqueued(
         dsn: a migrated database.
         task: the task, or its name.
         args: fields that their arguments must have with these values; they may have others. With the task itself also
-        an
-            instance of its own type.
+            an instance of its own type.
         queue: the queue in which they must be.
         times: their expected number, of the newest 1,000.
 

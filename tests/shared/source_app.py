@@ -111,7 +111,7 @@ class SourceApp:
 
         Args:
             match: a regular expression, searched for in the path with its query; empty for all. The first match
-            applies.
+                applies.
             times: the number of requests, None for all that follow.
             status, body, headers: answered instead of the path's.
             delay_s: seconds before the first byte.
