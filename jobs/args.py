@@ -140,7 +140,7 @@ def _shown(path: str, text: str | bytes) -> str | None:
         for step in steps:
             value = value[step[1]] if step[1] is not None else value[int(step[2])]
     except (LookupError, TypeError, ValueError):
-        return None  # for example msgspec's [...], which stands for any key
+        return None  # for example msgspec's [...], which means any key
     if isinstance(value, dict | list):
         return None
     encoded = msgspec.json.encode(value).decode()

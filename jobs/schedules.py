@@ -232,7 +232,7 @@ class Schedule:
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """Fields that determine its times; if they change, the schedule starts anew."""
+        """Fields that determine its times; if they change, the schedule starts over."""
         return self.cron, self.every_s, self.zone, self.start_at, self.end_at
 
     @property

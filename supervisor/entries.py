@@ -86,7 +86,7 @@ class Entries:
         self.only_tasks.pop(queue, None)
 
     def told(self, lane: str) -> None:
-        """Note that a lane has changed or, with an empty name, that limits have changed."""
+        """Note that a limit queue has changed or, with an empty name, that limits have changed."""
         for dispatcher in self.dispatchers:
             dispatcher.lane_told(lane)
 

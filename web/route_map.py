@@ -1,6 +1,6 @@
-"""The addresses of the app, compiled folder by folder when a request first asks for one of a folder.
+"""Addresses of the app, compiled folder by folder at the first request for an address of a folder.
 
-Werkzeug takes 0.2 ms for each route, 40 ms for all of them. A process that starts would claim that much later, and most
+Werkzeug takes 0.2 ms for each route, 40 ms for all of them. That would delay the first claim of a process, and most
 processes never serve the admin pages.
 """
 
@@ -15,18 +15,18 @@ from quart.wrappers.base import BaseRequestWebsocket
 from werkzeug.routing import MapAdapter, Rule, RuleFactory
 
 _DEPTHS: Final = MappingProxyType({"api": 3, "ui": 2})
-"""The segments of a folder's address, by the first one; others have one."""
+"""Number of segments of a folder's address, by its first segment; one for all others."""
 
 
 class RouteMap(QuartMap):
-    """Quart's map of addresses; a route becomes a part of it with the first request for its folder.
+    """Quart's map of addresses; a route is added to it at the first request for its folder.
 
     The folder of an address is its first segments: `/api/v1/jobs`, `/ui/jobs`, `/health`. These segments must be fixed
     in each route, so that all routes that can match an address are in its folder.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As Quart's."""
+        """Create an empty map; the arguments are those of Quart's map."""
         self._later: dict[str, list[RuleFactory]] = {}
         super().__init__(*args, **options)
 
@@ -42,7 +42,7 @@ class RouteMap(QuartMap):
     def bind_to_request(
         self, request: BaseRequestWebsocket, subdomain: str | None, server_name: str | None
     ) -> MapAdapter:
-        """Add the routes of the request's folder; then as Quart's."""
+        """Add the routes of the request's folder, then bind the map as Quart does."""
         self._add_folder(_folder(request.path))
         return super().bind_to_request(request, subdomain, server_name)
 

@@ -223,7 +223,7 @@ class Jobs:
     ) -> ErrorGroupPage:
         """Return jobs that failed for good or wait for a retry, counted by task and error, the largest group first.
 
-        Each page is counted anew: a group whose number of jobs changes may appear on two pages, or on none.
+        Each page is counted again: a group whose number of jobs changes may appear on two pages, or on none.
         `JobFilter(error_group=…)` finds the jobs of a group.
 
         Args:

@@ -22,8 +22,6 @@ def dask_cluster(workers=2, threads=1, *, port=0, tls="", without=()):
     """Run a cluster; yield its process, whose `address` is the scheduler's. `process.pid` is the scheduler, too.
 
     `without` names the parts that cannot import the package: `SCHEDULER`, `WORKER`.
-
-    `without` names those that can't import the package: `SCHEDULER`, `WORKER`.
     """
     missing = {f"DASK_DISTRIBUTED__{part}__PRELOAD": str(Path(__file__).with_name("without_us.py")) for part in without}
     process = subprocess.Popen(

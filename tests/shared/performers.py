@@ -1,4 +1,4 @@
-"""A performer over a test's database."""
+"""Performer over a test's database."""
 
 from __future__ import annotations
 
