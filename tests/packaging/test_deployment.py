@@ -76,6 +76,20 @@ def test_the_manifest_names_the_metrics_endpoint_for_prometheus(
     assert told["prometheus.io/path"] in {route.path for route in ROUTES}
 
 
+def test_a_job_migrates_as_the_owner_and_the_replicas_do_not(
+    manifest: dict[str, Any], container: dict[str, Any], tmp_path: Path
+) -> None:
+    job = manifest["Job"]
+    (migrating,) = job["spec"]["template"]["spec"]["containers"]
+    assert migrating["args"] == ["migrate"]
+    assert migrating["image"] == container["image"]
+    assert job["metadata"]["name"].endswith("-" + container["image"].rpartition(":")[2])
+    key_of = {one["env"][0]["valueFrom"]["secretKeyRef"]["key"] for one in (migrating, container)}
+    assert key_of == {"owner_dsn", "dsn"}
+    migrate = {variable["name"]: variable.get("value") for variable in container["env"]}["DL_MIGRATE"]
+    assert load_settings({"DL_MIGRATE": migrate}, directory=tmp_path).migrate is False
+
+
 @pytest.fixture
 def unit() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
