@@ -19,9 +19,10 @@ import outcome
 import trio
 
 from dataloader.actors.trio_port import TrioPort
+from dataloader.jobs.handler_calls import HandlerCall
 from dataloader.jobs.job import Transaction
 from dataloader.jobs.listings import Level
-from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
+from dataloader.jobs.model import Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.task import A, Task
 
@@ -89,17 +90,9 @@ class AioRunPort:
         await operation.wait()
         operation.result()
 
-    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's rate limits and take them."""
-        await self.run(self._port.take, supplier, units, max_wait_s)
-
-    async def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after."""
-        return await self.run(self._port.after)
-
-    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Enqueue a job."""
-        return await self.run(self._port.enqueue, task, args, options)
+    async def ask(self, call: HandlerCall[T]) -> T:
+        """Return the answer to a call, or raise its error."""
+        return await self.run(self._port.ask, call)
 
     async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a Trio-flavored function from asyncio.

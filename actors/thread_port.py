@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 from uuid import UUID
 
 import attrs
 import trio
 
 from dataloader.actors.trio_port import TrioPort
+from dataloader.jobs.handler_calls import HandlerCall
 from dataloader.jobs.job import ThreadTransaction, Transaction
 from dataloader.jobs.listings import Level
-from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
+from dataloader.jobs.model import Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.task import A, Task
+
+T = TypeVar("T")
 
 
 @attrs.frozen(eq=False)
@@ -58,17 +61,9 @@ class ThreadRunPort:
         else:
             trio.from_thread.run(opened.__aexit__, None, None, None)
 
-    def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's rate limits and take them."""
-        trio.from_thread.run(self._port.take, supplier, units, max_wait_s)
-
-    def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after."""
-        return trio.from_thread.run(self._port.after)
-
-    def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Enqueue a job."""
-        return trio.from_thread.run(self._port.enqueue, task, args, options)
+    def ask(self, call: HandlerCall[T]) -> T:
+        """Return the answer to a call, or raise its error."""
+        return trio.from_thread.run(self._port.ask, call)
 
     def deadline(self) -> float:
         """Return the deadline of the run's scope."""

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
-from uuid import UUID
+from typing import Any, Final, Self, TypeVar, cast
 
 import attrs
 import trio
@@ -21,18 +20,27 @@ from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
 from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
+from dataloader.jobs.handler_calls import (
+    EnqueueJob,
+    GetStopReason,
+    GetTimeLeft,
+    HandlerCall,
+    ReadAfter,
+    TakeUnits,
+)
 from dataloader.jobs.job import Transaction
 from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import AfterResult, ClaimedJob, Enqueued, JobOptions
-from dataloader.jobs.new_job import new_job
+from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.secrets.masking import mask, mask_text
-from dataloader.jobs.task import A, Task
+from dataloader.jobs.task import Task
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.take import take
 from dataloader.store.queue.reads import results_of
+
+T = TypeVar("T")
 
 job_log = get_logger("dataloader.job")
 
@@ -171,19 +179,23 @@ class TrioPort:
         """
         return RunEnd(self._run)
 
-    async def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after, read from the database at each call."""
-        return await results_of(self.resource(Database), self._run.job.job_id)
-
-    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's rate limits and take them."""
-        await take(self.resource(Database), supplier, units, max_wait_s)
-
-    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Enqueue a job. Allowed while the process drains, so that a running handler can finish."""
-        new = new_job(task, args, **({"root": self._run.job.job_id} | options))
-        [enqueued] = await self._services.enqueuer.enqueue([new])
-        return enqueued
+    async def ask(self, call: HandlerCall[T]) -> T:
+        """Answer a call of the handler, whatever its flavor."""
+        answer: Any = None
+        match call:
+            case ReadAfter():
+                answer = await results_of(self.resource(Database), self._run.job.job_id)
+            case TakeUnits():
+                await take(self.resource(Database), call.supplier, call.units, call.max_wait_s)
+            case EnqueueJob():
+                [answer] = await self._services.enqueuer.enqueue([call.job])
+            case GetTimeLeft():
+                answer = min(self.deadline() - trio.current_time(), 1e9)
+            case GetStopReason():
+                answer = self.stopped_by()
+            case _:
+                raise TypeError(f"there is no answer to {call!r}")
+        return cast("T", answer)
 
     def deadline(self) -> float:
         """Return the deadline of the run's body, by Trio's clock."""

@@ -18,8 +18,10 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.handler_calls import EnqueueJob, HandlerCall, ReadAfter, TakeUnits
 from dataloader.jobs.limits import Supplier
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
+from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.task import A, Task
 
@@ -142,14 +144,8 @@ class AsyncPort(Port, Protocol):
     async def checkpoint(self) -> None:
         """Let other tasks run. Raises the flavor's cancellation if the run was stopped."""
 
-    async def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs in this job's `after`."""
-
-    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's rate limits, and take them."""
-
-    async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job."""
+    async def ask(self, call: HandlerCall[T]) -> T:
+        """Return the answer to a call, or raise its error."""
 
 
 class AsyncWorkerPort(AsyncPort, Protocol):
@@ -168,14 +164,8 @@ class BlockingPort(Port, Protocol):
     def checkpoint(self) -> None:
         """Raise an exception that ends the function if the run was stopped."""
 
-    def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs in this job's `after`."""
-
-    def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's rate limits, and take them."""
-
-    def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job."""
+    def ask(self, call: HandlerCall[T]) -> T:
+        """Return the answer to a call, or raise its error."""
 
 
 class ThreadPort(BlockingPort, Protocol):
@@ -287,6 +277,10 @@ class _Handle(Generic[A]):
         """
         return self._facts.resource(kind)
 
+    def _new_job(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> NewJob:
+        """Return the request for a job, with this one as its root unless the options name another."""
+        return new_job(task, args, **({"root": self.job_id} | options))
+
     @property
     def _facts(self) -> Port:
         port: Port = self._port
@@ -316,7 +310,7 @@ class _AsyncHandle(_Handle[A]):
 
         Raises `StoreUnavailable` if the database cannot be read now, `LookupError` if there is no database.
         """
-        return await self._port.after()
+        return await self._port.ask(ReadAfter())
 
     async def take(self, supplier: str | Supplier, n: int = 1, *, max_wait_s: float = 60.0) -> None:
         """Wait until a supplier takes `n` more requests, and count them. Call it right before they are sent.
@@ -333,7 +327,7 @@ class _AsyncHandle(_Handle[A]):
             BadRequest: no supplier has this name, or `n` is more than its smallest rate limit.
             StoreUnavailable: the database cannot be reached now.
         """
-        await self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
+        await self._port.ask(TakeUnits(_name_of(supplier), n, max_wait_s))
 
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
@@ -343,7 +337,7 @@ class _AsyncHandle(_Handle[A]):
         To add it with the job's success use `job.transaction()`. Takes the arguments and raises the errors of
         `Jobs.enqueue`. A repeated run adds the job again, unless an `idempotency_key` identifies it.
         """
-        return await self._port.enqueue(task, args, options)
+        return await self._port.ask(EnqueueJob(self._new_job(task, args, options)))
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -397,17 +391,17 @@ class _BlockingHandle(_Handle[A]):
 
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after, by ID: see `Job`."""
-        return self._port.after()
+        return self._port.ask(ReadAfter())
 
     def take(self, supplier: str | Supplier, n: int = 1, *, max_wait_s: float = 60.0) -> None:
         """Wait until a supplier takes `n` more requests, and count them: see `Job`."""
-        self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
+        self._port.ask(TakeUnits(_name_of(supplier), n, max_wait_s))
 
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job immediately, even if this run fails later: see `Job`."""
-        return self._port.enqueue(task, args, options)
+        return self._port.ask(EnqueueJob(self._new_job(task, args, options)))
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -441,6 +435,10 @@ class AioProcessJob(_AsyncHandle[A]):
 
     If the job is stopped, the function's task is cancelled.
     """
+
+
+def _name_of(supplier: str | Supplier) -> str:
+    return supplier if isinstance(supplier, str) else supplier.name
 
 
 AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any] | ProcessJob[Any] | AioProcessJob[Any]

@@ -11,8 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
-from uuid import UUID
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 import msgspec
@@ -20,14 +19,14 @@ import msgspec
 from dataloader.actors.children import wire
 from dataloader.actors.children.channel import Channel, Hear
 from dataloader.jobs.errors import BadRequest, JobStopped
+from dataloader.jobs.handler_calls import GetStopReason, GetTimeLeft, HandlerCall, answer_type
 from dataloader.jobs.listings import Level
-from dataloader.jobs.model import AfterResult, Enqueued, JobOptions
-from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import StopReason
-from dataloader.jobs.task import A, Task
 from dataloader.jobs.text import MAX_JSON, MAX_MASKED, cut_texts, storable_json, storable_text
 
-MAX_LINE: Final = 65_536
+T = TypeVar("T")
+
+MAX_FIELDS: Final = 65_536
 """Maximum size of the fields of one line of `job.log` in transit, in bytes; the service keeps less of them."""
 
 
@@ -59,7 +58,7 @@ class BodyPort:
         if load is None and count > self.max_lines + 1:
             return
         text = storable_text(str(message), MAX_MASKED)
-        encoded = storable_json(cut_texts(fields), MAX_LINE)
+        encoded = storable_json(cut_texts(fields), MAX_FIELDS)
         self._send(wire.BodyLine(level, text, msgspec.json.decode(encoded), load))
 
     def end_log(self, load: str) -> None:
@@ -73,12 +72,11 @@ class BodyPort:
 
     def deadline(self) -> float:
         """Return the time at which the run is stopped, by `time.monotonic()`."""
-        return time.monotonic() + float(msgspec.json.decode(self.ask("deadline")))
+        return time.monotonic() + self._wait_for(GetTimeLeft())
 
     def stopped_by(self) -> StopReason | None:
         """Return the reason why the run was stopped; None while it continues."""
-        reason = msgspec.json.decode(self.ask("stopped_by"))
-        return None if reason is None else StopReason(reason)
+        return self._wait_for(GetStopReason())
 
     def keep(self, result: object) -> None:
         """Keep a result, whatever the outcome of the run is."""
@@ -91,50 +89,41 @@ class BodyPort:
             f"a task with process=True has no resources of the service's, and so no {name}: open it in its module"
         )
 
-    def after(self) -> dict[UUID, AfterResult]:
-        """Return the outcomes of the jobs that this one runs after."""
-        return msgspec.json.decode(self.ask("after"), type=dict[UUID, AfterResult])
+    def ask(self, call: HandlerCall[T]) -> T:
+        """Return the answer to a call, or raise its error."""
+        return self._wait_for(call)
 
-    def take(self, supplier: str, units: int, max_wait_s: float) -> None:
-        """Wait for units of a supplier's rate limits and take them."""
-        self.ask("take", wire.Take(supplier, units, max_wait_s))
-
-    def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Enqueue a job."""
-        answer = self.ask("enqueue", _new_job(task, args, options))
-        return msgspec.json.decode(answer, type=Enqueued)
-
-    def ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
-        """Send a request to the service and return its answer. Raises the error in the answer, if there is one."""
+    def _wait_for(self, call: HandlerCall[T]) -> T:
+        """Send a call to the service and block until its answer has arrived."""
         answers: queue.SimpleQueue[wire.ServiceAnswer | None] = queue.SimpleQueue()
         number = self.channel.number()
         try:
-            self._ask(number, what, given, answers.put)
-            return self._value(answers.get())
+            self._send_call(number, call, answers.put)
+            return self._answer_to(call, answers.get())
         finally:
             self._forget(number)
 
-    def _ask(self, number: int, what: wire.AskFor, given: object, hear: Hear) -> None:
-        encoded = msgspec.json.encode(given)
+    def _send_call(self, number: int, call: HandlerCall[Any], hear: Hear) -> None:
+        encoded = msgspec.json.encode(call)
         if len(encoded) > wire.MAX_MESSAGE - MAX_JSON:
             raise BadRequest("args", f"must have at most {wire.MAX_MESSAGE - MAX_JSON:,} bytes, not {len(encoded):,}")
         with self.channel.turn():
             self._check()
             self._open.add(number)
-            self.channel.ask(number, what, encoded, hear)
+            self.channel.ask(number, type(call).__name__, encoded, hear)
 
     def _forget(self, number: int) -> None:
         """Drop a request; if it has no answer yet, notify the service."""
         self._open.discard(number)
         self.channel.forget(number)
 
-    def _value(self, answer: wire.ServiceAnswer | None) -> msgspec.Raw:
+    def _answer_to(self, call: HandlerCall[T], answer: wire.ServiceAnswer | None) -> T:
         if answer is None:
             self._check()
             raise JobStopped("the service is gone")
         if answer.error is not None:
             raise answer.error.error()
-        return answer.value
+        return cast("T", msgspec.json.decode(answer.value, type=answer_type(call)))
 
     def _send(self, message: msgspec.Struct) -> None:
         with self.channel.turn():
@@ -156,22 +145,8 @@ class AioBodyPort(BodyPort):
         if self.stopped:
             raise asyncio.CancelledError
 
-    async def after(self) -> dict[UUID, AfterResult]:  # type: ignore[override]
-        """Return the outcomes of the jobs that this one runs after."""
-        return msgspec.json.decode(await self._aio_ask("after"), type=dict[UUID, AfterResult])
-
-    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:  # type: ignore[override]
-        """Wait for units of a supplier's rate limits and take them."""
-        await self._aio_ask("take", wire.Take(supplier, units, max_wait_s))
-
-    async def enqueue(  # type: ignore[override]
-        self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions
-    ) -> Enqueued:
-        """Enqueue a job."""
-        answer = await self._aio_ask("enqueue", _new_job(task, args, options))
-        return msgspec.json.decode(answer, type=Enqueued)
-
-    async def _aio_ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
+    async def ask(self, call: HandlerCall[T]) -> T:  # type: ignore[override]
+        """Return the answer to a call, or raise its error."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[wire.ServiceAnswer | None] = loop.create_future()
 
@@ -185,15 +160,7 @@ class AioBodyPort(BodyPort):
 
         number = self.channel.number()
         try:
-            self._ask(number, what, given, hear)
-            return self._value(await answered)
+            self._send_call(number, call, hear)
+            return self._answer_to(call, await answered)
         finally:
             self._forget(number)
-
-
-def _new_job(task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> wire.Enqueue:
-    new = new_job(task, args, **options)
-    given: Any = {**options}
-    if given.get("after") is not None:
-        given["after"] = list(new.after or ())
-    return wire.Enqueue(new.task, new.args, given)

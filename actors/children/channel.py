@@ -90,7 +90,7 @@ class Channel:
         """Return the number for a new request."""
         return next(self._numbers)
 
-    def ask(self, number: int, what: wire.AskFor, given: bytes, hear: Hear) -> None:
+    def ask(self, number: int, call: str, fields: bytes, hear: Hear) -> None:
         """Send a request; `hear` receives the answer, unless the request is dropped with `forget` before.
 
         Raises `RuntimeError` in a process that the function has forked, and while `MAX_OPEN` requests are open.
@@ -102,7 +102,7 @@ class Channel:
         with self.turn():
             self._waiting[number] = hear
             self._wanted.set()
-            self.send(wire.BodyRequest(number, what, msgspec.Raw(given)))
+            self.send(wire.BodyRequest(number, call, msgspec.Raw(fields)))
         if self._closed:
             self.give_up(number)
 

@@ -21,6 +21,7 @@ from dataloader.actors.handles import fields_of
 from dataloader.actors.job_runs import BeginsTooLate, Run
 from dataloader.actors.trio_port import TrioPort
 from dataloader.jobs.errors import BodyFailed
+from dataloader.jobs.handler_calls import HANDLER_CALLS, EnqueueJob
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze, StopReason
 from dataloader.jobs.secrets.masking import mask_text
@@ -190,7 +191,7 @@ class _Talk:
             case wire.BodyRequest():
                 if len(self._open) >= wire.MAX_OPEN:
                     raise ChildDied("too many questions")
-                if message.what == "enqueue":
+                if message.call == EnqueueJob.__name__:
                     self._places.acquire_nowait()  # `_next_line` has waited for room
                 scope = self._open[message.number] = trio.CancelScope()
                 self._asks.start_soon(self._answer, message, scope)
@@ -216,7 +217,7 @@ class _Talk:
         finally:
             if self._open.get(ask.number) is scope:
                 del self._open[ask.number]
-            if ask.what == "enqueue":
+            if ask.call == EnqueueJob.__name__:
                 self._places.release()
         if answer is not None:
             async with self._turn:
@@ -226,25 +227,10 @@ class _Talk:
 
     async def _answer_to(self, ask: wire.BodyRequest) -> wire.ServiceAnswer:
         try:
-            return wire.ServiceAnswer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
+            call = msgspec.json.decode(ask.fields, type=HANDLER_CALLS[ask.call])
+            return wire.ServiceAnswer(ask.number, msgspec.Raw(msgspec.json.encode(await self.port.ask(call))))
         except Exception as error:  # noqa: BLE001 - the body raises it
             return wire.ServiceAnswer(ask.number, error=wire.ServiceFailure.of(error))
-
-    async def _do(self, ask: wire.BodyRequest) -> object:
-        match ask.what:
-            case "enqueue":
-                given = msgspec.json.decode(ask.given, type=wire.Enqueue)
-                return await self.port.enqueue(given.task, given.args, cast("Any", given.options))
-            case "after":
-                return await self.port.after()
-            case "take":
-                units = msgspec.json.decode(ask.given, type=wire.Take)
-                await self.port.take(units.supplier, units.units, units.max_wait_s)
-                return None
-            case "deadline":
-                return min(self.port.deadline() - trio.current_time(), 1e9)
-            case "stopped_by":
-                return self.port.stopped_by()
 
 
 def _value(encoded: msgspec.Raw) -> object:

@@ -6,23 +6,18 @@ Nothing is pickled, so that a message is only data, whichever side sends it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Final, Literal, TypedDict
-from uuid import UUID
+from typing import Any, Final, Literal
 
 import msgspec
 
 from dataloader.jobs import errors
 from dataloader.jobs.errors import DataloaderError
 from dataloader.jobs.listings import Level
-from dataloader.jobs.model import WhenFailed
 
 MAX_MESSAGE: Final = 20 * 2**20
 """Maximum length of a message in bytes; arguments may have 16 MiB."""
 MAX_OPEN: Final = 1_000
 """Maximum number of unanswered requests of one body."""
-
-AskFor = Literal["enqueue", "after", "take", "deadline", "stopped_by"]
 
 
 class BodySetup(msgspec.Struct):
@@ -120,11 +115,11 @@ class Keep(msgspec.Struct, tag="keep"):
 
 
 class BodyRequest(msgspec.Struct, tag="ask"):
-    """Request to the service, which sends an `ServiceAnswer` with this number."""
+    """Call of the handler: its name in `HANDLER_CALLS` and its fields. The service sends a `ServiceAnswer`."""
 
     number: int
-    what: AskFor
-    given: msgspec.Raw = msgspec.Raw(b"null")
+    call: str
+    fields: msgspec.Raw
 
 
 class Forget(msgspec.Struct, tag="forget"):
@@ -151,42 +146,6 @@ class BodyEnd(msgspec.Struct, tag="ended"):
 
 
 FromBody = Started | Progress | BodyLine | EndLog | Keep | BodyRequest | Forget | BodyEnd
-
-
-class EnqueueOptions(TypedDict, total=False):
-    """`JobOptions` with types that JSON can be decoded to."""
-
-    queue: str | None
-    priority: int | None
-    lock_key: str | None
-    partition_key: str
-    idempotency_key: str | None
-    available_at: datetime | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    producer: str | None
-    consumer_group: str | None
-    job_id: UUID
-    after: list[UUID] | None
-    when_failed: WhenFailed
-    root: UUID | None
-    version: datetime | float | None
-
-
-class Enqueue(msgspec.Struct):
-    """Arguments of `enqueue`."""
-
-    task: str
-    args: dict[str, Any]
-    options: EnqueueOptions
-
-
-class Take(msgspec.Struct):
-    """Arguments of `take`."""
-
-    supplier: str
-    units: int
-    max_wait_s: float
 
 
 def line_of(message: msgspec.Struct | Mapping[str, Any]) -> bytes:

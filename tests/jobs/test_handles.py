@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from dataloader import AioJob, Job, ThreadJob, ThreadTransaction, Transaction
+from dataloader.jobs.handler_calls import HANDLER_CALLS, HandlerCall
 
 HANDLES = (Job, AioJob, ThreadJob)
 
@@ -25,6 +26,10 @@ def test_they_have_the_same_names_with_the_same_parameters() -> None:
 
 def test_a_transaction_has_the_same_names_in_a_thread() -> None:
     assert public_names(ThreadTransaction) == public_names(Transaction)
+
+
+def test_a_child_process_can_send_every_call() -> None:
+    assert set(HANDLER_CALLS.values()) == set(HandlerCall.__subclasses__())
 
 
 @pytest.mark.parametrize("kind", HANDLES)
