@@ -71,177 +71,180 @@ class Settings:
     db_dsn: str | None = _setting(
         "DL_DB_DSN",
         kinds.DSN,
-        "The database. `postgresql+asyncpg://` and `postgres://` are taken as well.",
+        "The database; also `postgresql+asyncpg://` and `postgres://`.",
         optional="an embedded PostgreSQL in `DL_DATA_DIR`",
         secret=True,
     )
     direct_dsn: str | None = _setting(
         "DL_DIRECT_DSN",
         kinds.DSN,
-        "The direct address for the lock session and the listener, when `DL_DB_DSN` goes through PgBouncer.",
+        "Address for the lock session and the listener that bypasses PgBouncer, if `DL_DB_DSN` leads there.",
         optional="the same as `DL_DB_DSN`",
         secret=True,
     )
     workers: tuple[Worker, ...] = _setting(
         "WORKERS_JSON",
         WORKERS,
-        "The queues whose jobs this process runs, and how many of each at once.",
+        "Queues whose jobs this process runs, with the number of concurrent jobs of each.",
         (),
-        optional="none; `serve --tasks`: `default` and the tasks' own, ten jobs at once of each",
+        optional="none; `serve --tasks`: `default` and the tasks' queues, each with ten concurrent jobs",
     )
     heartbeat_s: float = _setting(
-        "DL_HEARTBEAT_SEC", kinds.seconds("10"), "How often the leases of running jobs are renewed.", 10
+        "DL_HEARTBEAT_SEC", kinds.seconds("10"), "Interval at which the leases of running jobs are renewed.", 10
     )
     default_lease_s: int = _setting(
         "DL_DEFAULT_LEASE_TTL_SEC",
         kinds.whole(3, 86_400),
-        "Seconds a job is held without a heartbeat, for jobs triggered without `lease_ttl_sec`.",
+        "Lease of jobs without `lease_ttl_sec`: seconds without a heartbeat after which the job may run elsewhere.",
         60,
     )
     reaper_period_s: float = _setting(
-        "DL_REAPER_PERIOD_SEC", kinds.seconds("10"), "How often the reaper looks for jobs with an expired lease.", 10
+        "DL_REAPER_PERIOD_SEC", kinds.seconds("10"), "Interval at which the reaper searches for expired leases.", 10
     )
     claim_backoff_s: float = _setting(
         "DL_CLAIM_BACKOFF_SEC",
         kinds.seconds("15"),
-        "The longest a job waits before its held lock_key is tried again.",
+        "Maximum time before a job's held `lock_key` is tried again.",
         15,
     )
     poll_s: float = _setting(
-        "DL_POLL_SEC", kinds.seconds("5"), "How often queues are polled without a notification.", 5
+        "DL_POLL_SEC", kinds.seconds("5"), "Interval at which queues are polled without a notification.", 5
     )
     drain_timeout_s: float = _setting(
         "DL_DRAIN_TIMEOUT_SEC",
         kinds.seconds("30", zero=True),
-        "After SIGTERM: the time running jobs have to finish before they are stopped and given back.",
+        "After SIGTERM: time for running jobs to finish before they are stopped and returned to their queue.",
         30,
     )
     cancel_grace_s: float = _setting(
         "DL_CANCEL_GRACE_SEC",
         kinds.seconds("10", zero=True),
-        "After a cancel: the time before a handler that goes on is reported as stuck.",
+        "After a cancel: time before a handler that still runs is reported as stuck.",
         10,
     )
     child_grace_s: float = _setting(
         "DL_CHILD_GRACE_SEC",
         kinds.seconds("5", zero=True),
-        "After SIGTERM to a task's child process: the time before it is killed, with all that it has started.",
+        "After SIGTERM to a task's child process: time before it is killed with its own child processes.",
         5,
     )
     child_idle_s: float = _setting(
-        "DL_CHILD_IDLE_SEC", kinds.seconds("60"), "How long a child process without a job is kept for the next one.", 60
+        "DL_CHILD_IDLE_SEC", kinds.seconds("60"), "Time for which an idle child process is kept for the next job.", 60
     )
     dask: str | None = _setting(
         "DL_DASK",
         kinds.SCHEDULER,
-        "The scheduler of the Dask cluster on which tasks with `dask=True` run (docs/process-isolation.md).",
+        "Scheduler of the Dask cluster on which tasks with `dask=True` run (docs/process-isolation.md).",
         optional="none",
     )
     dask_tls_ca: Path | None = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
         "DL_DASK_TLS_CA",
         kinds.FILE,
-        "The certificates that are trusted in connections to tls:// schedulers.",
+        "Certificates that are trusted in connections to tls:// schedulers.",
         optional="none",
     )
     dask_tls_cert: Path | None = _setting(  # noqa: RUF009 - as above
-        "DL_DASK_TLS_CERT", kinds.FILE, "This process's own certificate in such connections.", optional="none"
+        "DL_DASK_TLS_CERT", kinds.FILE, "Certificate of this process in such connections.", optional="none"
     )
     dask_tls_key: Path | None = _setting(  # noqa: RUF009 - as above
-        "DL_DASK_TLS_KEY", kinds.FILE, "The key of `DL_DASK_TLS_CERT`.", optional="in the certificate's file"
+        "DL_DASK_TLS_KEY", kinds.FILE, "Key of `DL_DASK_TLS_CERT`.", optional="in the certificate's file"
     )
     host: str = _setting(
         "DL_HOST",
         kinds.HOST,
-        "The address the HTTP API listens on. Any but a loopback address needs `DL_TOKENS`.",
+        "Address of the HTTP API. Other than loopback addresses need `DL_TOKENS`.",
         "127.0.0.1",
     )
-    port: int = _setting("DL_PORT", kinds.whole(0, 65_535), "The port of the HTTP API; 0 takes any free one.", 8080)
+    port: int = _setting("DL_PORT", kinds.whole(0, 65_535), "Port of the HTTP API; 0 selects a free one.", 8080)
     tokens: tuple[ApiToken, ...] = _setting(
-        "DL_TOKENS", TOKENS, "Who may use the HTTP API.", (), optional="everybody on this machine", secret=True
+        "DL_TOKENS",
+        TOKENS,
+        "API tokens with their roles.",
+        (),
+        optional="none: all users of this machine have access",
+        secret=True,
     )
     public_url: str | None = _setting(
         "DL_PUBLIC_URL",
         kinds.PUBLIC_URL,
-        "Where browsers find the pages when they come through a proxy; its path may be stripped by the proxy or not.",
-        optional="the address that the browser asks for",
+        "Address of the pages behind a proxy. The proxy may strip its path or not.",
+        optional="the address in the browser's request",
     )
     trusted_proxies: tuple[kinds.Network, ...] = _setting(
         "DL_TRUSTED_PROXIES",
         kinds.NETWORKS,
-        "The proxies whose `X-Forwarded-For` names the client, by whose address wrong tokens are throttled.",
+        "Proxies whose `X-Forwarded-For` names the client. Wrong tokens are throttled by the client's address.",
         (),
         optional="none: the client is the other end of the connection",
     )
     notify: tuple[Target, ...] = _setting(
         "DL_NOTIFY",
         TARGETS,
-        "Who is told of failures: webhooks and commands (docs/notifications.md).",
+        "Webhooks and commands that receive failures (docs/notifications.md).",
         (),
-        optional="nobody",
+        optional="none",
         secret=True,
     )
     sinks: tuple[Sink, ...] = _setting(
         "DL_SINKS",
         SINKS,
-        "Who is told of events of durable processes: webhooks and handlers (docs/processes.md).",
+        "Webhooks and handlers that receive events of durable processes (docs/processes.md).",
         (),
-        optional="nobody",
+        optional="none",
         secret=True,
     )
     max_body_bytes: int = _setting(
-        "DL_MAX_BODY_BYTES", kinds.whole(1024, 1 << 30), "The longest body of an HTTP request, in bytes.", 1 << 20
+        "DL_MAX_BODY_BYTES", kinds.whole(1024, 1 << 30), "Maximum body of an HTTP request, in bytes.", 1 << 20
     )
     max_batch_body_bytes: int = _setting(
         "DL_MAX_BATCH_BODY_BYTES",
         kinds.whole(1024, 1 << 30),
-        "The longest body of a batch of triggers, in bytes.",
+        "Maximum body of a batch of triggers, in bytes.",
         8 << 20,
     )
     max_connections: int = _setting(
         "DL_MAX_CONNECTIONS",
         kinds.whole(8, 100_000),
-        "How many HTTP connections there may be; the one that has been idle for longest gives way to another one.",
+        "Maximum number of HTTP connections; a new one closes the one that has been idle longest.",
         500,
     )
     max_waits: int = _setting(
         "DL_MAX_WAITS",
         kinds.whole(1, 100_000),
-        "How many requests may wait for a job's change (`?wait=`) at a time.",
+        "Maximum number of requests that wait for a job's change (`?wait=`).",
         200,
     )
     data_dir: Path = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
-        "DL_DATA_DIR", kinds.DIRECTORY, "Where the embedded PostgreSQL keeps its data.", ".dataloader"
+        "DL_DATA_DIR", kinds.DIRECTORY, "Data directory of the embedded PostgreSQL.", ".dataloader"
     )
     pool_size: int = _setting(
         "DL_POOL_SIZE",
         kinds.whole(1, 50),
-        "Connections for everything but the four that have a duty of their own (docs/operations.md).",
+        "Connections beside the four dedicated ones (docs/operations.md).",
         2,
     )
     transaction_pool_size: int = _setting(
         "DL_TRANSACTION_POOL_SIZE",
         kinds.whole(1, 50),
-        "Connections for `job.transaction()`: as many jobs can have one open at once.",
+        "Connections for `job.transaction()`: maximum number of open ones.",
         4,
     )
     statement_timeout_s: float = _setting(
         "DL_STATEMENT_TIMEOUT_SEC",
         kinds.seconds("30", most=kinds.MOST_OF_POSTGRES_S),
-        "The longest a statement of the queue's own may take.",
+        "Maximum time of a statement of the queue.",
         30,
     )
     transaction_timeout_s: float = _setting(
         "DL_TRANSACTION_TIMEOUT_SEC",
         kinds.seconds("600", most=kinds.MOST_OF_POSTGRES_S),
-        "The longest a statement in `job.transaction()` may take, and the longest pause between two.",
+        "Maximum time of a statement in `job.transaction()`, and of a pause between two.",
         600,
     )
     connect_timeout_s: float = _setting(
-        "DL_CONNECT_TIMEOUT_SEC", kinds.seconds("10"), "The longest a connection to the database may take.", 10
+        "DL_CONNECT_TIMEOUT_SEC", kinds.seconds("10"), "Maximum time to connect to the database.", 10
     )
-    migrate: bool = _setting(
-        "DL_MIGRATE", kinds.FLAG, "Whether `serve` brings the schema up to date by itself.", default=True
-    )
+    migrate: bool = _setting("DL_MIGRATE", kinds.FLAG, "Whether `serve` migrates the schema.", default=True)
     retain_succeeded_days: int = _setting(
         "DL_RETAIN_SUCCEEDED_DAYS",
         kinds.whole(0, 36_500),
@@ -287,63 +290,63 @@ class Settings:
     retain_process_tasks_days: int = _setting(
         "DL_RETAIN_PROCESS_TASKS_DAYS",
         kinds.whole(0, 36_500),
-        "Days after which ended tasks of processes are deleted, with their answers and idempotency keys; 0 keeps them.",
+        "Days after which ended tasks of durable processes are deleted, with their answers and idempotency keys; 0 keeps them.",
         0,
     )
     keep_process_events: int = _setting(
         "DL_KEEP_PROCESS_EVENTS",
         kinds.whole(0, 1_000_000_000),
-        "How many of its newest events a process keeps; 0 keeps all.",
+        "Number of newest events that a durable process keeps; 0 keeps all.",
         0,
     )
     cancel_duplicates_of: tuple[str, ...] = _setting(
         "DL_CANCEL_DUPLICATES_OF",
         TASKS,
-        "Tasks of whose waiting jobs with the same args all but the best are canceled, once a minute.",
+        "Tasks whose duplicates are canceled once a minute: of waiting jobs with the same args, only the best remains.",
         (),
         optional="none",
     )
     log_format: Literal["auto", "console", "json"] = _setting(
         "DL_LOG_FORMAT",
         kinds.choice("auto", "console", "json"),
-        "Text for people or JSON; auto writes text if stderr is a terminal.",
+        "Text or JSON; auto writes text if stderr is a terminal.",
         "auto",
     )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = _setting(
         "DL_LOG_LEVEL",
         kinds.choice("debug", "info", "warning", "error", "critical"),
-        "The lowest level that is logged.",
+        "Lowest level that is logged.",
         "info",
     )
     log_lines_per_job: int = _setting(
         "DL_LOG_LINES_PER_JOB",
         kinds.whole(0, 1_000_000),
-        "Lines of `job.log` kept with each run of a job; of a flow, with each load.",
+        "Lines of `job.log` that are stored per run of a job; in a flow, per load.",
         1000,
     )
     job_log_level: Literal["info", "warning", "error", "off"] = _setting(
         "DL_JOB_LOG_LEVEL",
         kinds.choice("info", "warning", "error", "off"),
-        "The lowest level of `job.log` that also goes to this process's log; all lines are kept with the job.",
+        "Lowest level of `job.log` that also goes to the process's log; all lines are stored with the job.",
         "warning",
     )
     instance: str = _setting(
         "DL_INSTANCE",
         kinds.LINE,
-        "The name of this process in `claimed_by` and in `/status`.",
+        "Name of this process in `claimed_by` and in `/status`.",
         default=attrs.Factory(socket.gethostname),
         optional="the name of the host",
     )
     tables_at_once: int = _setting(
         "DL_DWD__PARALLEL_WORKERS",
         kinds.whole(1, 100),
-        "How many tables of a set of dimensions are merged at once.",
+        "Number of tables of a set of dimensions that are merged concurrently.",
         4,
     )
     pipeline: PipelineSettings = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
         f"{PREFIX}…",
         _PIPELINE,
-        "How pipelines run, all of them or one: docs/etl.md has the settings.",
+        "How all loads run, or one of them: docs/etl.md has the settings.",
         default=attrs.Factory(PipelineSettings),
         optional="those of docs/etl.md",
     )
