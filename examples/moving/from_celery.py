@@ -74,6 +74,6 @@ tasks.schedule("nightly", task=load_album, cron="30 3 * * *", zone="UTC", args={
 
 
 def later(url: str) -> NewJob:
-    """fetch.apply_async((url,), countdown=60, priority=9, task_id=…), to be given to `enqueue_many`."""
+    """Return the job of fetch.apply_async((url,), countdown=60, priority=9, task_id=…), for `enqueue_many`."""
     in_a_minute = datetime.now(UTC) + timedelta(seconds=60)
     return NewJob(task=fetch.name, args={"url": url}, available_at=in_a_minute, priority=10)

@@ -11,7 +11,7 @@ import trio
 from dataloader import GiveUp, Job, RetryPolicy, Tasks
 
 tasks = Tasks()
-USAGE = 64  # os.EX_USAGE: a script that is called wrongly need not be tried again
+USAGE = 64  # os.EX_USAGE: a script with wrong arguments is not retried
 
 
 @attrs.frozen
@@ -21,21 +21,21 @@ class Script:
 
 @tasks.task("script", args=Script, queue="scripts", max_attempts=3, retry=RetryPolicy(base_s=300), timeout_s=3_600)
 async def run_script(job: Job[Script]) -> int | GiveUp:
-    """The script is killed when the job is stopped: by a cancel, its timeout or a shutdown of the service."""
+    """Run the script, and terminate it when the job is stopped by a cancel, its timeout or a shutdown."""
     done = await trio.run_process(
         job.args.argv, capture_stdout=True, stderr=subprocess.STDOUT, check=False, deliver_cancel=terminate
     )
     for line in done.stdout.decode(errors="replace").splitlines():
         job.log.info(line)
     if done.returncode == USAGE:
-        return GiveUp(f"{job.args.argv[0]} says that it was called wrongly")
+        return GiveUp(f"{job.args.argv[0]} got wrong arguments")
     if done.returncode:
         raise RuntimeError(f"{job.args.argv[0]} ended with {done.returncode}")
     return done.returncode
 
 
 async def terminate(process: trio.Process) -> None:
-    """SIGTERM, and after five seconds SIGKILL."""
+    """Send SIGTERM, and after five seconds SIGKILL."""
     process.terminate()
     with trio.move_on_after(5):
         await process.wait()

@@ -29,7 +29,7 @@ def day_of(window: Window) -> dict[str, Any]:
 
 
 def no_sales(answer: Any) -> str | None:
-    return None if answer else "there are no sales"  # a day without sales fails: somebody has to look
+    return None if answer else "there are no sales"  # a day without sales fails the run
 
 
 sales = Load(
@@ -60,6 +60,6 @@ def mail(notice: dict[str, Any], today: date) -> EmailMessage:
     return message
 
 
-if __name__ == "__main__":  # as the command of DL_NOTIFY: the notice is on the standard input
+if __name__ == "__main__":  # the command of DL_NOTIFY gets the notice on standard input
     with smtplib.SMTP(os.environ.get("SMTP_HOST", "localhost"), int(os.environ.get("SMTP_PORT", "25"))) as server:
         server.send_message(mail(json.load(sys.stdin), date.today()))  # noqa: DTZ011 - a day for people

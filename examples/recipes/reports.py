@@ -20,6 +20,6 @@ class Report:
 def make(job: ThreadJob[Report]) -> dict[str, str]:
     lines = [f"Report for {job.args.customer}"]
     for month in range(1, job.args.months + 1):
-        lines.append(f"month {month}: {sum(range(month * 1_000))}")  # what takes long
-        job.progress({"month": month, "of": job.args.months})  # also where a canceled report stops
+        lines.append(f"month {month}: {sum(range(month * 1_000))}")  # the long work
+        job.progress({"month": month, "of": job.args.months})  # a canceled report stops here
     return {"text": "\n".join(lines)}

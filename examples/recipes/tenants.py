@@ -21,7 +21,7 @@ class Tenant:
 
 @tasks.task("tenant.total", args=Tenant, queue="tenants", lock_key="tenant:{tenant}")
 async def total(job: Job[Tenant]) -> None:
-    """Never beside another job with this key, of whatever task."""
+    """Compute a tenant's total: one job of this key runs at a time."""
     async with job.transaction() as transaction:
         await transaction.execute(
             "INSERT INTO total SELECT tenant, sum(amount) FROM sale WHERE tenant = $1 GROUP BY tenant"
@@ -32,14 +32,14 @@ async def total(job: Job[Tenant]) -> None:
 
 @tasks.task("tenant.export", args=Tenant, queue="tenants", max_running_per_partition=2)
 async def export(job: Job[Tenant]) -> str:
-    """At most two of a tenant, whose turn comes after one of each other tenant that waits."""
+    """Export a tenant's data: at most two jobs of a tenant run, tenants are served round-robin."""
     for part in range(3):
         await job.progress({"part": part + 1, "of": 3})
     return f"{job.args.tenant}.csv"
 
 
 async def export_all(jobs: Jobs, tenants: list[str], each: int) -> list[Enqueued]:
-    """`partition_key` says whose a job is; `lock_key` comes from the task."""
+    """Enqueue jobs with the tenant as `partition_key`."""
     return await jobs.enqueue_many(
         [
             NewJob(task=export.name, args={"tenant": tenant}, partition_key=tenant)

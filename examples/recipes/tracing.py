@@ -18,7 +18,7 @@ tasks = Tasks()
 
 
 def carrier() -> dict[str, str]:
-    """The span of now, as a job's args carry it."""
+    """Return the current span in the form that a job's args carry."""
     found: dict[str, str] = {}
     propagate.inject(found)
     return found
@@ -42,7 +42,7 @@ def traced(job: AnyJob) -> Iterator[None]:
         "dataloader.attempt": job.attempt,
     }
     with tracer.start_as_current_span(f"process {job.task}", parent, SpanKind.CONSUMER, attributes):
-        yield  # an error of the handler passes through, and is the span's
+        yield  # an error of the handler passes through and is recorded in the span
 
 
 @tasks.task("order.bill", args=Order, queue="billing")

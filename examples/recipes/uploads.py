@@ -31,7 +31,7 @@ class Upload:
 
 
 def accept(connection: psycopg.Connection[Any], content: bytes) -> UUID:
-    """In the web program: the same file twice is one job. Call it in the transaction that notes the upload."""
+    """Store a file and enqueue its import, in the web program's transaction; the same file twice is one job."""
     digest = hashlib.sha256(content).hexdigest()
     FOLDER.mkdir(parents=True, exist_ok=True)
     part = FOLDER / f".{digest}.part"
@@ -55,7 +55,7 @@ def import_products(job: ThreadJob[Upload]) -> GiveUp | None:
             except (KeyError, TypeError, InvalidOperation) as error:
                 bad.append(f"line {line}: {error!r}")
             if line % 1_000 == 0:
-                job.progress({"read": line})  # also where a canceled import stops
+                job.progress({"read": line})  # a canceled import stops here
     if bad:
         return GiveUp(f"{len(bad)} bad lines: " + "; ".join(bad[:10]))
     with job.transaction() as transaction:

@@ -43,7 +43,7 @@ async def client() -> AsyncIterator[httpx2.AsyncClient]:
     "webhook.deliver",
     args=Delivery,
     queue="webhooks",
-    lock_key="webhook:{url}",  # a slow customer has one slot, and not all of them
+    lock_key="webhook:{url}",  # a slow customer uses one slot only
     max_attempts=12,
     retry=RetryPolicy(base_s=10, factor=3, cap_s=12 * 3_600),
     timeout_s=30,
@@ -53,7 +53,7 @@ async def deliver(job: Job[Delivery]) -> int | Retry | GiveUp:
     sent_at = str(int(time.time()))
     headers = {
         "Content-Type": "application/json",
-        "X-Delivery": str(job.job_id),  # the same in each attempt: the receiver ignores one that it has had
+        "X-Delivery": str(job.job_id),  # the same in each attempt: the receiver ignores repetitions
         "X-Timestamp": sent_at,
         "X-Signature": hmac.new(SECRET, sent_at.encode() + b"." + body, hashlib.sha256).hexdigest(),
     }
@@ -70,6 +70,6 @@ async def deliver(job: Job[Delivery]) -> int | Retry | GiveUp:
 
 
 async def publish(transaction: Transaction, urls: Iterable[str], event: str, data: dict[str, Any]) -> None:
-    """Tell all customers, if this transaction commits."""
+    """Send an event to all customers when this transaction commits."""
     for url in urls:
         await transaction.enqueue(deliver, Delivery(url, event, data))
