@@ -290,7 +290,7 @@ class Settings:
     retain_process_tasks_days: int = _setting(
         "DL_RETAIN_PROCESS_TASKS_DAYS",
         kinds.whole(0, 36_500),
-        "Days after which ended tasks of durable processes are deleted, with answers and idempotency keys; 0 keeps them.",
+        "Days after which ended tasks of processes are deleted, with their answers and idempotency keys; 0 keeps them.",
         0,
     )
     keep_process_events: int = _setting(
