@@ -1,4 +1,4 @@
-"""The result of a claim, read from the rows of dl_claim_known."""
+"""A claim: what is asked for, and the result, read from the rows of dl_claim_known."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.model import ClaimedJob
+
+
+@attrs.frozen
+class ClaimRequest:
+    """The arguments of `LockSession.claim`, but for `look`, which is the number of jobs to look at here."""
+
+    queue: str
+    slots: int
+    look: int
+    tasks: list[str] | None
+    backoff_s: float
+    after: UUID | None
+    limited: list[str]
+    lanes: list[str]
 
 
 @attrs.frozen
@@ -36,8 +50,8 @@ class Claim:
     large: bool = False
 
 
-def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -> Claim:
-    """The claim of `queue` that was sent at `sent_at`, had these rows and might look at `look` jobs."""
+def claim_of(request: ClaimRequest, records: Sequence[Any], sent_at: float) -> Claim:
+    """Return the claim that was sent at `sent_at` and has these rows."""
     jobs, waited = [], []
     to_test = set()
     passed_over = more = blocked = large = False
@@ -48,7 +62,7 @@ def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -
         match record["verdict"]:
             case "run":
                 candidates += 1
-                jobs.append(_job(queue, record))
+                jobs.append(job_of(request.queue, record))
                 waited.append(record["waited_s"])
             case "locked":
                 passed_over = True
@@ -66,11 +80,12 @@ def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -
                 candidates += 1
                 if verdict != "held" and record["lock_hash"] is not None:
                     to_test.add(record["lock_hash"])
-    full = candidates >= look
+    full = candidates >= request.look
     return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked, blocked, large)
 
 
-def _job(queue: str, record: Any) -> ClaimedJob:
+def job_of(queue: str, record: Any) -> ClaimedJob:
+    """Return the claimed job of a row."""
     return ClaimedJob(
         job_id=record["job_id"],
         token=record["token"],

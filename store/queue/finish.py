@@ -87,6 +87,35 @@ SELECT token, status::text AS status FROM written
 _FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
 """For the one outcome of a transaction that can't be tried again: it waits for who has the row."""
 
+# Writes the same as _FINISH for a batch of successes alone, and costs less. It finds its rows again by ctid. A row that
+# another session, such as the heartbeat, changes between snapshot and lock has another one, and is reported as locked.
+_SUCCEED: Final = """
+WITH outcome AS MATERIALIZED (
+  SELECT j.ctid AS place, e.token, e.result, e.progress
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS e (job_id, token, result, progress)
+  JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.job_id])
+  WHERE j.token = e.token AND (j.status = 'running') IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+), written AS (
+  UPDATE dl_jobs j SET
+    status = 'succeeded',
+    waits_for = NULL,
+    lease_expires_at = NULL,
+    claimed_by = NULL,
+    error = NULL,
+    result = e.result::jsonb,
+    progress = coalesce(e.progress::jsonb, j.progress),
+    finished_at = statement_timestamp()
+  FROM outcome e
+  WHERE j.ctid = e.place
+  RETURNING j.job_id, j.queue, e.token
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, ts, kind)
+  SELECT job_id, queue, statement_timestamp(), 'done' FROM written
+)
+SELECT token FROM written
+"""
+
 # A second statement, so that outcomes without a move cost nothing: the row becomes the next stage's in one write with
 # the run's end. What the stage's task does not say stays, but for the number of attempts. waits_for is NULL: the
 # trigger tells the dispatchers of the row's new queue. lane is NULL: the claim finds the one of the stage's task.
@@ -224,8 +253,34 @@ async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: b
     Patience is for one outcome alone: of two batches that wait each could have what the other waits for.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.job_id)
-    moves = [e for e in ordered if e.step is Step.MOVE]
-    ends = [e for e in ordered if e.step is not Step.MOVE] if moves else ordered
+    if ordered and not patient and _are_plain(ordered):
+        written = await _aio_succeed(connection, ordered)
+    else:
+        written = await _aio_end(connection, ordered, patient=patient)
+    if len(written) == len(ordered):
+        return Finished(written, [])
+    rest = {record["token"]: record["locked"] for record in await connection.fetch(_REST, *_columns(ordered))}
+    left = [e.token for e in ordered if e.token not in written]
+    return Finished(written, [t for t in left if t not in rest], [t for t in left if rest.get(t)])
+
+
+def _are_plain(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether all outcomes are successes without an error, which one that could not be stored as it was has."""
+    return all(e.step is Step.SUCCEED and e.error is None for e in outcomes)
+
+
+async def _aio_succeed(connection: Any, outcomes: Sequence[Outcome]) -> dict[int, Status]:
+    """Write successes without an error; return the status by token of those that were written."""
+    ids, tokens, _ = _columns(outcomes)
+    results, progress = [e.result for e in outcomes], [e.progress for e in outcomes]
+    records = await connection.fetch(_SUCCEED, ids, tokens, results, progress)
+    return {record["token"]: Status.SUCCEEDED for record in records}
+
+
+async def _aio_end(connection: Any, outcomes: Sequence[Outcome], *, patient: bool) -> dict[int, Status]:
+    """Write any outcomes; return the status by token of those that were written."""
+    moves = [e for e in outcomes if e.step is Step.MOVE]
+    ends = [e for e in outcomes if e.step is not Step.MOVE] if moves else outcomes
     records = []
     if ends:
         records = await connection.fetch(
@@ -246,12 +301,7 @@ async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: b
             [e.previous for e in moves],
             [e.result for e in moves],
         )
-    written = {record["token"]: Status(record["status"]) for record in records}
-    if len(written) == len(ordered):
-        return Finished(written, [])
-    rest = {record["token"]: record["locked"] for record in await connection.fetch(_REST, *_columns(ordered))}
-    left = [e.token for e in ordered if e.token not in written]
-    return Finished(written, [t for t in left if t not in rest], [t for t in left if rest.get(t)])
+    return {record["token"]: Status(record["status"]) for record in records}
 
 
 def _columns(outcomes: Sequence[Outcome]) -> tuple[list[UUID], list[int], list[str]]:

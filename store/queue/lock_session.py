@@ -34,10 +34,11 @@ import trio
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.connection.error_meanings import UNANSWERED
-from dataloader.store.queue.claim import Claim, claim_of
+from dataloader.store.queue.claim import Claim, ClaimRequest, claim_of
 from dataloader.store.queue.finish import MAX_REFUNDS
 from dataloader.store.queue.lease_clock import lease_time
 from dataloader.store.queue.leases import JUMP_S, aio_mark_jump, aio_revive
+from dataloader.store.queue.plain_claim import PlainClaims, aio_claim_plain
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class LockSession:
         self._lost = lost
         self._doubt_s = doubt_s
         self._to_release: list[int] = []
+        self._plain = PlainClaims()
         self._ghost: tuple[int, Any] | None = None
         self._keys_are_with: tuple[int, Any] | None = None
         self._suspect = False
@@ -204,25 +206,25 @@ class LockSession:
 
         Keys that were released meanwhile are freed first, in the same statement.
         """
+        request = ClaimRequest(
+            queue,
+            slots,
+            max(slots, look),
+            None if tasks is None else list(tasks),
+            backoff_s,
+            after,
+            list(limited),
+            list(lanes),
+        )
         self._claims += 1
         try:
-            sent_at, records = await self._session.write(
-                self._aio_claim,
-                queue,
-                max(slots, look),
-                slots,
-                None if tasks is None else list(tasks),
-                backoff_s,
-                after,
-                list(limited),
-                list(lanes),
-            )
+            claim = await self._session.write(self._aio_claim, request)
         finally:
             self._claims -= 1
             self._claimed.set()
             self._claimed = trio.Event()
-        self.safe_until = max(self.safe_until, sent_at + self._idle_s)
-        return claim_of(queue, records, sent_at, look=max(slots, look))
+        self.safe_until = max(self.safe_until, claim.sent_at + self._idle_s)
+        return claim
 
     async def ask(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an operation (asyncio-flavoured) that claims depend on, on their session, shielded with a deadline."""
@@ -309,18 +311,7 @@ class LockSession:
         await self._session.close()
         await self._beside.close()
 
-    async def _aio_claim(  # noqa: PLR0917 - those of dl_claim
-        self,
-        connection: Any,
-        queue: str,
-        look: int,
-        slots: int,
-        tasks: list[str] | None,
-        backoff_s: float,
-        after: UUID | None,
-        limited: list[str],
-        lanes: list[str],
-    ) -> tuple[float, list[Any]]:
+    async def _aio_claim(self, connection: Any, request: ClaimRequest) -> Claim:
         if self._needs_repair:
             await self._aio_repair(connection)
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
@@ -328,34 +319,42 @@ class LockSession:
         suspect, self._suspect = self._suspect, True
         if self.settled:
             self._settled = trio.Event()
-        sent_at = lease_time()
         try:
-            with self._freeing() as freed:
-                records: list[Any] = await connection.fetch(
-                    _CLAIM,
-                    queue,
-                    look,
-                    slots,
-                    self.worker,
-                    tasks,
-                    self._held(),
-                    backoff_s,
-                    freed,
-                    after,
-                    limited,
-                    lanes,
-                )
+            claim = await self._aio_claim_either_way(connection, request)
         except asyncpg.PostgresError as error:
             # What the server has refused it has undone, but for the locks.
             if not suspect and not self._doubted and not isinstance(error, UNANSWERED):
                 self._settled.set()
             raise
-        for record in records:
-            if record["verdict"] == "run":
-                self.tokens[record["token"]] = record["lock_hash"]
+        for job in claim.jobs:
+            self.tokens[job.token] = job.lock_hash
         self._suspect = suspect
         self._settle()
-        return sent_at, records
+        return claim
+
+    async def _aio_claim_either_way(self, connection: Any, request: ClaimRequest) -> Claim:
+        """Claim by the plain statement, or by the general one, which also frees keys, if a job is not plain."""
+        if not self._to_release and self._plain.may_serve(request):
+            if (claim := await aio_claim_plain(connection, self.worker, request)) is not None:
+                return claim
+            self._plain.put_off(request.queue)
+        sent_at = lease_time()
+        with self._freeing() as freed:
+            records = await connection.fetch(
+                _CLAIM,
+                request.queue,
+                request.look,
+                request.slots,
+                self.worker,
+                request.tasks,
+                self._held(),
+                request.backoff_s,
+                freed,
+                request.after,
+                request.limited,
+                request.lanes,
+            )
+        return claim_of(request, records, sent_at)
 
     async def _aio_release(self, connection: Any) -> None:
         if self._needs_repair:

@@ -11,6 +11,7 @@ from proxy import open_proxy
 
 from dataloader import ActorGaveUp, NewJob, Settings, StoreError, StoreUnavailable, Tasks, Worker
 from dataloader.actors.outage import Outage
+from dataloader.store.queue.plain_claim import PlainClaims
 from dataloader.supervisor.supervisor import open_starting
 
 LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
@@ -201,6 +202,7 @@ async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(
 async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_worker, monkeypatch, raw, row_of):
     monkeypatch.setattr("dataloader.supervisor.restarts.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("dataloader.supervisor.restarts.MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(PlainClaims, "may_serve", lambda *_: False)
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
 
     @tasks.task("wait")

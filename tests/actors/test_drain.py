@@ -8,6 +8,7 @@ import trio
 import trio.testing
 from conditions import patience_s, until
 from proxy import open_proxy
+from queue_workers import ANY_CLAIM
 
 from dataloader import Draining, Tasks
 
@@ -120,7 +121,7 @@ async def _has_blocked_claim(connection):
     """In a transaction the view is that of its first look, until it is told to look again."""
     await connection.execute("SELECT pg_stat_clear_snapshot()")
     return await connection.fetchval(
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'dl_claim'"
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ $1", ANY_CLAIM
     )
 
 

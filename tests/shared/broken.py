@@ -21,6 +21,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from dataloader.jobs.states import Step
 from dataloader.store.migrations import function_set
 from dataloader.store.processes.steps import BegunStep
 from dataloader.store.queue.claim import Claim
@@ -172,6 +173,10 @@ def _never(*_args: object) -> bool:
     return False
 
 
+def _are_successes(outcomes) -> bool:
+    return all(outcome.step is Step.SUCCEED for outcome in outcomes)
+
+
 async def _none_judged(*_args: object, **_named: object) -> Judged:
     """Replace a function that evaluates jobs."""
     return Judged(0, more=False)
@@ -246,6 +251,11 @@ GUARDS = {
         f"{STORE}/test_finish.py::test_an_outcome_with_an_old_token_changes_nothing",
         edit("store.queue.finish._FINISH", "j.token = e.token AND ", ""),
     ),
+    "token in the finish of successes": Guard(
+        "a late success is void",
+        f"{STORE}/test_finish.py::test_an_outcome_with_an_old_token_changes_nothing",
+        edit("store.queue.finish._SUCCEED", "j.token = e.token AND ", ""),
+    ),
     "token in the finish of a transaction": Guard(
         "rows that a late run has written go with its outcome",
         f"{STORE}/test_transaction.py::test_a_job_that_is_not_ours_any_more_has_its_rows_undone",
@@ -275,6 +285,11 @@ GUARDS = {
         "a database that was restored gives no token out again",
         f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
         edit_schema(RANDOM_TOKEN, "nextval('{schema}.dl_token_seq')"),
+    ),
+    "random token in the plain claim": Guard(
+        "a database that was restored gives no token out again to plain claims",
+        f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
+        edit("store.queue.plain_claim._CLAIM", RANDOM_TOKEN, "nextval('dl_token_seq')"),
     ),
     "stop of the former run": Guard(
         "a job that is claimed again where it runs starts after its former run has ended",
@@ -352,6 +367,16 @@ GUARDS = {
         f"{STORE}/test_finish.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
         edit("store.queue.finish._FINISH", "SKIP LOCKED", ""),
     ),
+    "passing over locked rows in the finish of successes": Guard(
+        "a row that another session has locked delays no other success",
+        f"{STORE}/test_finish.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
+        edit("store.queue.finish._SUCCEED", "SKIP LOCKED", ""),
+    ),
+    "general statement for a success with an error": Guard(
+        "a success whose result could not be stored keeps the error that says so",
+        f"{STORE}/test_finish.py::test_one_unstorable_row_neither_stops_the_others_nor_runs_again",
+        put("store.queue.finish._are_plain", _are_successes),
+    ),
     "passing over locked rows in the progress": Guard(
         "a row that somebody has locked holds up no other progress, and no outcome",
         f"{ACTORS}/test_outcomes.py::test_a_locked_row_delays_no_other_jobs_outcome",
@@ -417,6 +442,50 @@ GUARDS = {
         f"{STORE}/test_claim.py::test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim",
         edit_schema(
             "j.waits_for IS NULL AND (j.task = ANY (p_tasks) OR j.cancel_requested)\n", "j.waits_for IS NULL\n"
+        ),
+    ),
+    "all or none in the plain claim": Guard(
+        "a job that is not plain keeps its place in the order of claims",
+        f"{STORE}/test_plain_claim.py::test_jobs_between_plain_ones_are_claimed_as_by_the_general_claim",
+        edit("store.queue.plain_claim._CLAIM", "AND (SELECT are_plain FROM found)", "AND p.is_plain"),
+    ),
+    "general claim of a job with a key": Guard(
+        "the plain claim takes no job with a key",
+        f"{STORE}/test_claim.py::test_a_key_held_elsewhere_parks_the_job_without_an_attempt",
+        edit("store.queue.plain_claim._CLAIM", "NOT (j.keyed OR ", "NOT ("),
+    ),
+    "skipping unknown tasks in the plain claim": Guard(
+        "the plain claim neither locks nor writes jobs of tasks that its worker does not know",
+        f"{STORE}/test_claim.py::test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks",
+        edit(
+            "store.queue.plain_claim._CLAIM",
+            " AND (j.task = ANY ($4) OR j.cancel_requested)\n    AND (j.p",
+            "\n AND (j.p",
+        ),
+    ),
+    "skipping unknown tasks in the plain search for locked jobs": Guard(
+        "a locked job of an unknown task does not cause repeated plain claims",
+        f"{STORE}/test_claim.py::test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim",
+        edit(
+            "store.queue.plain_claim._CLAIM",
+            """
+                           AND (j.task = ANY ($4) OR j.cancel_requested)
+""",
+            "\n",
+        ),
+    ),
+    "passing over locked rows in the plain claim": Guard(
+        "a job that another session has locked delays no other job",
+        f"{STORE}/test_plain_claim.py::test_a_job_that_another_session_has_locked_is_passed_over",
+        edit("store.queue.plain_claim._CLAIM", "FOR NO KEY UPDATE SKIP LOCKED", ""),
+    ),
+    "search for changed rows in the plain claim": Guard(
+        "a job that changes between snapshot and lock is claimed soon",
+        f"{STORE}/test_plain_claim.py::test_a_row_that_changes_between_snapshot_and_lock_is_left_for_the_next_claim",
+        edit(
+            "store.queue.plain_claim._CLAIM",
+            "THEN EXISTS (SELECT FROM dl_jobs j",
+            "THEN false AND EXISTS (SELECT FROM dl_jobs j",
         ),
     ),
     "return to the front with new tasks": Guard(

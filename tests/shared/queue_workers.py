@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,8 @@ from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.make_ready import unpark
 
 BACKOFF_S = 30.0
+ANY_CLAIM = r"dl_claim|picked AS"
+"""A pattern for the statements of the general claim and the plain one."""
 
 
 class Worker:
@@ -82,7 +85,7 @@ class Worker:
 
 
 class LossyConnection(ProxiedConnection):
-    """Connection that executes a statement and loses the reply; `lose` identifies the statement by its text."""
+    """Connection that executes a statement and loses the reply; the pattern `lose` identifies it by its text."""
 
     def __init__(self, connection: Any, lose: str, error: Exception | None = None) -> None:
         super().__init__(connection)
@@ -90,10 +93,10 @@ class LossyConnection(ProxiedConnection):
         self._error = error
 
     async def _send(self, method: str, sql: str, *values: Any, **options: Any) -> Any:
-        lost = self._lose in sql
+        lost = re.search(self._lose, sql) is not None
         if lost and self._error is not None:
             # The server rolled back by itself: the rows are as before, session locks are not.
-            self._lose = "\0"
+            self._lose = "(?!)"
             async with self._connection.transaction():
                 await super()._send(method, sql, *values, **options)
                 raise self._error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 from conditions import patience_s
@@ -10,6 +12,7 @@ from queue_workers import Worker
 from dataloader.jobs.ids import uuid7
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
+from dataloader.store.queue import finish, plain_claim
 
 
 @pytest.fixture
@@ -121,28 +124,78 @@ def end_session(raw):
 
 
 @pytest.fixture
-def barrier(database, raw):
-    """Puts a barrier into dl_claim_known before a piece of its text, for the worker `slow`, and holds it down.
+def general_claims_only(monkeypatch):
+    """Call it, and all claims are general ones."""
+    return partial(monkeypatch.setattr, plain_claim.PlainClaims, "may_serve", lambda *_: False)
 
-    `await barrier(before)`, then `await until_blocked()`, then `await barrier.lift()`.
+
+@pytest.fixture(params=["general", "plain"])
+def add_for_both(add_job, general_claims_only, request):
+    """Adds a job as `add_job` does: in one run of the test for general claims alone, in the other for plain ones."""
+    if request.param == "general":
+        general_claims_only()
+
+    async def add(**columns):
+        return await add_job(**{"keyed": str(request.param == "general")} | columns)
+
+    return add
+
+
+@pytest.fixture
+def barrier(raw, monkeypatch):
+    """Puts a barrier into a claim of the worker `slow`, or a finish, and holds it down.
+
+    `await barrier(before)`, for `dl_claim_known` before a piece of its text, or `await barrier.in_plain_claim(…)`, or
+    `await barrier.in_finish()`; then `await until_blocked()`, then `await barrier.lift()`.
     """
 
     class Barrier:
         async def __call__(self, before):
             source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_known'::regproc)")
             assert source.count(before), f"dl_claim_known has no {before!r} any more"
+            await self._hold()
+            statement = "PERFORM public.barrier(p_worker);\n" if before.startswith("SELECT") else ""
+            condition = "" if statement else before.replace("WHEN ", "WHEN public.barrier(p_worker) AND ", 1)
+            await raw.execute(source.replace(before, statement + before if statement else condition))
+
+        async def in_plain_claim(self, *, has_locked):
+            """After the snapshot; before the rows are locked, or when they are."""
+            if has_locked:
+                self._edit(
+                    plain_claim,
+                    "_CLAIM",
+                    "SELECT p.are_plain",
+                    "SELECT public.barrier($3) AND p.are_plain AS are_plain",
+                )
+            else:
+                self._edit(
+                    plain_claim,
+                    "_CLAIM",
+                    "AND EXISTS (SELECT FROM start)",
+                    "AND public.barrier($3) AND EXISTS (SELECT FROM start)",
+                )
+            await self._hold()
+
+        async def in_finish(self):
+            """After the snapshot of a batch of successes, before the rows are locked."""
+            self._edit(finish, "_SUCCEED", "WHERE j.token", "WHERE public.barrier('slow') AND j.token")
+            await self._hold()
+
+        async def lift(self):
+            await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
+
+        def _edit(self, module, name, old, new):
+            text = getattr(module, name)
+            assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
+            monkeypatch.setattr(module, name, text.replace(old, new))
+
+        async def _hold(self):
             await raw.execute("""
                 CREATE FUNCTION barrier(p_worker text) RETURNS boolean LANGUAGE plpgsql AS $$
                 BEGIN
                   IF p_worker = 'slow' THEN PERFORM pg_advisory_xact_lock_shared(4711, 4711); END IF;
                   RETURN true;
                 END $$""")
-            statement = "PERFORM public.barrier(p_worker);\n" if before.startswith("SELECT") else ""
-            condition = "" if statement else before.replace("WHEN ", "WHEN public.barrier(p_worker) AND ", 1)
-            await raw.execute(source.replace(before, statement + before if statement else condition))
             await raw.execute("SELECT pg_advisory_lock(4711, 4711)")
-
-        async def lift(self):
-            await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
 
     return Barrier()

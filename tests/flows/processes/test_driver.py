@@ -12,7 +12,7 @@ import trio
 from conditions import until
 from payment_processes import newer, older, payments
 from proxy import open_proxy
-from queue_workers import LossyConnection
+from queue_workers import ANY_CLAIM, LossyConnection
 
 from dataloader import Job, RetryPolicy, Settings, Tasks, Worker, open_supervisor
 from dataloader.flows.processes import (
@@ -238,7 +238,7 @@ async def test_a_newer_version_takes_over_states_of_older_ones_for_good(database
         """Wait for a claim that began after `since`: the last statement of the lock session."""
         claims = (
             "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% locks'"
-            f" AND query LIKE '%dl_claim_known%' AND state = 'idle' AND query_start > '{since}'"
+            f" AND query ~ '{ANY_CLAIM}' AND state = 'idle' AND query_start > '{since}'"
         )
 
         async def claimed():

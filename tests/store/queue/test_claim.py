@@ -8,7 +8,7 @@ import pytest
 import trio
 from conditions import patience_s
 from databases import raw_connection
-from queue_workers import BACKOFF_S, LossyConnection
+from queue_workers import ANY_CLAIM, BACKOFF_S, LossyConnection
 
 from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.ids import uuid7
@@ -30,10 +30,10 @@ def ids(jobs):
 
 
 @pytest.mark.requirement("Q6")
-async def test_the_most_urgent_jobs_are_claimed_the_older_ones_first(start_worker, add_job):
-    late = await add_job(priority="5")
-    old = await add_job(priority="5", created_at="now() - interval '1 minute'")
-    urgent = await add_job(priority="0")
+async def test_the_most_urgent_jobs_are_claimed_the_older_ones_first(start_worker, add_for_both):
+    late = await add_for_both(priority="5")
+    old = await add_for_both(priority="5", created_at="now() - interval '1 minute'")
+    urgent = await add_for_both(priority="0")
     worker = start_worker()
     assert ids(await worker.claim(limit=2)) == {urgent, old}
     assert ids(await worker.claim(limit=2)) == {late}
@@ -41,16 +41,16 @@ async def test_the_most_urgent_jobs_are_claimed_the_older_ones_first(start_worke
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_job_with_extreme_values_of_another_service_is_claimed(start_worker, add_job, store, raw):
+async def test_a_job_with_extreme_values_of_another_service_is_claimed(start_worker, add_for_both, store, raw):
     jobs = [
-        await add_job(available_at="'-infinity'"),
-        await add_job(attempt="2147483647"),
-        await add_job(created_at="'-infinity'"),
+        await add_for_both(available_at="'-infinity'"),
+        await add_for_both(attempt="2147483647"),
+        await add_for_both(created_at="'-infinity'"),
     ]
     assert ids(await start_worker().claim()) == set(jobs)
     # Nor does one that is never due keep others from being made ready.
-    await add_job(available_at="'infinity'")
-    later = await add_job(queue="repeat('q', 8100)", available_at="now() + interval '60 s'")
+    await add_for_both(available_at="'infinity'")
+    later = await add_for_both(queue="repeat('q', 8100)", available_at="now() + interval '60 s'")
     assert 0 < (await ready_due(store)).next_due_s <= 60
     await raw.execute("SET session_replication_role = replica")  # or the trigger would make it ready
     await raw.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = $1", later)
@@ -63,9 +63,9 @@ VARIED = "(SELECT jsonb_agg(md5(n::text || random()::text)) FROM generate_series
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q6")
-async def test_a_claim_ends_behind_a_megabyte_of_args(start_worker, add_job):
-    jobs = [await add_job(args=VARIED, priority=str(number)) for number in range(3)]
-    last = await add_job(priority="3")
+async def test_a_claim_ends_behind_a_megabyte_of_args(start_worker, add_for_both):
+    jobs = [await add_for_both(args=VARIED, priority=str(number)) for number in range(3)]
+    last = await add_for_both(priority="3")
     worker = start_worker()
     for job in jobs[:2]:
         claim = await worker.ask()
@@ -78,9 +78,9 @@ async def test_a_claim_ends_behind_a_megabyte_of_args(start_worker, add_job):
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q6", "Q9")
-async def test_no_text_is_made_of_args_that_are_too_long(start_worker, add_job):
+async def test_no_text_is_made_of_args_that_are_too_long(start_worker, add_for_both):
     # As text it would be six times as long, which is more than the server can hold.
-    too_long = await add_job(args="to_jsonb(repeat(chr(1), 200000000))")
+    too_long = await add_for_both(args="to_jsonb(repeat(chr(1), 200000000))")
     [job] = await start_worker().claim()
     assert (job.job_id, job.args) == (too_long, None)
 
@@ -106,21 +106,22 @@ async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(star
     assert await ready_known(store, ["q"], [name]) == 1
 
 
-async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, raw):
+async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, add_job, raw):
     worker = start_worker()
     await worker.claim()
+    await add_job()
     await raw.execute("ALTER FUNCTION dl_claim_known RENAME TO gone")
     with pytest.raises(SchemaError):
         await worker.claim()
     assert worker.locks.settled
 
 
-async def test_a_claim_continues_after_the_last_one_until_it_restarts_at_the_front(start_worker, add_job):
-    jobs = [await add_job(created_at=f"now() - interval '{10 - n} minutes'") for n in range(5)]
+async def test_a_claim_continues_after_the_last_one_until_it_restarts_at_the_front(start_worker, add_for_both):
+    jobs = [await add_for_both(created_at=f"now() - interval '{10 - n} minutes'") for n in range(5)]
     worker = start_worker()
     first = await worker.ask(limit=2)
     assert first.last == jobs[1]
-    urgent = await add_job(priority="0")
+    urgent = await add_for_both(priority="0")
     second = await worker.ask(limit=2, after=first.last)
     assert ids(second.jobs) == set(jobs[2:4])
     third = await worker.ask(limit=2, after=second.last)
@@ -392,14 +393,14 @@ async def test_a_failed_claim_unlocks_its_surplus_locks_and_wakes_parked_jobs(
 @pytest.mark.requirement("Q7")
 @pytest.mark.requirement("Q12")
 async def test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt(
-    start_worker, add_job, row_of, journal_of, locks_of, raw
+    start_worker, add_for_both, row_of, journal_of, locks_of, raw
 ):
-    known = await add_job()
+    known = await add_for_both()
     worker = start_worker()
     [running] = await worker.claim()
-    job_id, stopped = await add_job(), await add_job()
+    job_id, stopped = await add_for_both(), await add_for_both()
     session = worker.locks._session
-    session._connection = LossyConnection(session._connection, "dl_claim")
+    session._connection = LossyConnection(session._connection, ANY_CLAIM)
     with pytest.raises(StoreUnavailable):
         await worker.ask()
     assert await row_of(job_id, "status") == "running"  # committed, and nobody knows
@@ -411,7 +412,7 @@ async def test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt(
     assert await journal_of(job_id) == ["picked", "requeue: the claim's reply was lost"]
     assert await row_of(stopped, "status") == "canceled"
     assert (await row_of(known, "status"), await worker.beat(running)) == ("running", [Beat.RENEWED])
-    assert await locks_of(worker) == [running.lock_hash]
+    assert await locks_of(worker) == [running.lock_hash] * (running.lock_key is not None)
     [again] = await worker.claim()
     assert (again.job_id, again.attempt) == (job_id, 1)
 
@@ -432,8 +433,10 @@ async def test_a_claim_repeated_after_a_deadlock_holds_each_key_once(start_worke
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_queued_job_that_is_to_be_canceled_ends_so_and_never_runs(start_worker, add_job, row_of, journal_of):
-    job_id = await add_job(cancel_requested="true")
+async def test_a_queued_job_that_is_to_be_canceled_ends_so_and_never_runs(
+    start_worker, add_for_both, row_of, journal_of
+):
+    job_id = await add_for_both(cancel_requested="true")
     claim = await start_worker().ask()
     row = await row_of(job_id)
     assert claim.jobs == []
@@ -443,8 +446,10 @@ async def test_a_queued_job_that_is_to_be_canceled_ends_so_and_never_runs(start_
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks(start_worker, add_job, raw, row_of, journal_of):
-    unknown, known = await add_job(task="'new'", priority="0"), await add_job()
+async def test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks(
+    start_worker, add_for_both, raw, row_of, journal_of
+):
+    unknown, known = await add_for_both(task="'new'", priority="0"), await add_for_both()
     before = await raw.fetchval("SELECT ctid::text || xmax::text FROM dl_jobs WHERE job_id = $1", unknown)
     old, new = start_worker(), start_worker()
     first = await old.ask()
@@ -456,8 +461,8 @@ async def test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks(start_work
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim(start_worker, add_job, raw):
-    locked = {task: await add_job(task=f"'{task}'") for task in ("new", "t")}
+async def test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim(start_worker, add_for_both, raw):
+    locked = {task: await add_for_both(task=f"'{task}'") for task in ("new", "t")}
     worker = start_worker()
     for task, job_id in locked.items():
         await raw.execute("BEGIN")
@@ -468,13 +473,13 @@ async def test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim(start_
 
 
 @pytest.mark.requirement("Q6")
-async def test_a_claim_reports_more_than_ten_thousand_unknown_jobs_at_the_front(start_worker, add_job, raw):
+async def test_a_claim_reports_more_than_ten_thousand_unknown_jobs_at_the_front(start_worker, add_for_both, raw):
     await raw.execute("SET session_replication_role = replica")
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, priority)"
         " SELECT gen_random_uuid(), 'q', 'new', n::text, false, 0 FROM generate_series(1, 10000) AS n"
     )
-    known = [await add_job() for _ in range(3)]
+    known = [await add_for_both() for _ in range(3)]
     worker = start_worker()
     blocked = await worker.ask(limit=1)
     assert (ids(blocked.jobs), blocked.blocked) == ({known[0]}, True)
@@ -494,8 +499,8 @@ async def test_an_unknown_or_canceled_job_ahead_of_its_key_does_not_block_the_ne
 
 
 @pytest.mark.requirement("Q6")
-async def test_nothing_is_claimed_from_a_paused_queue(start_worker, add_job, raw):
-    await add_job()
+async def test_nothing_is_claimed_from_a_paused_queue(start_worker, add_for_both, raw):
+    await add_for_both()
     await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('q', true)")
     worker = start_worker()
     assert await worker.finds_nothing()
@@ -504,8 +509,8 @@ async def test_nothing_is_claimed_from_a_paused_queue(start_worker, add_job, raw
 
 
 @pytest.mark.requirement("Q9")
-async def test_every_claim_has_its_own_token_and_counts_an_attempt(start_worker, add_job, row_of):
-    job_id = await add_job()
+async def test_every_claim_has_its_own_token_and_counts_an_attempt(start_worker, add_for_both, row_of):
+    job_id = await add_for_both()
     worker, tokens = start_worker(), []
     for attempt in (1, 2, 3):
         [job] = await worker.claim()

@@ -20,7 +20,7 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
-from dataloader.store.queue.finish import MAX_REFUNDS, aio_finish, aio_keep_lines, aio_show_progress
+from dataloader.store.queue.finish import MAX_REFUNDS, _aio_end, aio_finish, aio_keep_lines, aio_show_progress
 from dataloader.store.queue.leases import reap
 
 STEPS = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CLOSE, Step.CANCEL]
@@ -118,7 +118,14 @@ async def test_an_outcome_with_an_old_token_changes_nothing(claim_one, start_wor
     [_again] = await start_worker().claim()
     before = await all_rows(raw), await all_events(raw)
     finished = await worker.record(
-        Outcome(job.job_id, job.token, step, error="late", result="1", progress='{"late": 1}')
+        Outcome(
+            job.job_id,
+            job.token,
+            step,
+            error=None if step is Step.SUCCEED else "late",
+            result="1",
+            progress='{"late": 1}',
+        )
     )
     assert (finished.written, finished.void) == ({}, [job.token])
     await store.write(aio_show_progress, [(job.job_id, job.token, '{"late": 1}')])
@@ -173,24 +180,25 @@ async def test_in_one_batch_the_void_and_the_unknown_do_not_disturb_the_others(s
 
 
 @pytest.mark.requirement("Q9")
+@pytest.mark.parametrize(("step", "status"), [(Step.SUCCEED, Status.SUCCEEDED), (Step.FAIL, Status.FAILED)])
 async def test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try(
-    start_worker, add_job, store, raw, row_of
+    start_worker, add_job, store, raw, row_of, step, status
 ):
     for _ in range(3):
         await add_job()
     worker = start_worker()
     locked, *others = await worker.claim()
-    outcomes = [Outcome(job.job_id, job.token, Step.SUCCEED) for job in (locked, *others)]
+    outcomes = [Outcome(job.job_id, job.token, step) for job in (locked, *others)]
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE", locked.job_id)
     with trio.fail_after(patience_s()):
         finished = await store.write(aio_finish, outcomes)
-    assert finished.written == {job.token: Status.SUCCEEDED for job in others}
+    assert finished.written == {job.token: status for job in others}
     assert (finished.void, finished.locked) == ([], [locked.token])
     await raw.execute("ROLLBACK")
     assert await row_of(locked.job_id, "status") == "running"
     finished = await store.write(aio_finish, outcomes)
-    assert (finished.written, finished.void, finished.locked) == ({locked.token: Status.SUCCEEDED}, [], [])
+    assert (finished.written, finished.void, finished.locked) == ({locked.token: status}, [], [])
 
 
 @pytest.mark.requirement("Q9")
@@ -206,6 +214,66 @@ async def test_an_outcome_skipped_for_a_lock_is_void_if_the_job_has_ended_since(
     finished = await store.write(aio_finish, outcomes)
     assert (finished.written, finished.void, finished.locked) == ({}, [job.token], [])
     assert await row_of(job.job_id, "status") == "failed"
+
+
+SUCCESSES = [(None, None), ('{"n": 1}', None), (None, '{"rows": 7}'), ("null", "{}")]
+"""Results and progress of jobs that succeed."""
+
+
+@pytest.mark.requirement("Q9")
+async def test_a_batch_of_successes_writes_what_the_general_statement_writes(start_worker, add_job, store, raw):
+    for _ in range(2):
+        for number in range(len(SUCCESSES)):
+            await add_job(priority=str(number), progress="'{\"rows\": 1}'", error="'before'")
+    worker = start_worker()
+    jobs = sorted(await worker.claim(), key=lambda job: job.job_id)
+    outcomes = [
+        Outcome(job.job_id, job.token, Step.SUCCEED, result=result, progress=progress)
+        for job, (result, progress) in zip(jobs, SUCCESSES * 2, strict=True)
+    ]
+    plain, general = outcomes[: len(SUCCESSES)], outcomes[len(SUCCESSES) :]
+    assert (await store.write(aio_finish, plain)).written == {e.token: Status.SUCCEEDED for e in plain}
+    assert await store.write(_aio_end, general, patient=False) == {e.token: Status.SUCCEEDED for e in general}
+    rows = [
+        record["row"]
+        for record in await raw.fetch(
+            "SELECT (to_jsonb(j) - '{job_id,lock_key,token,created_at,available_at,finished_at}'::text[])"
+            " || jsonb_build_object('is_finished', j.finished_at >= j.started_at, 'events',"
+            " (SELECT jsonb_agg(to_jsonb(e) - '{event_id,job_id,ts}'::text[]) FROM dl_job_events e"
+            " WHERE e.job_id = j.job_id)) AS row FROM dl_jobs j ORDER BY j.job_id"
+        )
+    ]
+    assert rows[: len(plain)] == rows[len(plain) :]
+    assert [row.count('"kind": "done"') for row in rows] == [1] * len(rows)
+
+
+@pytest.mark.requirement("Q9")
+async def test_a_row_that_changes_between_snapshot_and_lock_is_written_by_a_later_try(
+    start_worker, add_job, store, barrier, until_blocked, database, row_of
+):
+    """As a heartbeat changes it, or a cancel request. A run that another service has ended is void."""
+    changes = ["heartbeat_at = now()", "cancel_requested = true", "status = 'failed'"]
+    jobs = [await add_job() for _ in (*changes, "unchanged")]
+    worker, finished = start_worker(), []
+    claimed = {job.job_id: job for job in await worker.claim()}
+    *changed, unchanged = [Outcome(job_id, claimed[job_id].token, Step.SUCCEED) for job_id in jobs]
+
+    async def finish():
+        finished.append(await store.write(aio_finish, [*changed, unchanged]))
+
+    async with raw_connection(database.dsn) as session, trio.open_nursery() as nursery:
+        await barrier.in_finish()
+        nursery.start_soon(finish)
+        await until_blocked()
+        for outcome, change in zip(changed, changes, strict=True):
+            await session.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = $1", outcome.job_id)
+        await barrier.lift()
+    *locked, void = [outcome.token for outcome in changed]
+    assert finished[0].written == {unchanged.token: Status.SUCCEEDED}
+    assert (sorted(finished[0].locked), finished[0].void) == (sorted(locked), [void])
+    again = await store.write(aio_finish, [outcome for outcome in changed if outcome.token in locked])
+    assert (again.written, again.void, again.locked) == (dict.fromkeys(locked, Status.SUCCEEDED), [], [])
+    assert await row_of(changed[2].job_id, "status") == "failed"
 
 
 @pytest.mark.requirement("Q9")

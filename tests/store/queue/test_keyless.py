@@ -159,10 +159,13 @@ async def test_one_of_an_unknown_task_and_a_canceled_one_are_nobodys_keys(keyles
 
 
 @pytest.mark.requirement("Q1")
+@pytest.mark.parametrize("way", ["general", "plain"])
 async def test_a_foreign_service_and_we_never_claim_the_same_one(
-    keyless, database, start_worker, barrier, until_blocked, raw, row_of
+    keyless, database, start_worker, barrier, until_blocked, raw, row_of, general_claims_only, way
 ):
-    """Both claims are under way at once, each in turn first: the row's lock decides, and then its status."""
+    """Both claims run concurrently, each in turn first: the row's lock decides, and then its status."""
+    if way == "general":
+        general_claims_only()
     first, second = await keyless(2)
     claimed = []
 
@@ -174,7 +177,7 @@ async def test_a_foreign_service_and_we_never_claim_the_same_one(
         await foreign.execute("BEGIN")
         [taken] = await foreign.fetch(CLAIM)
         assert taken["job_id"] == first
-        await barrier("WHEN h IS NULL")
+        await (barrier("WHEN h IS NULL") if way == "general" else barrier.in_plain_claim(has_locked=True))
         nursery.start_soon(claim)
         await until_blocked()
         await foreign.execute("COMMIT")

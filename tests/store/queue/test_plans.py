@@ -17,7 +17,7 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import Session
 from dataloader.store.limits.unknown_blocks import file_block
-from dataloader.store.queue import enqueue, finish, job_inserts, leases, lock_session, make_ready, poll
+from dataloader.store.queue import enqueue, finish, job_inserts, leases, lock_session, make_ready, plain_claim, poll
 
 ROUNDS = 2
 
@@ -171,12 +171,30 @@ async def claim_keyless(_connection, measuring, jobs=10):
     await measuring.fetch(lock_session._CLAIM, "keyless", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [], None, [], [])
 
 
+async def claim_plain(_connection, measuring, jobs=10, after=None):
+    await measuring.fetch(plain_claim._CLAIM, "keyless", jobs, "w", ["t"], after, [])
+
+
+async def claim_plain_behind(connection, measuring):
+    first = "SELECT job_id FROM dl_jobs WHERE queue = 'keyless' AND status = 'queued' ORDER BY priority LIMIT 1"
+    await claim_plain(connection, measuring, after=await connection.fetchval(first) or UUID(int=0))
+
+
 async def claim_fifty(connection, measuring):
     await claim(connection, measuring, 50)
 
 
 async def claim_fifty_keyless(connection, measuring):
     await claim_keyless(connection, measuring, 50)
+
+
+async def claim_fifty_plain(connection, measuring):
+    await claim_plain(connection, measuring, 50)
+
+
+async def fail_all(connection, measuring):
+    runs = await live_runs(connection)
+    await finish.aio_finish(measuring, [Outcome(row["job_id"], row["token"], Step.FAIL) for row in runs])
 
 
 async def finish_all(connection, measuring):
@@ -256,7 +274,10 @@ async def add_started(_connection, measuring):
 OPERATIONS = [
     claim,
     claim_keyless,
+    claim_plain,
+    claim_plain_behind,
     finish_all,
+    fail_all,
     move_all,
     beat,
     show_progress,
@@ -272,7 +293,17 @@ OPERATIONS = [
     add_started,
 ]
 # Without the sweep, which asks for each key once: of those there are many more in the million.
-BY_SESSIONS = [look, claim_fifty, claim_fifty_keyless, finish_all, beat, show_progress, release]
+BY_SESSIONS = [
+    look,
+    claim_fifty,
+    claim_fifty_keyless,
+    claim_fifty_plain,
+    finish_all,
+    fail_all,
+    beat,
+    show_progress,
+    release,
+]
 BY_THE_POOL = [reap, unpark, ready_due, ready_known, poll_all, look_for_parked, add, add_started]
 
 
@@ -310,6 +341,7 @@ async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing
     costly = {name: (before[name], after[name]) for name in before if after[name] > 1.1 * before[name] + 80}
     assert not costly
     assert after["claim_keyless"] < after["claim"], "a job without a key pays for one"
+    assert after["claim_plain"] < after["claim_keyless"], "the plain claim costs more than the general one"
     await session.close()
 
 

@@ -24,7 +24,7 @@ from foreign import BACK_OFF, CLAIM, FINISH, LOCK, REAP, UNLOCK
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from journal import step_of
-from queue_workers import LossyConnection, Worker
+from queue_workers import ANY_CLAIM, LossyConnection, Worker
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import Conflict, StoreUnavailable
@@ -93,6 +93,12 @@ class World:
         await enqueue(self.store, jobs)
         self.jobs.extend(job.job_id for job in jobs)
 
+    async def enqueue_plain(self, a, b):
+        """Jobs without a key, which the plain claim takes if no other job stands among them."""
+        jobs = [NewJob(queue="q", task="t", max_attempts=1 + b % 3, lease_ttl_sec=60) for _ in range(1 + a)]
+        await enqueue(self.store, jobs)
+        self.jobs.extend(job.job_id for job in jobs)
+
     async def enqueue_after(self, a, b):
         """Jobs that run after some of the latest, their own list's included."""
         jobs = []
@@ -135,7 +141,7 @@ class World:
         worker = self.workers[a % len(self.workers)]
         await self.insist(worker, lambda: worker.ask("nothing here"))
         session = worker.locks._session
-        session._connection = LossyConnection(session._connection, "dl_claim")
+        session._connection = LossyConnection(session._connection, ANY_CLAIM)
         with pytest.raises(StoreUnavailable):
             await worker.ask()
 
@@ -446,7 +452,7 @@ class World:
 
 
 # The first ones stand for most of what happens; hypothesis prefers them when it shrinks.
-COMMON = ("enqueue", "claim", "end", "enqueue", "claim", "end", "enqueue", "claim")
+COMMON = ("enqueue", "claim", "end", "enqueue", "claim", "end", "enqueue_plain", "claim")
 RARE = (
     "sweep", "expire", "reap", "jump", "cancel", "retry", "beat", "end_again", "let_time_pass", "drain", "kill",
     "lose_session", "claim_without_reply", "foreign_insert", "foreign_claim", "foreign_finish", "foreign_reap",
@@ -455,7 +461,9 @@ RARE = (
 CHOICES = st.integers(0, 7)
 ONE = st.tuples(st.sampled_from(COMMON + RARE), CHOICES, CHOICES)
 ON_THE_STORE = st.tuples(
-    st.sampled_from(["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue", "enqueue_after", "judge"]),
+    st.sampled_from(
+        ["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue", "enqueue_plain", "enqueue_after", "judge"]
+    ),
     CHOICES,
     CHOICES,
 )
@@ -493,7 +501,8 @@ async def play(store, raw, service, history):
 @pytest.mark.parametrize(
     ("part", "examples"), [(0, EXAMPLES // 4)] + [pytest.param(n, EXAMPLES, marks=pytest.mark.slow) for n in (1, 2, 3)]
 )
-async def test_every_history_keeps_the_promises(database, store, raw, part, examples):
+async def test_every_history_keeps_the_promises(database, store, raw, part, examples, monkeypatch):
+    monkeypatch.setattr("dataloader.store.queue.plain_claim.GENERAL_CLAIMS", 2)
     async with raw_connection(database.dsn) as service:
 
         @seed(SEED + part)
