@@ -29,7 +29,7 @@ payments = processes.define("payment", state=Payment, step_timeout_s=30, retry=R
 
 
 class Bank:
-    """Stands for a service outside. What it is asked for twice with one key it does once."""
+    """External service. It executes requests with the same key once."""
 
     limit = 1_000
 
@@ -58,14 +58,14 @@ async def begin(p: Process[Payment], amount: int) -> Done:
 @payments.call
 async def pay(p: Process[Payment], amount: int) -> Done | Refuse:
     if amount != p.state.amount:
-        return Refuse(f"{p.state.amount} is due")  # nothing changes, the timer goes on
+        return Refuse(f"{p.state.amount} is due")  # nothing changes, the timer stays
     return Done("thanks", state=attrs.evolve(p.state, paid=True), events=["paid"], next=Timer(after_s=0))
 
 
 @payments.timeout
 async def due(p: Process[Payment]) -> Done | Fail:
     if p.state.paid and not await bank.capture(p.process_id, p.state.amount, key=p.step_key):
-        return Fail("the bank has refused it", final=True)  # the process is in error until it is mended
+        return Fail("the bank has refused it", final=True)  # the process is in error until it is repaired
     return Done(events=["captured" if p.state.paid else "expired"], next=Remove(after_s=86_400))
 
 
