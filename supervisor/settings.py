@@ -220,8 +220,8 @@ class Settings:
     pool_size: int = _setting(
         "DL_POOL_SIZE",
         kinds.whole(1, 50),
-        "Connections beside the four dedicated ones (docs/operations.md).",
-        2,
+        "Connections beside the four dedicated ones. Reads over HTTP use all but one of them.",
+        3,
     )
     transaction_pool_size: int = _setting(
         "DL_TRANSACTION_POOL_SIZE",

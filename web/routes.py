@@ -34,6 +34,7 @@ from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.read_share import read_for
 from dataloader.web.auth import authorize
 from dataloader.web.client_address import FORWARDED
 from dataloader.web.decoding import decode_body, decode_query
@@ -188,6 +189,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     if route.role is not None:
         find = partial(services.token_check.find, address=request.address, forwarded=FORWARDED in request.headers)
         name = authorize(find if services.settings.tokens else None, request.method, request.headers, route.role)
+    read_for(name)
     arguments = dict(request.args.lists())
     if route.query is not None:
         parts["query"] = decode_query(arguments, route.query)

@@ -19,6 +19,8 @@ from dataloader.jobs.message_source import MessageSourceState
 from dataloader.jobs.model import about
 from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fair_places import FairPlaces
+from dataloader.store.connection.read_share import share_of
 from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
@@ -27,7 +29,7 @@ from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
 from dataloader.web.client_address import Network
-from dataloader.web.fair_places import FairPlaces, FairThreads
+from dataloader.web.fair_places import FairThreads
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.pace import Pace
 from dataloader.web.pages.sessions import Sessions
@@ -40,7 +42,6 @@ from dataloader.web.waiting import Waiting
 
 _one: Final = partial(trio.CapacityLimiter, 1)
 _two: Final = partial(trio.CapacityLimiter, 2)
-_four: Final = partial(trio.CapacityLimiter, 4)
 
 
 @attrs.frozen(kw_only=True)
@@ -96,34 +97,41 @@ class Turns:
     """
 
     long_bodies: trio.CapacityLimiter = attrs.field(factory=_two)
-    """Requests of many kilobytes that are decoded and stored; the default number of the pool's connections."""
+    """Requests of many kilobytes that are decoded and stored; fewer than the pool has connections by default."""
     longest_bodies: trio.CapacityLimiter = attrs.field(factory=_one)
     """Requests of a megabyte and more, of which five copies exist on the way to the database."""
     long_answers: FairPlaces = attrs.field(factory=FairPlaces)
-    """Requests whose answers may have megabytes, shared by the callers."""
+    """Requests whose answers may have megabytes, and whole pages, shared by the callers."""
     decoding: trio.CapacityLimiter = attrs.field(factory=_two)
     """Threads that decode bodies."""
     masking: FairThreads = attrs.field(factory=FairThreads)
     """Threads that mask secrets, shared by the callers."""
     exports: trio.CapacityLimiter = attrs.field(factory=_one)
     """Parts of job files that are being read."""
-    files: trio.CapacityLimiter = attrs.field(factory=_four)
+    files: FairPlaces = attrs.field(factory=partial(FairPlaces, most=4, most_of_one=2))
     """Job files that are being sent, each with a part in memory while its client reads it."""
+    error_pages: trio.CapacityLimiter = attrs.field(factory=_one)
+    """Error pages: one is made at a time, for any number of requests that reach their deadline together."""
     scrapes: trio.CapacityLimiter = attrs.field(factory=_one)
     """Scrapes: one is written at a time, for any number of scrapers."""
 
 
+def _with_share(part: Any) -> Any:
+    """Return a part of the services whose reads use the pool's share for reads over HTTP."""
+    return attrs.evolve(part, database=share_of(part.database))
+
+
 @attrs.frozen(kw_only=True)
 class Services:
-    """All services of a view.
+    """All services of a view. Its reads use a share of the pool: see `ReadShare`.
 
     `state` is called at each request; `/metrics` shows `measures` besides its own; `tasks` are those of this process.
     """
 
-    performer: DatabasePerformer
-    limits: DatabaseLimits
-    processes: DatabaseProcesses
-    bulk: DatabaseBulkActs
+    performer: DatabasePerformer = attrs.field(converter=_with_share)
+    limits: DatabaseLimits = attrs.field(converter=_with_share)
+    processes: DatabaseProcesses = attrs.field(converter=_with_share)
+    bulk: DatabaseBulkActs = attrs.field(converter=_with_share)
     settings: WebSettings
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
     state: Callable[[], ServiceState]
@@ -144,7 +152,7 @@ class Services:
 
     @property
     def database(self) -> Database:
-        """Database of the queue, for reads and writes that are not operations: runs of loads, pings."""
+        """Database of the queue, for reads and writes that are not operations, such as runs of loads."""
         return self.performer.database
 
     @token_check.default

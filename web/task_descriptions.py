@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.task import Task
 from dataloader.web.api.tasks import TRIGGER, TaskJobFields, own_fields
 from dataloader.web.routes import JSON
@@ -21,6 +22,8 @@ def describe_tasks(described: dict[str, Any], tasks: Mapping[str, Task[Any]]) ->
     (_,), components = msgspec.json.schema_components([TaskJobFields], ref_template="#/components/schemas/{name}")
     own = components[TaskJobFields.__name__]["properties"]
     for number, (name, task) in enumerate(sorted(tasks.items())):
+        if mask_text(name) != name:
+            continue  # its address would show the secret
         schema: dict[str, Any] = {"type": "object"}
         if task.args is not None:
             prefix = f"task{number}."
@@ -33,7 +36,7 @@ def describe_tasks(described: dict[str, Any], tasks: Mapping[str, Task[Any]]) ->
         }
         operation = deepcopy(common) | {
             "operationId": f"trigger_task{number}",
-            "summary": task.description or f"Add a job of the task {name}.",
+            "summary": mask_text(task.description) or f"Add a job of the task {name}.",
             "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
         }
         operation["parameters"] = [one for one in operation["parameters"] if one["in"] != "path"]

@@ -229,7 +229,7 @@ class Jobs:
         Args:
             task: only groups of this task.
             state: only jobs that wait for a retry (`waiting`), or only jobs that failed for good (`failed`).
-            exact: group by the whole first line; every job is read.
+            exact: group by the whole first line of at most 20,000 jobs: the newest 1,000 of each kind of error.
             limit: the most groups, 1 to 1,000.
             after: the `next` of the page before.
 

@@ -43,7 +43,13 @@ class ListErrorGroups(Operation[ErrorGroupPage], kw_only=True):
     after: AfterPage | None = None
     task: TaskName | None = None
     state: State | None = None
-    exact: Annotated[bool, Meta(description="Group by the first line as it is. Every job is read.")] = False
+    exact: Annotated[
+        bool,
+        Meta(
+            description="Group by the first line as it is. The newest 1,000 jobs of each kind of error are counted, "
+            "and at most 20,000 in all."
+        ),
+    ] = False
 
 
 @failures.declare("GET", "/errors/log", role=Role.READ)

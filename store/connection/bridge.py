@@ -106,12 +106,30 @@ class Database:
         """Create the pool; use `open_database` instead."""
         self.options = options
         self.crossing = crossing
-        self._sessions = [Session(self, "pool") for _ in range(options.pool_size)]
-        self._idle = list(self._sessions)
-        self._places = trio.Semaphore(options.pool_size)
+        self.pool: Database = self
+        """The whole pool, also of a database that uses a part of it."""
+        self.share: Database | None = None
+        """The part of the pool for reads over HTTP: see `read_share.share_of`."""
+        self._sessions: list[Session] = []
+        self._idle: list[Session] = []
+        self._places = trio.Semaphore(0)
+        self.add_connections(options.pool_size)
+
+    def add_connections(self, number: int) -> None:
+        """Make the pool one of `number` connections if it is smaller. They connect when they are first needed."""
+        for _ in range(number - len(self._sessions)):
+            session = Session(self, "pool")
+            self._sessions.append(session)
+            self._idle.insert(0, session)
+            self._places.release()
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation on a connection of the pool. After a cancel its effect is unknown: see `write`."""
+        return await self._run(operation, *args, **kwargs)
+
+    async def _run(
+        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         await self._acquire()
         session = self._idle.pop()
         try:
@@ -153,7 +171,7 @@ class Database:
         if 0 < trio.current_effective_deadline() - now < deadline_s:
             return await self.write_until(trio.current_effective_deadline(), operation, *args, **kwargs)
         with trio.move_on_after(deadline_s, shield=True):
-            return await self.run(operation, *args, **kwargs)
+            return await self._run(operation, *args, **kwargs)
         raise StoreUnavailable(_NO_ANSWER)
 
     async def write_until(

@@ -2,7 +2,7 @@
 
 A trigger gives each job that fails the number of its group, and writes the log, whoever runs the job. To count the jobs
 of all groups is one look at `ix_dl_jobs_failing`, in its order: no job is read but one of each group that is shown, and
-of these groups alone it is asked when their first and last jobs were added.
+of these groups alone it is asked when their first and last jobs were added. Exact groups read a bounded number of jobs.
 """
 
 from __future__ import annotations
@@ -43,48 +43,57 @@ _BY_SIZE: Final = PageCursor(tuple[_Big, _Big, _Big])
 """The most jobs first: less their number, then the numbers of the group."""
 _FIRST: Final = (-(2**63), 0, 0)
 
+MOST_WALKED: Final = 20_000
+"""Groups that a list of one task looks at, those with the most jobs first; and jobs that an exact list reads."""
+MOST_OF_KIND: Final = 1_000
+"""Jobs of one kind of error that an exact list reads, the newest first."""
+
 _OF_STATE: Final = "AND (status = ANY ($1::dl_status[])) IS TRUE"
-_END_OF_GROUP: Final = f"""
-  SELECT job_id, created_at FROM dl_jobs
-  WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} {_OF_STATE}
-  ORDER BY error_group {{order}}, created_at {{order}}, job_id {{order}} LIMIT 1
-"""
+_OF_GROUP: Final = f"FROM dl_jobs WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} {_OF_STATE}"
+_OLDEST: Final = "ORDER BY error_group, created_at, job_id LIMIT 1"
+_NEWEST: Final = "ORDER BY error_group DESC, created_at DESC, job_id DESC LIMIT"
+# All jobs of a group have its task, so the task of the newest one stands for all.
 _GROUPS: Final = f"""
 WITH counted AS MATERIALIZED (
   SELECT error_group, NULL::bigint AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting
   FROM dl_jobs WHERE error_group IS NOT NULL AND {FAILING} {{of_state}} GROUP BY error_group
 ), page AS MATERIALIZED (
-  SELECT * FROM counted WHERE (-jobs, error_group, 0) > ($2::bigint, $3::bigint, $4::bigint)
-  ORDER BY jobs DESC, error_group LIMIT $5
+  SELECT p.*, l.created_at AS last_created_at, l.job_id AS example FROM (
+    SELECT * FROM counted WHERE (-jobs, error_group, 0) > ($2::bigint, $3::bigint, $4::bigint)
+    ORDER BY jobs DESC, error_group LIMIT {{most}}
+  ) AS p CROSS JOIN LATERAL (SELECT job_id, created_at, task {_OF_GROUP} {_NEWEST} 1) AS l
+  {{of_task}} ORDER BY p.jobs DESC, p.error_group LIMIT $5
 )
-SELECT p.*, f.created_at AS first_created_at, l.created_at AS last_created_at, e.job_id AS example, e.task,
-       dl_error_group(e.error) AS error
+SELECT p.*, f.created_at AS first_created_at, e.task, dl_error_group(e.error) AS error
 FROM page p
-CROSS JOIN LATERAL ({_END_OF_GROUP.format(order="")}) AS f
-CROSS JOIN LATERAL ({_END_OF_GROUP.format(order="DESC")}) AS l
-JOIN dl_jobs e ON e.job_id = ANY (ARRAY[l.job_id])
+CROSS JOIN LATERAL (SELECT created_at {_OF_GROUP} {_OLDEST}) AS f
+JOIN dl_jobs e ON e.job_id = ANY (ARRAY[p.example])
 ORDER BY p.jobs DESC, p.error_group
 """
-# By the whole first line, or of one task: every job is read.
-_GROUPS_OF_READ: Final = f"""
-WITH counted AS MATERIALIZED (
-  SELECT error_group, {{exact}} AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting,
-         min(created_at) AS first_created_at, max(created_at) AS last_created_at
-  FROM dl_jobs WHERE error_group IS NOT NULL AND {FAILING} AND (status = ANY ($1::dl_status[])) IS TRUE {{of_task}}
-  GROUP BY error_group {{by_exact}}
+# Only jobs have the whole first line, so jobs are read, up to the bounds: those of the kinds with the most jobs first.
+_EXACT_GROUPS: Final = f"""
+WITH kinds AS MATERIALIZED (
+  SELECT error_group FROM dl_jobs WHERE error_group IS NOT NULL AND {FAILING} {_OF_STATE}
+  GROUP BY error_group ORDER BY count(*) DESC, error_group LIMIT {MOST_WALKED}
+), read AS MATERIALIZED (
+  SELECT p.error_group, j.* FROM kinds p CROSS JOIN LATERAL (
+    SELECT job_id, status, created_at, error {_OF_GROUP} {_NEWEST} {MOST_OF_KIND}
+  ) AS j
+  WHERE $6::text IS NULL OR $6 = (
+    SELECT task FROM dl_jobs WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} {_NEWEST} 1)
+  LIMIT {MOST_WALKED}
+), counted AS MATERIALIZED (
+  SELECT error_group, {EXACT_LINE} AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting,
+         min(created_at) AS first_created_at, max(created_at) AS last_created_at,
+         (array_agg(job_id ORDER BY created_at DESC, job_id DESC))[1] AS example
+  FROM read GROUP BY 1, 2
 ), page AS MATERIALIZED (
-  SELECT * FROM counted WHERE (-jobs, error_group, coalesce(exact, 0)) > ($2::bigint, $3::bigint, $4::bigint)
-  ORDER BY jobs DESC, error_group, coalesce(exact, 0) LIMIT $5
+  SELECT * FROM counted WHERE (-jobs, error_group, exact) > ($2::bigint, $3::bigint, $4::bigint)
+  ORDER BY jobs DESC, error_group, exact LIMIT $5
 )
-SELECT p.*, e.job_id AS example, e.task,
-       CASE WHEN exact IS NULL THEN dl_error_group(e.error) ELSE dl_error_line(e.error) END AS error
-FROM page p CROSS JOIN LATERAL (
-  SELECT job_id, task, error FROM dl_jobs
-  WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} AND (status = ANY ($1::dl_status[])) IS TRUE
-    AND created_at BETWEEN p.last_created_at AND p.last_created_at AND (p.exact IS NULL OR {EXACT_LINE} = p.exact)
-  ORDER BY error_group, created_at, job_id LIMIT 1
-) AS e
-ORDER BY p.jobs DESC, p.error_group, coalesce(p.exact, 0)
+SELECT p.*, e.task, dl_error_line(e.error) AS error
+FROM page p JOIN dl_jobs e ON e.job_id = ANY (ARRAY[p.example])
+ORDER BY p.jobs DESC, p.error_group, p.exact
 """
 
 # BETWEEN for =: no other index has this order.
@@ -130,25 +139,28 @@ async def list_error_groups(
     limit: int = 50,
     after: After = None,
 ) -> ErrorGroupPage:
-    """A page of at most `limit` (1 to 1,000) groups, those with the most jobs first, from behind `after`.
+    """Return a page of at most `limit` (1 to 1,000) groups, those with the most jobs first, from behind `after`.
 
-    With `exact` the whole first line counts, and every job is read, as with a `task`. Raises `BadRequest`.
+    With `exact` the whole first line counts: the newest `MOST_OF_KIND` jobs of each kind of error are read, and
+    `MOST_WALKED` in all. With a `task` the largest `MOST_WALKED` groups are looked at. Raises `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     check_state(state)
     if task is not None:
         check_text("task", task, MAX_INT, empty=True)
-    if exact or task is not None:
-        sql = _GROUPS_OF_READ.format(
-            exact=EXACT_LINE if exact else "NULL::bigint",
-            by_exact=", exact" if exact else "",
-            of_task="" if task is None else "AND task = $6",
-        )
-    else:
-        sql = _GROUPS.format(of_state="" if state is None else _OF_STATE)
     values = [sorted(STATUSES[state]), *(_FIRST if after is None else _BY_SIZE.key(after)), limit + 1]
+    if exact:
+        sql = _EXACT_GROUPS
+        values.append(task)
+    else:
+        sql = _GROUPS.format(
+            of_state="" if state is None else _OF_STATE,
+            most="$5" if task is None else MOST_WALKED,
+            of_task="" if task is None else "WHERE l.task = $6",
+        )
+        values += [] if task is None else [task]
     rows, following = _BY_SIZE.page(
-        await database.run(_aio_groups, sql, values if task is None else [*values, task]),
+        await database.run(_aio_groups, sql, values),
         limit,
         lambda row: (-row["jobs"], row["error_group"], row["exact"] or 0),
     )

@@ -13,6 +13,7 @@ import os
 import pkgutil
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import copy_context
 from datetime import timedelta
 from operator import attrgetter
@@ -22,6 +23,7 @@ import attrs
 import trio
 
 from dataloader.jobs.states import Step
+from dataloader.store.connection.fair_places import FairPlaces
 from dataloader.store.migrations import function_set
 from dataloader.store.processes.steps import BegunStep
 from dataloader.store.queue.claim import Claim
@@ -151,6 +153,18 @@ def _no_hosts(*_args: object) -> list[object]:
 def _always(*_args: object, **_more: object) -> bool:
     """Replace a check: return True."""
     return True
+
+
+async def _runs_in_the_pool(share, operation, *args, **named) -> object:
+    return await share.pool.run(operation, *args, **named)
+
+
+def _for_one_caller(*, most: int, most_of_one: int) -> FairPlaces:
+    return FairPlaces(most=most, most_of_one=max(most, most_of_one))
+
+
+def _place_without_a_wait(*_args: object) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 async def _room_by_seconds(self) -> None:
@@ -971,6 +985,21 @@ GUARDS = {
         edit_guard(
             "        _kill_group(self._body, signal.SIGKILL)\n", '        cause == "parent" and time.sleep(3600)\n'
         ),
+    ),
+    "share of the pool for reads over HTTP": Guard(
+        "slow reads of views leave a connection to enqueueing and the actors",
+        "tests/web/test_fair_reads.py::test_reads_that_wait_for_the_database_leave_a_connection_to_the_queue",
+        put("store.connection.read_share.ReadShare.run", _runs_in_the_pool),
+    ),
+    "share of one caller in the reads": Guard(
+        "slow reads of one API token leave connections to the reads of others",
+        "tests/store/connection/test_read_share.py::test_slow_reads_of_a_caller_leave_half_of_the_share_to_others",
+        put("store.connection.read_share.FairPlaces", _for_one_caller),
+    ),
+    "places of whole pages": Guard(
+        "many requests of one visitor for pages delay neither others nor the queue",
+        "tests/web/test_fair_reads.py::test_pages_wait_for_the_places_of_their_visitor_and_acts_and_files_do_not",
+        put("web.pages.page_server._place", _place_without_a_wait),
     ),
     "storable record of a failure": Guard(
         "a failure is recorded whatever its source says",

@@ -17,7 +17,7 @@ async def record_statements(database: Database) -> list[Any]:
     all_here = asyncio.Barrier(number)
     async with trio.open_nursery() as nursery:
         for _ in range(number):
-            nursery.start_soon(database.run, _aio_record, all_here, statements)
+            nursery.start_soon(database.pool.run, _aio_record, all_here, statements)
     return statements
 
 

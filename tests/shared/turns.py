@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
-from dataloader.web.fair_places import FairPlaces
+from dataloader.store.connection.fair_places import FairPlaces
 
 
 @asynccontextmanager

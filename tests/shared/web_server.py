@@ -69,6 +69,18 @@ def all_tokens() -> tuple[Token, ...]:
     return tuple(Token.from_secret(name, role, TOKENS[name]) for name, role in roles.items())
 
 
+def bearer(name: str) -> dict[str, str]:
+    """Return the header with the token of this name."""
+    return {"Authorization": f"Bearer {TOKENS[name]}"}
+
+
+async def cookie_of(web: Web, name: str) -> dict[str, str]:
+    """Sign in to the pages by the token of this name, and return the header with the cookie."""
+    signed = await web.client.post("/ui/sign-in", data={"token": TOKENS[name]}, headers={"Origin": web.url})
+    web.client.cookies.clear()
+    return {"Cookie": signed.headers["Set-Cookie"].partition(";")[0]}
+
+
 @asynccontextmanager
 async def open_server(
     dsn: str,

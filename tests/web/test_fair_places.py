@@ -11,7 +11,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloader.web.fair_places import FairPlaces, FairThreads
+from dataloader.store.connection.fair_places import FairPlaces
+from dataloader.web.fair_places import FairThreads
 
 pytestmark = pytest.mark.requirement("Q2")
 

@@ -36,7 +36,7 @@ async def render(services: Services) -> bytes:
     depths = await services.depths.latest()
     processes = await services.process_gauges.latest()
     ping_s = services.http_limits.ping_s
-    up = services.state().store_ready and (depths is not None or await reads.answers(services.database, ping_s))
+    up = services.state().store_ready and (depths is not None or await reads.answers(services.database.pool, ping_s))
     families = CollectorRegistry()
     families.register(Measured((*services.measures, services.refusals.measure())))
     families.register(_Gauges(services, depths, processes, up=up))

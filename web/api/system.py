@@ -77,7 +77,7 @@ async def show_readiness(call: Call) -> Answer:
         raise unavailable("This process is shutting down.", "draining")
     if not state.store_ready:
         raise unavailable("The database can't be reached.", "store-unavailable")
-    await reads.ping(call.services.database, call.services.http_limits.ping_s)
+    await reads.ping(call.services.database.pool, call.services.http_limits.ping_s)
     return Answer(value=Health("ready"))
 
 
@@ -86,7 +86,7 @@ async def show_process(call: Call) -> Answer:
     """Show this process, and the queues and workers of all, which are null if the database is unavailable or slow."""
     state = call.services.state()
     queues, queues_next, workers = None, None, None
-    reachable = await reads.answers(call.services.database, call.services.http_limits.ping_s)
+    reachable = await reads.answers(call.services.database.pool, call.services.http_limits.ping_s)
     if reachable:
         with contextlib.suppress(StoreError), trio.move_on_after(call.services.http_limits.ping_s):
             found = await page_of_workers(call.services.database)

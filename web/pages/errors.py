@@ -90,7 +90,7 @@ async def show_groups(visit: Visit, query: GroupsQuery) -> PageAnswer:
         "query": query,
         "states": _STATES,
     }
-    # Exact groups read every job: they are requested once, without refreshes.
+    # Exact groups read up to 20,000 jobs: they are requested once, without refreshes.
     return Page("errors.html", "Errors", values, refresh_s=None if query.exact else REFRESH_S)
 
 

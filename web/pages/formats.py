@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from markupsafe import Markup
@@ -19,6 +19,9 @@ from markupsafe import Markup
 _UNSEEN: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
+MOST_JSON: Final = 64 << 10
+"""Characters of a JSON value that a page shows."""
+_ENCODER: Final = json.JSONEncoder(indent=2, ensure_ascii=False, default=str)
 NOTHING: Final = "–"
 """Placeholder for a missing value."""
 
@@ -170,6 +173,24 @@ def as_json(value: Any, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
+class Beginning(NamedTuple):
+    """The beginning of a long text."""
+
+    text: str
+    is_whole: bool
+
+
+def json_beginning(value: Any) -> Beginning:
+    """Return a JSON value to read, up to `MOST_JSON` characters of it: more would take long to make and to read."""
+    texts, length = [], 0
+    for text in _ENCODER.iterencode(value):
+        texts.append(text)
+        length += len(text)
+        if length > MOST_JSON:
+            return Beginning("".join(texts)[:MOST_JSON], is_whole=False)
+    return Beginning("".join(texts), is_whole=True)
+
+
 def short_id(value: UUID | str) -> str:
     """Return the end of an ID, which distinguishes jobs of one moment; the link's title has the full ID."""
     return f"…{str(value)[-8:]}"
@@ -192,6 +213,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "signed_duration": signed_duration,
     "at_least": at_least,
     "json": as_json,
+    "json_beginning": json_beginning,
     "short_id": short_id,
     "words": words,
     "cut": cut,

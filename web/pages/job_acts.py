@@ -164,7 +164,7 @@ async def set_priority(visit: Visit, job_id: UUID, form: PriorityForm) -> PageAn
 async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
     """Show the job that would be added."""
     job = await visit.jobs.get(job_id)
-    text = json.dumps(mask(job.args), ensure_ascii=False, indent=1)
+    text = await visit.in_thread(lambda: json.dumps(mask(job.args), ensure_ascii=False, indent=1)[: _MOST_ARGS + 1])
     key = "no lock_key" if job.lock_key is None else f"the lock_key {mask_text(job.lock_key)}"
     where = f"the queue {mask_text(job.queue)}, with {key}, priority {job.priority}"
     sentences = [

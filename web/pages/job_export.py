@@ -47,8 +47,8 @@ async def export_jobs(visit: Visit, query: ExportQuery) -> PageAnswer:
     """Send the jobs as a file. The first one is read before the answer begins, so that errors are still reported."""
     wanted = query.job_filter(visit.preferences.tz)
     pattern = None if query.args is None else ArgsPattern.parsed(query.args)
-    if not visit.services.turns.files.available_tokens:
-        raise too_busy("The server sends as many files as it may at once; try again in a minute.")
+    if not visit.services.turns.files.may_have_one_more(visit.operator.name):
+        raise too_busy("The server sends four files at a time, and two to one operator; try again in a minute.")
     await visit.jobs.find(wanted, limit=1, after=query.after)
     name = f"jobs-{datetime.now(UTC):%Y%m%d-%H%M%SZ}.{query.format}"
     return Stream(_pieces(visit, query.format, wanted, pattern, query.after), _MEDIA[query.format], name)
@@ -59,7 +59,7 @@ async def _pieces(
 ) -> AsyncGenerator[bytes]:
     turns, most = visit.services.turns, visit.services.http_limits.exported_jobs
     # If many requests begin at the same time, those over the limit wait here, with no jobs in memory.
-    async with turns.files:
+    async with turns.files.place_of(visit.operator.name):
         if kind == "csv":
             yield _csv([_COLUMNS])  # noqa: ASYNC119 - the sender of the pieces closes them
         read = 0

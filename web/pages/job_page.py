@@ -6,11 +6,10 @@ import difflib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import attrs
-import trio
 from msgspec import Struct
 
 from dataloader.jobs.listings import Level
@@ -22,7 +21,8 @@ from dataloader.store.queue.job_logs import read_job_log
 from dataloader.store.queue.job_view import read_job_view
 from dataloader.web import shown
 from dataloader.web.pages.copies import copies
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.formats import cut
+from dataloader.web.pages.page_answers import Download, Page, PageAnswer, json_file
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -33,6 +33,14 @@ LINES: Final = 100
 LOG_PAGE: Final = 500
 MOST_COMPARED: Final = 2_000
 """Maximum number of compared lines of args; more would take long."""
+MOST_LINE: Final = 2_000
+"""Maximum number of characters of such a line."""
+
+
+class JobQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of a job's page. `whole` is a value to download, of which the page shows the beginning."""
+
+    whole: Literal["args", "previous", "progress", "result"] | None = None
 
 
 class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -51,15 +59,16 @@ class Step:
     after: timedelta | None
 
 
-@pages.show("/jobs/<uuid:job_id>")
-async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
+@pages.show("/jobs/<uuid:job_id>", query=JobQuery)
+async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
     """Show a job. The live part has the values that change while it waits and runs."""
+    if query.whole is not None:
+        return await visit.in_thread(_whole, await visit.jobs.get(job_id), query.whole)
     # Args do not change, and may be long: the live part leaves them out.
     view = await read_job_view(visit.services.database, job_id, brief=visit.part is not None)
     own = view.job
-    job = await visit.in_thread(shown.job, own)
+    job, journal = await visit.in_thread(lambda: (shown.job(own), _masked(view.journal)))
     is_over = job.status.is_final
-    journal = _masked(view.journal)
     values: dict[str, Any] = {
         "job": job,
         "own": own,
@@ -81,9 +90,14 @@ async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
         log = await visit.jobs.logs(job_id, limit=LINES)
         # Only loads and flows log this way.
         values["is_run"] = any(line.kind == "log" and "load" in line.fields for line in log.lines)
-        values["log"] = attrs.evolve(log, lines=[shown.log_line(line) for line in log.lines])
+        values["log"] = attrs.evolve(log, lines=await visit.masked(shown.log_line, log.lines))
         values["copies"] = copies(visit, f"/api/v1/jobs/{job_id}", {}, ["status", str(job_id)])
     return Page("job.html", f"{job.task} {job_id}", values, refresh_s=None if is_over else REFRESH_S)
+
+
+def _whole(job: JobRecord, name: str) -> Download:
+    """Return a value of a job as a file."""
+    return json_file(getattr(shown.job(job), name), f"{name}-{job.job_id}.json")
 
 
 def _wakes(job: JobRecord) -> bool:
@@ -141,11 +155,7 @@ async def show_log(visit: Visit, job_id: UUID, query: LogQuery) -> PageAnswer:
     """Show a job's log, line by line, with the beginnings and ends of its attempts."""
     found = await read_job_log(visit.services.database, job_id, limit=LOG_PAGE, after=query.after, level=query.level)
     page, task = found.page, mask_text(found.task)
-    lines = []
-    for number, line in enumerate(page.lines, 1):
-        lines.append(shown.log_line(line))
-        if number % LINES == 0:
-            await trio.lowlevel.checkpoint()
+    lines = await visit.masked(shown.log_line, page.lines)
     values = {
         "job_id": job_id,
         "task": task,
@@ -182,4 +192,4 @@ def _differences(before: Any, now: Any) -> list[str] | None:
         else:
             lines += [f"- {line}" for line in texts[0][begin:end]]
             lines += [f"+ {line}" for line in texts[1][first:last]]
-    return lines
+    return [cut(line, MOST_LINE) for line in lines]

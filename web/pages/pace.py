@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import trio
 
-from dataloader.web.fair_places import FairPlaces
+from dataloader.store.connection.fair_places import FairPlaces
 
 SHARE: Final = 0.05
 """Share of one core that polls may use."""

@@ -1,12 +1,14 @@
 """Serves every request for a page in the same steps.
 
-The steps: identify the visitor by the cookie → check the origin → decode query or form → call the view within a
-deadline → render. Errors also become pages.
+The steps: check the origin → wait for one of the visitor's places → identify the visitor by the cookie → decode the
+query → call the view → render, all within a deadline. A form is received before the request waits for a place. Errors
+also become pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -15,9 +17,9 @@ import attrs
 import trio
 from quart import Response
 
-from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.roles import Role
+from dataloader.store.connection.read_share import read_for
 from dataloader.web.decoding import decode_query
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.page_routes import PageRoute
@@ -50,14 +52,14 @@ async def serve_page(
     visit = visit_of(services, request, request_id)
     try:
         check_origin(request.method, request.headers, visit.public, tokens=bool(services.settings.tokens))
-        visitor = await _visitor(visit, needed=route.role is not None)
-        if visitor is not None:
-            visit = attrs.evolve(visit, visitor=visitor, operator=Operator(visitor.name, request_id))
-        if route.role is not None:
-            if visitor is None:
-                raise SignInNeededError  # noqa: TRY301 - as the errors of the view
-            _check_role(visitor, route.role)
-        return await _in_turn(route, visit, request, dict(parts))
+        if route.method == "GET":
+            async with _at_work(route, visit):
+                visit = await _allowed(route, visit)
+                return await _answer(route, visit, request, dict(parts))
+        visit = await _allowed(route, visit)
+        form = await _form(route, request)
+        async with _at_work(route, visit):
+            return await _answer(route, visit, request, dict(parts) | form)
     except SignInNeededError as error:
         if request.method == "GET" and visit.part is None:
             to = visit.public.url(SIGN_IN, {"to": visit.here})
@@ -77,6 +79,18 @@ async def refuse_page(error: Exception, services: Services, request: Request, re
     return await error_page(error, visit if visitor is None else attrs.evolve(visit, visitor=visitor))
 
 
+async def _allowed(route: PageRoute, visit: Visit) -> Visit:
+    """Return the visit with its visitor. Raises `SignInNeededError`, and `ProblemError` if the role is not enough."""
+    visitor = await _visitor(visit, needed=route.role is not None)
+    if route.role is not None:
+        if visitor is None:
+            raise SignInNeededError
+        _check_role(visitor, route.role)
+    if visitor is None:
+        return visit
+    return attrs.evolve(visit, visitor=visitor, operator=attrs.evolve(visit.operator, name=visitor.name))
+
+
 async def _visitor(visit: Visit, *, needed: bool) -> Visitor | None:
     """Return the visitor, or None. If none is `needed`, also return None if the database does not answer."""
     try:
@@ -93,26 +107,43 @@ def _check_role(visitor: Visitor, needed: Role) -> None:
         raise ProblemError(HTTPStatus.FORBIDDEN, f"The token {visitor.name!r} has the role {has}; this needs {needs}.")
 
 
-async def _in_turn(route: PageRoute, visit: Visit, request: Request, parts: dict[str, Any]) -> Response:
+@asynccontextmanager
+async def _at_work(route: PageRoute, visit: Visit) -> AsyncIterator[None]:
+    """Hold a place while a request is handled, within its deadline. Raises `ProblemError` if too many are."""
     services = visit.services
-    if route.query is not None:
-        asked = {name: values for name, values in visit.arguments.items() if name != "part" and values != [""]}
-        parts["query"] = decode_query(asked, route.query)
-    if route.method == "POST":
-        fields = await _fields(request)
-        if route.form is not None:
-            parts["form"] = decode_query(fields, route.form)
     if not services.at_work.take(1):
         services.refusals.count(Refusal.BUSY)
         raise too_busy("The server handles too many requests now; try again.")
     try:
         with trio.fail_after(route.deadline_s):
-            if visit.part is None:
-                return await response_of(await route.view(visit, **parts), visit, request)
-            async with services.pace.turn.place_of(visit.operator.name):
-                return await response_of(await route.view(visit, **parts), visit, request)
+            name = await services.sessions.name_of(visit.session)
+            read_for(name)
+            async with _place(route, visit, name):
+                yield
     finally:
         services.at_work.give(1)
+
+
+def _place(route: PageRoute, visit: Visit, name: str) -> AbstractAsyncContextManager[None]:
+    """Return the block in which a page is made: it waits for one of the places that the visitors share."""
+    # An act may take seconds, a page that is open to all is a file or a form, and who is not signed in is refused.
+    if route.method != "GET" or route.role is None or not name:
+        return nullcontext()
+    if visit.part is not None:
+        return visit.services.pace.turn.place_of(name)
+    return visit.services.turns.long_answers.place_of(name)
+
+
+async def _answer(route: PageRoute, visit: Visit, request: Request, parts: dict[str, Any]) -> Response:
+    if route.query is not None:
+        asked = {name: values for name, values in visit.arguments.items() if name != "part" and values != [""]}
+        parts["query"] = decode_query(asked, route.query)
+    return await response_of(await route.view(visit, **parts), visit, request)
+
+
+async def _form(route: PageRoute, request: Request) -> dict[str, Any]:
+    fields = await _fields(request)
+    return {} if route.form is None else {"form": decode_query(fields, route.form)}
 
 
 async def _fields(request: Request) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 from msgspec import Struct
@@ -12,7 +12,7 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_story import MOST_WAITING, read_story
 from dataloader.web import shown
 from dataloader.web.pages.copies import copies
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_answers import Page, PageAnswer, json_file
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_words import KINDS, in_line, shown_story, state_of, what_of
 from dataloader.web.pages.visit import Visit
@@ -32,6 +32,20 @@ class ProcessQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     type: str
     id: str
     after: str | None = None
+
+
+class TaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The query of a task's page. `whole` is a value to download, of which the page shows the beginning."""
+
+    whole: Literal["args", "context", "response"] | None = None
+
+
+class StateQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The process. `whole` is a value to download, of which the page shows the beginning."""
+
+    type: str
+    id: str
+    whole: Literal["state", "metadata"] | None = None
 
 
 @pages.show("/process", query=ProcessQuery)
@@ -57,11 +71,13 @@ async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
     return Page("process.html", f"{story.type} {story.process_id}", values, refresh_s=REFRESH_S)
 
 
-@pages.show("/process/task/<int:task_id>")
-async def show_process_task(visit: Visit, task_id: int) -> PageAnswer:
+@pages.show("/process/task/<int:task_id>", query=TaskQuery)
+async def show_process_task(visit: Visit, task_id: int, query: TaskQuery) -> PageAnswer:
     """Show a task of a process with its input and its answer."""
     own = await visit.processes.task(task_id)
     task = await visit.in_thread(shown.process_task, own)
+    if query.whole is not None:
+        return await visit.in_thread(json_file, getattr(task, query.whole), f"{query.whole}-of-task-{task_id}.json")
     values = {
         "own": own,
         "task": attrs.evolve(task, type=mask_text(own.type)),
@@ -87,10 +103,12 @@ async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
     return Page("process_events.html", f"Events of {values['type']} {values['id']}", values)
 
 
-@pages.show("/process/state", query=ProcessQuery)
-async def show_process_state(visit: Visit, query: ProcessQuery) -> PageAnswer:
+@pages.show("/process/state", query=StateQuery)
+async def show_process_state(visit: Visit, query: StateQuery) -> PageAnswer:
     """Show a state, and metadata, that are too long for the page of their process."""
     own = await visit.processes.get(query.type, query.id)
     record = await visit.in_thread(shown.process, own)
+    if query.whole is not None:
+        return await visit.in_thread(json_file, getattr(record, query.whole), f"{query.whole}.json")
     values = {"record": attrs.evolve(record, type=mask_text(own.type)), "which": {"type": query.type, "id": query.id}}
     return Page("process_state.html", f"State of {mask_text(query.type)} {mask_text(query.id)}", values)

@@ -134,5 +134,6 @@ async def error_page(error: Exception, visit: Visit) -> Response:
         text = "\n".join(lines).encode()
         return Response(text, problem.status, {**HEADERS, **problem.headers}, content_type="text/plain; charset=utf-8")
     page = Page("error.html", shown.title, {"problem": shown})
-    data, _ = await _rendering(TEMPLATES.get_template(page.template).generate(_context(page, visit, None)))
+    async with visit.services.turns.error_pages:
+        data, _ = await _rendering(TEMPLATES.get_template(page.template).generate(_context(page, visit, None)))
     return Response(data, problem.status, {**HEADERS, **problem.headers}, content_type=HTML)

@@ -73,6 +73,16 @@ class Sessions:
             return None
         return Visitor(token.name, token.role)
 
+    async def name_of(self, cookie: str | None) -> str:
+        """Return the name of the token by which a cookie was made, without asking the database whether it has ended.
+
+        It is empty for a cookie that is not ours.
+        """
+        if not self.tokens:
+            return LOCAL.name
+        token = await self._token_of(cookie)
+        return "" if token is None else token.name
+
     async def sign_out(self, cookie: str | None) -> None:
         """End the sign-in of a cookie, on all replicas. An invalid cookie has no effect."""
         if cookie is not None and await self._token_of(cookie) is not None:

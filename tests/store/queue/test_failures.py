@@ -112,6 +112,46 @@ async def test_exact_groups_are_of_the_first_line_as_it_is(store, add_failed):
     assert [(one.error, one.jobs) for one in groups] == [("ValueError: no row 1", 1)]
 
 
+async def test_exact_groups_read_a_bounded_number_of_jobs(store, add_failed, monkeypatch):
+    for number, word in [(9, "a"), (5, "b"), (2, "c"), (1, "d")]:
+        await add_failed(number, f"ValueError: {word} {{i}}")
+    sql = failures._EXACT_GROUPS
+    for bound, fewer in ((failures.MOST_OF_KIND, 4), (failures.MOST_WALKED, 9)):
+        assert f"LIMIT {bound}\n" in sql
+        sql = sql.replace(f"LIMIT {bound}\n", f"LIMIT {fewer}\n")
+    monkeypatch.setattr(failures, "_EXACT_GROUPS", sql)
+    groups = (await failures.list_error_groups(store, exact=True)).groups
+    # Four jobs of `a` and `b`, the newest, and one of `c`, the next largest.
+    assert sorted(one.error for one in groups) == sorted(
+        [f"ValueError: {word} {i}" for word in "ab" for i in range(1, 5)] + ["ValueError: c 1"]
+    )
+
+
+@pytest.mark.slow
+async def test_exact_groups_read_a_thousand_jobs_of_a_kind_and_none_of_other_tasks(store, raw):
+    await raw.execute(f"SET session_replication_role = replica; {PLAN}")
+    await raw.execute("SET session_replication_role = origin")
+    await raw.execute("VACUUM ANALYZE dl_jobs")
+    for task, jobs, most in ((None, 12_000, 1_000), ("none", 0, 1)):
+        rows, plan = await store.run(groups_and_plan, failures._EXACT_GROUPS, 51, task)
+        assert sum(row["jobs"] for row in rows) == jobs
+        read = [node for node in nodes(plan) if node["Node Type"] == "Index Scan"]
+        assert max(node["Actual Rows"] for node in read) <= most
+        assert max(node["Actual Loops"] for node in read) <= 12
+
+
+async def test_groups_of_a_task_are_found_by_their_newest_jobs(store, add_failed):
+    for number, task, word in [(3, "t", "a"), (2, "u", "a"), (1, "u", "b"), (4, "v", "c")]:
+        await add_failed(number, f"{word} {{i}}", task=task)
+    for exact, counts in ((False, [2, 1]), (True, [1, 1, 1])):
+        groups = (await failures.list_error_groups(store, task="u", exact=exact)).groups
+        assert [(one.task, one.jobs) for one in groups] == [("u", jobs) for jobs in counts]
+    first = await failures.list_error_groups(store, task="u", limit=1)
+    rest = await failures.list_error_groups(store, task="u", limit=1, after=first.next)
+    assert [one.jobs for one in first.groups + rest.groups] == [2, 1]
+    assert rest.next is None
+
+
 async def test_groups_are_read_in_pages_those_with_the_most_jobs_first(store, add_failed):
     for number, word in [(1, "a"), (3, "b"), (2, "c"), (1, "d")]:
         await add_failed(number, word)
@@ -268,35 +308,43 @@ SELECT gen_random_uuid(), 'q', 't', 'k', (CASE i % 3 WHEN 0 THEN 'queued' ELSE '
 """
 
 
+class Explaining:
+    """A connection that also keeps the plan of each statement."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.plans = []
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+    async def fetch(self, sql, *values):
+        text = await self.connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *values)
+        self.plans.append(json.loads(text)[0]["Plan"])
+        return await self.connection.fetch(sql, *values)
+
+
+def nodes(plan):
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from nodes(part)
+
+
+async def groups_and_plan(connection, sql, limit, *more):
+    explaining = Explaining(connection)
+    values = [["failed", "lost", "queued"], *failures._FIRST, limit, *more]
+    return await failures._aio_groups(explaining, sql, values), explaining.plans[0]
+
+
 @pytest.mark.slow
 async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
     # Without our triggers: 30,000 jobs in 12 groups, as a bulk load has them, and as many that succeeded.
     await raw.execute(f"SET session_replication_role = replica; {PLAN}; {PLAN.replace('failed', 'succeeded')}")
     await raw.execute("SET session_replication_role = origin")
 
-    class Explaining:
-        def __init__(self, connection):
-            self.connection = connection
-            self.plans = []
-
-        def __getattr__(self, name):
-            return getattr(self.connection, name)
-
-        async def fetch(self, sql, *values):
-            text = await self.connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *values)
-            self.plans.append(json.loads(text)[0]["Plan"])
-            return await self.connection.fetch(sql, *values)
-
-    def nodes(plan):
-        yield plan
-        for part in plan.get("Plans", ()):
-            yield from nodes(part)
-
     async def explained(connection, limit):
-        explaining = Explaining(connection)
-        sql = failures._GROUPS.format(of_state="")
-        rows = await failures._aio_groups(explaining, sql, [["failed", "lost", "queued"], *failures._FIRST, limit])
-        return rows, explaining.plans[0]
+        sql = failures._GROUPS.format(of_state="", most="$5", of_task="")
+        return await groups_and_plan(connection, sql, limit)
 
     async def next_of_group(connection):
         await connection.execute(f"PREPARE batch (bigint, timestamptz, uuid, int) AS {failures._NEXT_OF_GROUP}")

@@ -137,6 +137,20 @@ async def test_tasks_are_listed_and_described_with_their_arguments(web):
     assert "/api/v1/tasks/{task}/trigger" in described["paths"]
 
 
+@pytest.mark.requirement("Q16")
+async def test_openapi_shows_no_secret_of_a_task(open_web):
+    tasks = Tasks()
+
+    @tasks.task("described")
+    async def described(job):
+        """Use password=sesame here."""
+
+    tasks.task("postgres://ann:sesame@db/x")(print)
+    async with open_web(tasks=tasks) as web:
+        text = (await web.client.get("/openapi.json")).text
+    assert ("sesame" in text, "Use password=***" in text) == (False, True)
+
+
 @pytest.mark.requirement("S6")
 async def test_duplicates_are_listed_and_canceled_over_http(web, database):
     database.psql(

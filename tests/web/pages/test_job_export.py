@@ -13,6 +13,7 @@ import pytest
 import trio
 from conditions import patience_s, until
 from turns import all_taken, waiting_for
+from web_server import all_tokens, cookie_of
 
 from dataloader.web.server.limits import HttpLimits
 
@@ -113,10 +114,10 @@ async def test_a_client_that_leaves_ends_the_reading(open_web, database):
             stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 65_536)
             await stream.send_all(f"GET {EXPORT} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert await stream.receive_some()
-            assert files.borrowed_tokens == 1
+            assert files.held == 1
 
         async def taken():
-            return files.borrowed_tokens
+            return files.held
 
         await until(taken, lambda number: number == 0)
         # The next client has its turn.
@@ -135,13 +136,23 @@ async def test_exports_beyond_the_limit_of_concurrent_files_are_refused(open_web
             async with trio.open_nursery() as nursery, all_taken(exports):
                 nursery.start_soon(export)
                 await until(lambda: waiting_for(exports), lambda number: number == 1)
-                assert (files.borrowed_tokens, lines) == (1, [])
-        assert (files.borrowed_tokens, len(lines)) == (0, 1)
-        files.total_tokens = 1
-        async with files:
+                assert (files.held, lines) == (1, [])
+        assert (files.held, len(lines)) == (0, 1)
+        async with all_taken(files):
             refused = await web.client.get(EXPORT)
-            assert (refused.status_code, "as many files as it may" in refused.text) == (503, True)
+            assert (refused.status_code, "four files at a time" in refused.text) == (503, True)
         assert (await web.client.get(EXPORT)).status_code == 200
+
+
+async def test_two_files_of_an_operator_leave_two_places_for_others(open_web):
+    async with open_web(tokens=all_tokens()) as web:
+        reader, operator = await cookie_of(web, "reader"), await cookie_of(web, "operator")
+        files = web.services.turns.files
+        async with files.place_of("reader"), files.place_of("reader"):
+            refused = await web.client.get(EXPORT, headers=reader)
+            assert (refused.status_code, "two to one operator" in refused.text) == (503, True)
+            assert (await web.client.get(EXPORT, headers=operator)).status_code == 200
+        assert (await web.client.get(EXPORT, headers=reader)).status_code == 200
 
 
 async def test_u24_the_list_offers_the_same_as_a_link_curl_and_a_command(open_web):

@@ -105,6 +105,23 @@ async def test_u9_integers_are_exact_and_secrets_are_hidden(open_web, database):
         assert '"password": "***"' in text
 
 
+async def test_a_long_value_is_shown_by_its_beginning_with_a_link_to_all_of_it(open_web, database):
+    args = {"items": [{"n": n, "text": "a" * 50} for n in range(9_000)], "password": "hunter2"}
+    async with open_web() as web:
+        job_id = await web.trigger(args=args)
+        database.psql(f"UPDATE dl_jobs SET status = 'succeeded', result = '[\"{'b' * 100_000}\"]'")
+        answer = await web.client.get(f"/ui/jobs/{job_id}")
+        assert len(answer.content) < 300_000
+        text = answer.text.replace("&#34;", '"')
+        assert text.count("Download all of it") == 2
+        for name, whole in (("args", args | {"password": "***"}), ("result", ["b" * 100_000])):
+            address = f"/ui/jobs/{job_id}?whole={name}"
+            assert f'href="{address}"' in text
+            assert (await web.client.get(address)).json() == whole
+        short = await web.trigger(args={"a": 1}, lock_key="other")
+        assert "Download all of it" not in await page_of(web, short)
+
+
 async def test_args_are_compared_with_those_of_the_last_success(open_web, database):
     async with open_web() as web:
         good = await web.trigger(args={"page": 6, "source": "ecb", "token": "a"})
