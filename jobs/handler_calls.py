@@ -19,7 +19,7 @@ from dataloader.jobs.outcomes import StopReason
 R_co = TypeVar("R_co", covariant=True)
 
 
-class HandlerCall(Struct, Generic[R_co], frozen=True):
+class HandlerCall(Struct, Generic[R_co]):
     """Call whose answer is an `R_co`. JSON can carry its fields and its answer."""
 
 
