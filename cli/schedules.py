@@ -12,7 +12,7 @@ from dataloader.cli.arguments import RenamedChoice, instant_before_now, json_obj
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_json, print_table, tell
-from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.cli.target import AskedQueue, all_rows, asks_queue
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.schedule_listings import MAX_NEXT, ScheduleEvent, ScheduleRecord
 from dataloader.jobs.schedules import FORMER_OVERLAPS, Missed, Overlap, Schedule
@@ -38,7 +38,7 @@ def schedule() -> None:
 @asks_queue
 def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
     """List the schedules, with when each is due next."""
-    found = target.ask_schedules(_all)
+    found = target.ask_schedules(lambda schedules: all_rows(schedules.find, "schedules"))
     if as_json:
         print_json(found)
         return
@@ -197,17 +197,6 @@ def backfill_times(
         click.echo(cell(at))
     verb = "would be added" if dry_run else "were added"
     click.echo(f"{len(found.times):,} jobs {verb}; {found.had_jobs:,} times had one")
-
-
-async def _all(schedules: Schedules) -> list[ScheduleRecord]:
-    found: list[ScheduleRecord] = []
-    after = None
-    while True:
-        page = await schedules.find(limit=1_000, after=after)
-        found += page.schedules
-        after = page.next
-        if after is None:
-            return found
 
 
 def _times(one: ScheduleRecord) -> str | None:

@@ -12,11 +12,11 @@ from dataloader.cli.arguments import RenamedChoice, former_option
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_fields, print_json, print_table
-from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.cli.target import AskedQueue, all_rows, asks_queue
 from dataloader.cli.task_limits import NAME, changes_of
-from dataloader.jobs.limit_contract import Limits, RateLimitState, SupplierRecord
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.limits import FORMER_LIMITS, Supplier
-from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.supplier_listings import RateLimitState, SupplierRecord
 
 _SUPPLIERS: Final = (
     Column("SUPPLIER", least=12),
@@ -58,7 +58,7 @@ def supplier() -> None:
 @asks_queue
 def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
     """List the suppliers of tasks and loads, with what is left of their rate limits."""
-    found = target.ask_limits(_all)
+    found = target.ask_limits(lambda limits: all_rows(limits.suppliers, "suppliers"))
     if as_json:
         print_json(found)
         return
@@ -69,10 +69,10 @@ def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
     )
 
 
-@supplier.command()
+@supplier.command("show")
 @NAME
 @asks_queue
-def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def describe_supplier(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the supplier NAME: what of each rate limit is used and left now, and when the next unit is free."""
     found = target.ask_limits(lambda limits: limits.supplier(name))
     if as_json:
@@ -110,7 +110,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="How long after its claim a job may begin.")
 @click.option("--unset", multiple=True, type=_UNSET, help="End this override; may be repeated.")
 @asks_queue
-def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def override_supplier(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""
     changes = changes_of(options, unset)
     found = target.ask_limits(lambda limits: limits.set_supplier(name, changes))
@@ -150,17 +150,6 @@ supplier.add_command(
     ),
     "remove",
 )
-
-
-async def _all(limits: Limits) -> list[SupplierRecord]:
-    found: list[SupplierRecord] = []
-    after = None
-    while True:
-        page = await limits.suppliers(limit=MAX_PAGE, after=after)
-        found += page.suppliers
-        after = page.next
-        if after is None:
-            return found
 
 
 def _state(one: SupplierRecord) -> str:

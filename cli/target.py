@@ -20,11 +20,12 @@ import trio
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
-from dataloader.jobs.limit_contract import Limits
+from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.process_contract import ProcessClient
 from dataloader.supervisor.open_client import account, client_options
 from dataloader.supervisor.settings import Settings
@@ -95,6 +96,16 @@ class AskedQueue:
             return run_trio(_ask_service, of_service(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
             return run_trio(_ask, of_database(settings), question)
+
+
+async def all_rows(page_of: Callable[..., Awaitable[Any]], name: str) -> list[Any]:
+    """Return the rows of all pages that `page_of` reads. A page has its rows as the attribute `name`."""
+    page = await page_of(limit=MAX_PAGE)
+    found = list(getattr(page, name))
+    while page.next is not None:
+        page = await page_of(limit=MAX_PAGE, after=page.next)
+        found += getattr(page, name)
+    return found
 
 
 def _open_http_client(url: str, token: str | None) -> AbstractAsyncContextManager[Client]:

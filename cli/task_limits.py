@@ -11,13 +11,12 @@ import click
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_fields, print_json, print_table
-from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.cli.target import AskedQueue, all_rows, asks_queue
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limit_contract import Limits, OpenJobs
 from dataloader.jobs.limit_files import read_limits
 from dataloader.jobs.limits import AtPeriodEnd, TaskLimits
-from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.task_listings import TaskState
+from dataloader.jobs.task_listings import OpenJobs, TaskState
 
 _TASKS: Final = (
     Column("TASK", least=12),
@@ -40,19 +39,19 @@ def task() -> None:
 
 @task.command("list")
 @asks_queue
-def list_tasks(target: AskedQueue, *, as_json: bool) -> None:
+def list_declared_tasks(target: AskedQueue, *, as_json: bool) -> None:
     """List the tasks, with how many jobs wait for their limits, and whether they may start now."""
-    found = target.ask_limits(_all)
+    found = target.ask_limits(lambda limits: all_rows(limits.tasks, "tasks"))
     if as_json:
         print_json(found)
     else:
         _print(found)
 
 
-@task.command()
+@task.command("show")
 @NAME
 @asks_queue
-def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def describe_task(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the task NAME: its limits, and if no job of it may start, why and until when."""
     found = target.ask_limits(lambda limits: limits.task(name))
     if as_json:
@@ -60,7 +59,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
         return
     fields: dict[str, object] = {"task": found.task}
     fields |= {key: value for key in ("description", "queue", "priority") if (value := getattr(found, key)) is not None}
-    fields |= {"state": state_of(found), "opens": found.opens_at, "left": found.left}
+    fields |= {"state": task_state_text(found), "opens": found.opens_at, "left": found.left}
     fields |= {"error": found.error}
     fields |= {"waiting": found.waiting, "running": found.running}
     fields |= {key: dict(getattr(found, key)) or None for key in ("declared", "override")}
@@ -92,7 +91,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--max-attempts", type=int, metavar="NUMBER", help="Attempts of jobs that are added from now on.")
 @click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="End this override; may be repeated.")
 @asks_queue
-def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def override_task(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the task NAME, from the next claim on; overrides outlive deploys."""
     changes = changes_of(options, unset)
     [found] = target.ask_limits(lambda limits: limits.set_tasks({name: changes}))
@@ -166,27 +165,16 @@ def changes_of(options: dict[str, Any], unset: tuple[str, ...]) -> dict[str, Any
     )
 
 
-def state_of(one: TaskState) -> str:
+def task_state_text(one: TaskState) -> str:
     """Return in words whether jobs of a task may start."""
     return "open" if one.closed is None else f"closed: {one.closed.replace('_', ' ')}"
-
-
-async def _all(limits: Limits) -> list[TaskState]:
-    found: list[TaskState] = []
-    after = None
-    while True:
-        page = await limits.tasks(limit=MAX_PAGE, after=after)
-        found += page.tasks
-        after = page.next
-        if after is None:
-            return found
 
 
 def _print(found: list[TaskState]) -> None:
     print_table(
         _TASKS,
         (
-            (one.task, one.waiting, one.running, state_of(one), one.opens_at, one.left, dict(one.limits))
+            (one.task, one.waiting, one.running, task_state_text(one), one.opens_at, one.left, dict(one.limits))
             for one in found
         ),
         nothing="no tasks",
@@ -197,4 +185,4 @@ def _say(one: TaskState, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"{cell(one.task)}  {cell(state_of(one))}  {cell(dict(one.limits))}".rstrip())
+        click.echo(f"{cell(one.task)}  {cell(task_state_text(one))}  {cell(dict(one.limits))}".rstrip())

@@ -18,6 +18,8 @@ It is paused; no work period is open; the concurrency limit is reached; the batc
 begun; its supplier is paused, or has no open work period; a rate limit of its supplier is exhausted (`budget`); its
 limits cannot be evaluated, and `error` says why.
 """
+OpenJobs = Literal["keep", "cancel"]
+"""Open jobs of a removed task: they wait until a process declares the task again, or are canceled."""
 
 
 class TaskNotFound(NotFound):

@@ -14,6 +14,7 @@ from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
 from dataloader.store.implementations import IMPLEMENTATIONS, Store
+from dataloader.store.limits import limit_operations as limit_operations  # noqa: PLC0414 - the same
 from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - it registers implementations
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits

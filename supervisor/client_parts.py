@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 
 from dataloader.jobs.process_telemetry import ProcessTelemetry
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
@@ -20,7 +19,6 @@ class ClientParts:
     """Clients over the database, with this process as the operator."""
 
     performer: DatabasePerformer
-    limits: DatabaseLimits
     processes: DatabaseProcesses
     bulk: DatabaseBulkActs
     waits: Waits
@@ -39,7 +37,6 @@ def client_parts(base: BaseParts, running: RunningParts) -> ClientParts:
             waits=waits,
             draining=draining,
         ),
-        limits=DatabaseLimits(database=database, operator=base.operator),
         processes=DatabaseProcesses(
             database=database,
             operator=base.operator,

@@ -9,11 +9,11 @@ import trio
 
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses
@@ -75,6 +75,6 @@ def _client(database: Database, operator: Operator, waits: Waits, answers: Answe
             database=database, operator=operator, answers=answers, default_lease_s=default_lease_s
         ),
         schedules=Schedules(performer),
-        limits=DatabaseLimits(database=database, operator=operator),
+        limits=Limits(performer),
         bulk=DatabaseBulkActs(database=database, operator=operator),
     )

@@ -28,7 +28,6 @@ from dataloader.jobs.message_source import MessageReader, MessageSource
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
@@ -53,7 +52,6 @@ class Parts:
     worker: WorkerRow
     database: Database
     performer: DatabasePerformer
-    limits: DatabaseLimits
     processes: DatabaseProcesses
     bulk: DatabaseBulkActs
     runs: Runs

@@ -18,6 +18,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.signals import Signals
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
@@ -25,7 +26,6 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.supervisor.changes import Changes
@@ -99,12 +99,12 @@ class Supervisor:
         return self._parts.bulk
 
     @property
-    def limits(self) -> DatabaseLimits:
+    def limits(self) -> Limits:
         """Limits of tasks and suppliers, over the supervisor's database.
 
         The audit log names the worker as the operator.
         """
-        return self._parts.limits
+        return Limits(self._parts.performer)
 
     @property
     def processes(self) -> DatabaseProcesses:

@@ -33,9 +33,7 @@ from dataloader.web.api import (
     process_reads,
     processes,
     schedules,
-    suppliers,
     system,
-    task_limits,
     tasks,
     trigger,
 )
@@ -57,8 +55,6 @@ log = get_logger(__name__)
 _WORK: Final = [
     *trigger.routes,
     *tasks.routes,
-    *task_limits.routes,
-    *suppliers.routes,
     *jobs.routes,
     *bulk.routes,
     *etl.routes,

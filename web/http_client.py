@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.web.http_bulk import HttpBulkActs
-from dataloader.web.http_limits import HttpLimits
 from dataloader.web.http_performer import HttpPerformer
 from dataloader.web.http_processes import HttpProcesses
 from dataloader.web.service_connection import open_service
@@ -24,6 +24,6 @@ async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[
             jobs=Jobs(performer),
             processes=HttpProcesses(service),
             schedules=Schedules(performer),
-            limits=HttpLimits(service),
+            limits=Limits(performer),
             bulk=HttpBulkActs(service),
         )

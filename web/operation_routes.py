@@ -91,6 +91,7 @@ def _route(kind: type[K], view: Callable[[Call, K], Awaitable[Answer]], answers:
         body=None if declaration.in_query else request,
         answers=answers,
         conflicts=any(issubclass(error, _CONFLICTS) for error in declaration.errors),
+        names=declaration.not_found is not None,
         rows=declaration.large,
         pages=_is_page(kind),
         deadline_s=DEADLINE_S if declaration.deadline_s is None else declaration.deadline_s,

@@ -26,9 +26,9 @@ from werkzeug.datastructures import Headers
 
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.process_contract import ProcessClient
@@ -95,7 +95,7 @@ class Call:
     @property
     def limits(self) -> Limits:
         """Limits of tasks and suppliers; the audit log names the caller as the operator."""
-        return self.services.limits.signed(self.operator)
+        return Limits(self.services.performer.signed(self.operator))
 
     @property
     def processes(self) -> ProcessClient:

@@ -21,7 +21,6 @@ from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fair_places import FairPlaces
 from dataloader.store.connection.read_share import share_of
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
@@ -129,7 +128,6 @@ class Services:
     """
 
     performer: DatabasePerformer = attrs.field(converter=_with_share)
-    limits: DatabaseLimits = attrs.field(converter=_with_share)
     processes: DatabaseProcesses = attrs.field(converter=_with_share)
     bulk: DatabaseBulkActs = attrs.field(converter=_with_share)
     settings: WebSettings

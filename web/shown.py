@@ -14,7 +14,6 @@ from dataloader.jobs.bulk_contract import BulkRecord
 from dataloader.jobs.duplicates import DuplicateGroup, DuplicateGroups
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroup, ErrorGroupPage, ErrorPage, ErrorRecord, GroupRetried
-from dataloader.jobs.limit_contract import SupplierRecord
 from dataloader.jobs.listings import (
     AuditPage,
     AuditRecord,
@@ -27,6 +26,7 @@ from dataloader.jobs.listings import (
 )
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.operations.jobs import Changed
+from dataloader.jobs.operations.limits import ChangedTasks
 from dataloader.jobs.operations.queues import QueuePaused
 from dataloader.jobs.operations.schedules import NextTimes
 from dataloader.jobs.process_listings import (
@@ -40,7 +40,8 @@ from dataloader.jobs.process_outbox import HeldDelivery
 from dataloader.jobs.run_stats import RunStats, RunStatsPage
 from dataloader.jobs.schedule_listings import Backfilled, ScheduleEvent, ScheduleEventPage, SchedulePage, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
-from dataloader.jobs.task_listings import TaskState
+from dataloader.jobs.supplier_listings import SupplierPage, SupplierRecord
+from dataloader.jobs.task_listings import TaskPage, TaskState
 from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.store.queue.serving import ServingProcess
 
@@ -296,6 +297,11 @@ MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     WorkerPage: _rows("workers", worker),
     RunStatsPage: _rows("stats", stats),
     AuditPage: _rows("audit", audit),
+    TaskPage: _rows("tasks", task),
+    TaskState: task,
+    ChangedTasks: lambda answer: ChangedTasks(list(map(task, answer.tasks))),
+    SupplierPage: _rows("suppliers", supplier),
+    SupplierRecord: supplier,
     SchedulePage: _rows("schedules", schedule),
     ScheduleRecord: schedule,
     NextTimes: _as_it_is,

@@ -24,7 +24,7 @@ from dataloader.jobs.schedules import Missed, Overlap, Schedule
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.schedules.rows import aio_put
+from dataloader.store.schedules.rows import aio_put_schedule
 
 SCHEDULES: Final = 1_000
 PROCESSES: Final = 2
@@ -57,7 +57,7 @@ async def aio_put_all(connection: Any, some: Iterable[Schedule]) -> None:
     """Store them as an operator does, so that processes do not change them."""
     async with connection.transaction():
         for schedule in some:
-            await aio_put(connection, schedule, "bench")
+            await aio_put_schedule(connection, schedule, "bench")
 
 
 async def _put(dsn: str) -> None:

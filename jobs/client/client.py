@@ -6,8 +6,8 @@ import attrs
 
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
-from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.process_contract import ProcessClient
 
 

@@ -14,9 +14,15 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limit_contract import RateLimitState, RequestSlot, SupplierClosed, SupplierNotFound, SupplierRecord
 from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits, readable_limits, stored_limits
 from dataloader.jobs.model import MAX_NAME, check_text
+from dataloader.jobs.supplier_listings import (
+    RateLimitState,
+    RequestSlot,
+    SupplierClosed,
+    SupplierNotFound,
+    SupplierRecord,
+)
 from dataloader.jobs.task_listings import Closed, TaskNotFound, TaskRecord, TaskState
 from dataloader.jobs.text import shown_json
 from dataloader.jobs.work_periods import WorkPeriods

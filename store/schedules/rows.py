@@ -82,7 +82,7 @@ async def aio_of_unknown_tasks(connection: Any, schedules: Sequence[Schedule]) -
     return [schedule for schedule in schedules if schedule.task in unknown]
 
 
-async def aio_put(connection: Any, schedule: Schedule, operator: str) -> None:
+async def aio_put_schedule(connection: Any, schedule: Schedule, operator: str) -> None:
     """Store an operator's schedule in the current transaction (asyncio-flavored)."""
     stored, now = await _aio_stored(connection, [schedule.name], [])
     await _aio_write(connection, [schedule], stored, now, ("operator", operator))

@@ -52,8 +52,8 @@ from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
 from dataloader.store.queue.enqueue import row_of
 from dataloader.store.queue.reads import aio_read_page
 from dataloader.store.queue.unique_inserts import aio_add_planned
-from dataloader.store.schedules.rows import TELL, aio_put, read_spec
-from dataloader.store.schedules.tick import new_job
+from dataloader.store.schedules.rows import TELL, aio_put_schedule, read_spec
+from dataloader.store.schedules.tick import planned_job
 
 COLUMNS: Final = (
     "name, task, spec::text AS spec, origin, stored_by, stored_at, changed_at, next_at, last_at, last_job_id, paused,"
@@ -87,12 +87,12 @@ async def _list_schedules(store: Store, request: ListSchedules) -> SchedulePage:
     rows, more = await store.database.run(
         aio_read_page, _PAGE, (behind, request.limit + 1), request.limit, texts=("spec",)
     )
-    return SchedulePage(list(map(record_of, rows)), BY_NAME.text(rows[-1]["name"]) if more else None)
+    return SchedulePage(list(map(schedule_record, rows)), BY_NAME.text(rows[-1]["name"]) if more else None)
 
 
 @implements(GetSchedule)
 async def _get_schedule(store: Store, request: GetSchedule) -> ScheduleRecord:
-    return record_of(await store.database.run(_aio_one, _ONE, request.name))
+    return schedule_record(await store.database.run(_aio_one, _ONE, request.name))
 
 
 @implements(ListScheduleEvents)
@@ -116,7 +116,7 @@ async def _list_schedule_events(store: Store, request: ListScheduleEvents) -> Sc
 @implements(ListNextTimes)
 async def _list_next_times(store: Store, request: ListNextTimes) -> NextTimes:
     check_between("number", request.number, 1, MAX_NEXT)
-    found = record_of(await store.database.run(_aio_one, _ONE, request.name))
+    found = schedule_record(await store.database.run(_aio_one, _ONE, request.name))
     return NextTimes(found.next_times(request.number))
 
 
@@ -158,7 +158,7 @@ def payload_of(value: object) -> dict[str, Any] | None:
     return None if value is None else as_object(value)
 
 
-def record_of(row: Any) -> ScheduleRecord:
+def schedule_record(row: Any) -> ScheduleRecord:
     """Return the schedule of a row with `COLUMNS`, with its `fault` if its spec cannot be read.
 
     The row of a paused schedule keeps its former next time for the end of the pause, but it will not add a job then.
@@ -195,10 +195,10 @@ async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
 
 async def _aio_put(connection: Any, schedule: Schedule, operator: Operator) -> ScheduleRecord:
     async with _aio_transaction(connection):
-        await aio_put(connection, schedule, operator.name)
+        await aio_put_schedule(connection, schedule, operator.name)
         detail = {"schedule": schedule.name, "spec": schedule.spec()}
         await aio_audit(connection, operator, "put_schedule", None, detail)
-        return record_of(await _aio_one(connection, _ONE, schedule.name))
+        return schedule_record(await _aio_one(connection, _ONE, schedule.name))
 
 
 async def _aio_delete(connection: Any, name: str, operator: Operator) -> ScheduleRecord:
@@ -207,7 +207,7 @@ async def _aio_delete(connection: Any, name: str, operator: Operator) -> Schedul
         await connection.execute("DELETE FROM dl_schedules WHERE name = $1", name)
         await connection.execute("DELETE FROM dl_schedule_events WHERE name = $1", name)
         await aio_audit(connection, operator, "delete_schedule", None, {"schedule": name})
-        return record_of(found)
+        return schedule_record(found)
 
 
 async def _aio_pause(connection: Any, name: str, why: str | None, operator: Operator) -> ScheduleRecord:
@@ -220,7 +220,7 @@ async def _aio_pause(connection: Any, name: str, why: str | None, operator: Oper
             await connection.execute(TELL)
         action = "resume_schedule" if why is None else "pause_schedule"
         await aio_audit(connection, operator, action, None, {"schedule": name})
-        record = record_of(await _aio_one(connection, _ONE, name))
+        record = schedule_record(await _aio_one(connection, _ONE, name))
     if record.next_at is None or record.fault is not None or record.next_at > found["now"]:
         return record
     # The next tick handles the times that were due in the meantime.
@@ -237,9 +237,9 @@ async def _aio_run(connection: Any, request: RunSchedule, operator: Operator, de
             if there["schedule"] != name:
                 raise IdempotencyConflict(str(job_id), job_id)
             return Enqueued(job_id, Status(there["status"]), created=False, queue=there["queue"])
-        schedule = record_of(found).schedule
+        schedule = schedule_record(found).schedule
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
-        job = new_job(schedule, found["now"], task_has_key=has_key)
+        job = planned_job(schedule, found["now"], task_has_key=has_key)
         job = attrs.evolve(job, available_at=None, job_id=job_id or job.job_id)
         row = row_of(job, default_lease_s)
         added, stands = await aio_add_planned(connection, [row], [(name, None, None)])
@@ -258,7 +258,7 @@ async def _aio_backfill(
     name, backfill = request.name, request.backfill_id or uuid7()
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
-        schedule = record_of(found).schedule
+        schedule = schedule_record(found).schedule
         # What is planned for later is the tick's.
         until = min(filter(None, (request.end, schedule.end_at, found["next_at"])))
         times = _planned(schedule, found["stored_at"], request.begin, until)
@@ -268,7 +268,7 @@ async def _aio_backfill(
         if request.dry_run or not wanted:
             return Backfilled(backfill=None, times=wanted, had_jobs=had)
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
-        jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
+        jobs = [attrs.evolve(planned_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
         rows = [row_of(job, default_lease_s) for job in jobs]
         added, _ = await aio_add_planned(connection, rows, [(name, at, backfill) for at in wanted])
         # An existing job of a unique task may replace some of these.

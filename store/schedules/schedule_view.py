@@ -15,7 +15,7 @@ from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.depths import readable
 from dataloader.store.schedules.planned_jobs import PlannedJob
-from dataloader.store.schedules.schedule_operations import COLUMNS, payload_of, record_of
+from dataloader.store.schedules.schedule_operations import COLUMNS, payload_of, schedule_record
 
 _LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
 _EVENTS: Final = """
@@ -58,7 +58,7 @@ async def read_schedule_view(database: Database, name: str, *, events: int, jobs
     shown = [
         ScheduleEvent(event_id=one.event_id, at=one.at, kind=one.kind, payload=payload_of(one.payload)) for one in told
     ]
-    return ScheduleView(record_of(row), shown, planned)
+    return ScheduleView(schedule_record(row), shown, planned)
 
 
 async def _aio_view(connection: Any, *values: object) -> Any:

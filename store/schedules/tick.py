@@ -310,7 +310,7 @@ async def _aio_choose(connection: Any, due: list[_Due]) -> None:
         await connection.execute(_CANCEL, cancel)
 
 
-def new_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> NewJob:
+def planned_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> NewJob:
     """Return the job of a planned time. Jobs of one schedule exclude each other, unless they may run concurrently.
 
     Raises `BadRequest`.
@@ -338,7 +338,7 @@ def _row(one: _Due, at: datetime, default_lease_s: int) -> Row:
     """Return the row of a planned time's job. Raises `BadRequest`."""
     schedule = one.schedule
     if not schedule.job.keys() <= _ALIKE:
-        return row_of(new_job(schedule, at, task_has_key=one.task_has_key), default_lease_s)
+        return row_of(planned_job(schedule, at, task_has_key=one.task_has_key), default_lease_s)
     row = _row_alike(schedule.name, one.spec, default_lease_s, task_has_key=one.task_has_key)
     return uuid7(), *row[1:AVAILABLE_AT], schedule.available_at(at), *row[AVAILABLE_AT + 1 :]
 

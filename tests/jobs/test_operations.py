@@ -15,6 +15,7 @@ from dataloader.jobs.errors import InUse
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.operations.failures import RetryErrorGroup, failures
 from dataloader.jobs.operations.jobs import CancelMany, ChangePriority, GetJob, ListJobs, ListLog, jobs
+from dataloader.jobs.operations.limits import ListTasks, SetTasks, limits
 from dataloader.jobs.operations.operation import Operation, Operations
 from dataloader.jobs.operations.queues import queues
 from dataloader.jobs.operations.schedules import schedules
@@ -24,7 +25,7 @@ from dataloader.store.performer import DatabasePerformer
 from dataloader.web.app import ROUTES
 from dataloader.web.operation_routes import OperationRoutes
 
-ALL = [*jobs, *failures, *queues, *schedules]
+ALL = [*jobs, *failures, *queues, *schedules, *limits]
 ONE = UUID(int=1)
 
 of_tests = Operations()
@@ -93,6 +94,12 @@ def test_a_route_has_what_its_declaration_says():
         ("show_job", True, False),
         ("list_jobs", False, True),
     ]
+
+
+def test_an_operation_that_names_something_in_its_body_may_answer_404():
+    made = OperationRoutes()
+    made.operations([SetTasks, ListTasks])
+    assert [route.names for route in made] == [True, False]
 
 
 def test_an_answer_of_a_type_without_a_mask_gets_no_route():

@@ -14,12 +14,12 @@ import trio
 from performers import performer_of
 
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
@@ -56,6 +56,10 @@ class Web:
     @property
     def schedules(self) -> Schedules:
         return Schedules(self.services.performer)
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.services.performer)
 
     async def trigger(self, **fields: Any) -> str:
         body = {"queue": "q", "task": "t", "lock_key": "k"} | fields
@@ -119,7 +123,6 @@ async def open_server(
                 reread_s=reread_s,
                 draining=lambda: state[0].draining,
             ),
-            limits=DatabaseLimits(database=database, operator=Operator("the process")),
             processes=DatabaseProcesses(
                 database=database,
                 operator=Operator("the process"),

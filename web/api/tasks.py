@@ -1,4 +1,7 @@
-"""Task types over HTTP: their list, and an address for each that takes its arguments as the body."""
+"""Task types and suppliers over HTTP: the routes of their operations, and an address for the jobs of a task.
+
+That address takes the arguments of the task as the body.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,18 @@ from msgspec import Meta
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.new_job import new_job
-from dataloader.jobs.operations.fields import KEY, JobFields, Limit, Priority, described
+from dataloader.jobs.operations.fields import KEY, JobFields, Priority, described
+from dataloader.jobs.operations.limits import limits
 from dataloader.jobs.roles import Role
-from dataloader.jobs.task_listings import TaskPage
 from dataloader.store.queue.task_rows import get_task
-from dataloader.web import shown
 from dataloader.web.api.trigger import IDEMPOTENCY_KEY, LOCATION, Triggered, key_of, triggered
 from dataloader.web.decoding import convert
-from dataloader.web.paging import PageQuery, page_answer
-from dataloader.web.routes import Answer, Call, Routes
+from dataloader.web.operation_routes import OperationRoutes
+from dataloader.web.routes import Answer, Call
 
-routes: Final = Routes()
+routes: Final = OperationRoutes()
 
 TRIGGER: Final = "/api/v1/tasks/<path:task>/trigger"
-
-
-class TasksQuery(PageQuery, kw_only=True):
-    """Page of task types, by name."""
-
-    limit: Limit = 200
 
 
 class TaskJobFields(JobFields, kw_only=True):
@@ -52,13 +48,6 @@ class TaskJobFields(JobFields, kw_only=True):
     idempotency_key: (
         Annotated[str, described("A repeated request with the same key returns the first job.", **KEY)] | None
     ) = None
-
-
-@routes.add("GET", "/api/v1/tasks", role=Role.READ, query=TasksQuery, answers={200: TaskPage}, pages=True)
-async def list_tasks(call: Call, query: TasksQuery) -> Answer:
-    """List the task types that processes have declared, by name, with their limits."""
-    page = await call.limits.tasks(limit=query.limit, after=query.after)
-    return page_answer(call, TaskPage(await call.masked(shown.task, page.tasks), page.next))
 
 
 @routes.add(
@@ -105,3 +94,6 @@ async def trigger_task(call: Call, task: str, body: dict[str, Any]) -> Answer:
 def own_fields(fields: frozenset[str]) -> list[str]:
     """Return the fields of a request that are not the task's arguments."""
     return [name for name in TaskJobFields.__struct_fields__ if name not in fields]
+
+
+routes.operations(limits)

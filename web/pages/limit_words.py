@@ -191,7 +191,7 @@ def _said(limit: Limit, value: Any) -> str:
         return json.dumps(value)
 
 
-def fields_of(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[Field]:
+def limit_fields(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[Field]:
     """Return a form's fields with the operators' overrides; an empty field means the programs' declaration."""
     return [
         Field(

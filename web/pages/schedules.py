@@ -78,7 +78,7 @@ class BackfillForm(BackfillQuery, kw_only=True):
     typed: str | None = None
 
 
-def page_of(name: str) -> str:
+def schedule_page(name: str) -> str:
     """Return the address of a schedule's page."""
     return PublicAddress().url("/ui/schedule", {"name": name})
 
@@ -160,7 +160,7 @@ async def resume_schedule(visit: Visit, form: ScheduleForm) -> PageAnswer:
 
 
 @pages.show("/schedules/run", role=Role.OPERATE, query=ScheduleQuery)
-async def ask_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
+async def ask_schedule_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
     """Ask for confirmation of "run now", and say what it does."""
     record = await visit.schedules.get(query.name)
     return Question(
@@ -222,7 +222,7 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
                 Field(name="again", label=label, kind="checkbox", value="true" if query.again else ""),
             ],
             verb="Show the times",
-            back=page_of(query.name),
+            back=schedule_page(query.name),
         ).page
     found = await visit.schedules.backfill(query.name, begin, end, again=query.again, dry_run=True)
     return _found_times(visit, query, found.times, found.had_jobs)
@@ -245,7 +245,7 @@ def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_
             is_read=True,
             hidden={"name": query.name},
             verb="Choose another span",
-            back=page_of(query.name),
+            back=schedule_page(query.name),
         ).page
     typed = Field(name="typed", label=f"Type {count} to add so many jobs", kind="number", required=True)
     return Question(
@@ -256,7 +256,7 @@ def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_
         hidden=span | {"once": once(), "shown": count},
         fields=[typed] if count > MOST_UNTYPED else [],
         verb=f"Add {count:,} jobs" if count > 1 else "Add the job",
-        back=page_of(query.name),
+        back=schedule_page(query.name),
     ).page
 
 
@@ -270,4 +270,4 @@ async def backfill_schedule(visit: Visit, form: BackfillForm) -> PageAnswer:
     if form.shown > MOST_UNTYPED and (form.typed or "").replace(",", "").strip() != str(form.shown):
         raise BadRequest("typed", f"must be {form.shown}, the number of jobs: so many are not added by mistake")
     done = await visit.schedules.backfill(form.name, begin, end, again=form.again, backfill_id=form.once)
-    return Redirect(page_of(form.name), f"Added {len(done.times):,} jobs of planned times.")
+    return Redirect(schedule_page(form.name), f"Added {len(done.times):,} jobs of planned times.")

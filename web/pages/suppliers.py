@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from dataloader.jobs.limit_contract import SupplierRecord
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.supplier_listings import SupplierRecord
 from dataloader.web import shown
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
@@ -53,7 +53,7 @@ class SupplierLimitsForm(SupplierQuery, kw_only=True):
     margin_s: str | None = None
 
 
-def page_of(name: str) -> str:
+def supplier_page(name: str) -> str:
     """Return the address of a supplier's page."""
     return PublicAddress().url("/ui/supplier", {"name": name})
 
@@ -105,7 +105,7 @@ async def resume_supplier(visit: Visit, form: SupplierForm) -> PageAnswer:
 
 
 @pages.show("/suppliers/limits", role=Role.ADMIN, query=SupplierQuery)
-async def ask_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
+async def ask_supplier_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
     """Show the form for a supplier's limits."""
     record = await visit.limits.supplier(query.name)
     return Question(
@@ -116,27 +116,27 @@ async def ask_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
         ],
         path="/ui/suppliers/limits",
         hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.SUPPLIER_LIMITS, record.override)},
-        fields=limit_words.fields_of(limit_words.SUPPLIER_LIMITS, record.override, record.limits),
+        fields=limit_words.limit_fields(limit_words.SUPPLIER_LIMITS, record.override, record.limits),
         verb="Set limits",
-        back=page_of(query.name),
+        back=supplier_page(query.name),
     ).page
 
 
 @pages.act("/suppliers/limits", role=Role.ADMIN, form=SupplierLimitsForm)
-async def set_limits(visit: Visit, form: SupplierLimitsForm) -> PageAnswer:
+async def set_supplier_limits(visit: Visit, form: SupplierLimitsForm) -> PageAnswer:
     """Override the limits of a supplier that were changed in the form."""
     await visit.limits.supplier(form.name)  # raises for an unknown supplier, which would be created otherwise
     given = {limit.name: getattr(form, limit.name) for limit in limit_words.SUPPLIER_LIMITS}
     changed = limit_words.changes(limit_words.SUPPLIER_LIMITS, form.was, given)
     if not changed:
-        return Redirect(page_of(form.name), "Nothing was changed in the form.")
+        return Redirect(supplier_page(form.name), "Nothing was changed in the form.")
     await visit.limits.set_supplier(form.name, changed)
     labels = [limit.label for limit in limit_words.SUPPLIER_LIMITS if limit.name in changed]
-    return Redirect(page_of(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
+    return Redirect(supplier_page(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
 
 
 @pages.show("/suppliers/remove", role=Role.ADMIN, query=SupplierQuery)
-async def ask_remove(visit: Visit, query: SupplierQuery) -> PageAnswer:
+async def ask_supplier_removal(visit: Visit, query: SupplierQuery) -> PageAnswer:
     """Ask for confirmation of a supplier's removal, and say what it does."""
     record = await visit.limits.supplier(query.name)
     return Question(
@@ -148,7 +148,7 @@ async def ask_remove(visit: Visit, query: SupplierQuery) -> PageAnswer:
         path="/ui/suppliers/remove",
         hidden={"name": query.name},
         verb="Remove",
-        back=page_of(query.name),
+        back=supplier_page(query.name),
         is_harsh=True,
     ).page
 

@@ -67,7 +67,7 @@ class RemoveForm(TaskQuery, kw_only=True):
     jobs: Literal["keep", "cancel"] | None = None
 
 
-def page_of(name: str) -> str:
+def task_page(name: str) -> str:
     """Return the address of a task's page."""
     return PublicAddress().url("/ui/task", {"name": name})
 
@@ -117,7 +117,7 @@ async def resume_task(visit: Visit, form: TaskForm) -> PageAnswer:
 
 
 @pages.show("/tasks/limits", role=Role.ADMIN, query=TaskQuery)
-async def ask_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
+async def ask_task_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
     """Show the form for a task's limits."""
     state = await visit.limits.task(query.name)
     return Question(
@@ -128,26 +128,26 @@ async def ask_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
         ],
         path="/ui/tasks/limits",
         hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.TASK_LIMITS, state.override)},
-        fields=limit_words.fields_of(limit_words.TASK_LIMITS, state.override, state.limits),
+        fields=limit_words.limit_fields(limit_words.TASK_LIMITS, state.override, state.limits),
         verb="Set limits",
-        back=page_of(query.name),
+        back=task_page(query.name),
     ).page
 
 
 @pages.act("/tasks/limits", role=Role.ADMIN, form=LimitsForm)
-async def set_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
+async def set_task_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
     """Override the limits of a task that were changed in the form."""
     given = {limit.name: getattr(form, limit.name) for limit in limit_words.TASK_LIMITS}
     changed = limit_words.changes(limit_words.TASK_LIMITS, form.was, given)
     if not changed:
-        return Redirect(page_of(form.name), "Nothing was changed in the form.")
+        return Redirect(task_page(form.name), "Nothing was changed in the form.")
     await visit.limits.set_tasks({form.name: changed})
     labels = [limit.label for limit in limit_words.TASK_LIMITS if limit.name in changed]
-    return Redirect(page_of(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
+    return Redirect(task_page(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
 
 
 @pages.show("/tasks/remove", role=Role.ADMIN, query=TaskQuery)
-async def ask_remove(visit: Visit, query: TaskQuery) -> PageAnswer:
+async def ask_task_removal(visit: Visit, query: TaskQuery) -> PageAnswer:
     """Ask for confirmation of a task's removal, and say what it does."""
     state = await visit.limits.task(query.name)
     choices = (
@@ -165,7 +165,7 @@ async def ask_remove(visit: Visit, query: TaskQuery) -> PageAnswer:
         hidden={"name": query.name},
         fields=[Field(name="jobs", label="Jobs that have not ended", kind="select", options=choices)],
         verb="Remove",
-        back=page_of(query.name),
+        back=task_page(query.name),
         is_harsh=True,
     ).page
 

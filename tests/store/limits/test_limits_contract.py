@@ -5,18 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from performers import performer_of
 from web_server import TOKENS, all_tokens, open_server
 
-from dataloader import RateLimit, Supplier, Tasks
+from dataloader import RateLimit, Supplier, Tasks, open_client
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, InUse
-from dataloader.jobs.limit_contract import SupplierNotFound
+from dataloader.jobs.supplier_listings import SupplierNotFound
 from dataloader.jobs.task_listings import TaskNotFound
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.limits.limit_rows import aio_declare_limits
 from dataloader.store.queue.task_rows import aio_declare
-from dataloader.web.http_limits import HttpLimits
-from dataloader.web.service_connection import open_service
 
 NOW = datetime.now(UTC)
 DAY = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")[(NOW + timedelta(days=2)).weekday()]
@@ -27,10 +26,13 @@ DAY = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")[(NOW + timedelta(days=2)
 async def limits(request, store, database):
     """The limits in both ways."""
     if request.param == "database":
-        yield DatabaseLimits(database=store, operator=Operator("chief", "request 7"))
+        yield Limits(performer_of(store, Operator("chief", "request 7")))
         return
-    async with open_server(database.dsn, tokens=all_tokens()) as web, open_service(web.url, TOKENS["chief"]) as service:
-        yield HttpLimits(service)
+    async with (
+        open_server(database.dsn, tokens=all_tokens()) as web,
+        open_client(url=web.url, token=TOKENS["chief"]) as client,
+    ):
+        yield client.limits
 
 
 @pytest.fixture

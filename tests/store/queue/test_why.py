@@ -7,12 +7,13 @@ from uuid import UUID
 
 import pytest
 from databases import raw_connection
+from performers import performer_of
 
 from dataloader import NewJob, RateLimit, Supplier, Tasks
+from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.states import Step
-from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.limits.limit_rows import aio_declare_limits, aio_known
 from dataloader.store.queue import control
 from dataloader.store.queue.enqueue import enqueue
@@ -180,7 +181,7 @@ async def test_its_task_or_the_tasks_supplier_is_paused(store, serve, add, decla
     supplier = Supplier("ecb", rate_limits=[RateLimit(100, per_s=60)])
     await declare(supplier=supplier)
     job_id = await add()
-    limits = DatabaseLimits(database=store, operator=ME)
+    limits = Limits(performer_of(store, ME))
     assert (await why_waits(store, job_id)).cause == "next"
     await limits.pause_supplier("ecb")
     reason = await why_waits(store, job_id)
@@ -193,7 +194,7 @@ async def test_its_task_or_the_tasks_supplier_is_paused(store, serve, add, decla
 async def test_a_paused_task_without_limits_keeps_its_ready_jobs(store, serve, add, declare):
     await declare()
     job_id = await add()
-    await DatabaseLimits(database=store, operator=ME).pause_task("t")
+    await Limits(performer_of(store, ME)).pause_task("t")
     assert (await why_waits(store, job_id)).cause == "task_paused"
 
 

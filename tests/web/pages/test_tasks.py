@@ -33,7 +33,7 @@ async def declare(web, database, *names):
     for name in names:
         quoted = name.replace("'", "''")
         database.psql(f"INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('{quoted}', 1, 'host:1')")
-    await web.services.limits.set_supplier("hr", {"rate_limits": [[10, 60], [100, 3600]], "zone": "UTC"})
+    await web.limits.set_supplier("hr", {"rate_limits": [[10, 60], [100, 3600]], "zone": "UTC"})
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ async def test_a_task_says_why_its_jobs_do_not_start(open_web, database):
     async with open_web() as web:
         await declare(web, database, "employee", HOSTILE)
         limits = {"max_running": 3, "supplier": "hr", "retry_delay_s": 90, "work_periods": ["MON-SUN 00:00-24:00"]}
-        await web.services.limits.set_tasks({"employee": limits})
+        await web.limits.set_tasks({"employee": limits})
         shown = (await web.client.get(TASKS)).text
         assert "Pause before a retry: 1 min 30 s" in shown
         assert "<script>alert" not in shown
@@ -55,7 +55,7 @@ async def test_a_task_says_why_its_jobs_do_not_start(open_web, database):
         assert "Paused employee: none of its jobs starts, in any queue." in (await web.client.get(TASKS)).text
         assert "paused" in (await web.client.get("/ui/task?name=employee")).text
         await act(web, f"{TASKS}/resume", name="employee")
-        await web.services.limits.set_tasks({"employee": {"work_periods": ["MON 00:00-00:01"]}})
+        await web.limits.set_tasks({"employee": {"work_periods": ["MON 00:00-00:01"]}})
         page = (await web.client.get("/ui/task?name=employee")).text
         assert "no: outside its work periods" in page or "Mon 00:00–00:01" in page
         assert page.count('class="week-open"') == 1
@@ -68,13 +68,13 @@ async def test_u15_limits_are_set_and_given_back_and_what_others_changed_meanwhi
         await declare(web, database, "employee")
         form = (await web.client.get(f"{TASKS}/limits?name=employee")).text
         fields = fields_of(form)
-        await web.services.limits.set_tasks({"employee": {"cost": 2}})
+        await web.limits.set_tasks({"employee": {"cost": 2}})
         await act(
             web, f"{TASKS}/limits", **fields, max_running="3", work_periods="MON-FRI 00:00-06:00\r\nSAT 10:00-12:00"
         )
         page = (await web.client.get("/ui/task?name=employee")).text
         assert "Set: Work periods, Run at once. It holds from the next claim on." in page
-        [state] = (await web.services.limits.tasks()).tasks
+        [state] = (await web.limits.tasks()).tasks
         assert state.override == {
             "max_running": 3,
             "work_periods": ["MON-FRI 00:00-06:00", "SAT 10:00-12:00"],
@@ -82,7 +82,7 @@ async def test_u15_limits_are_set_and_given_back_and_what_others_changed_meanwhi
         }
         fields = fields_of((await web.client.get(f"{TASKS}/limits?name=employee")).text)
         await act(web, f"{TASKS}/limits", **fields, work_periods="always", cost="2")
-        assert (await web.services.limits.task("employee")).override == {"work_periods": [], "cost": 2}
+        assert (await web.limits.task("employee")).override == {"work_periods": [], "cost": 2}
         for given in ({"max_running": "many"}, {"max_running": "0"}, {"supplier": "nobody"}, {"was": "{}"}):
             refused = await act(web, f"{TASKS}/limits", **fields | {"work_periods": "always", "cost": "2"} | given)
             assert refused.status_code == 422, given
@@ -108,7 +108,7 @@ async def test_a_task_is_removed_only_as_somebody_has_chosen(open_web, database)
 async def test_a_supplier_shows_what_of_its_rate_limits_is_used_and_whose_turn_it_is(open_web, database):
     async with open_web() as web:
         await declare(web, database, "employee")
-        await web.services.limits.set_tasks({"employee": {"supplier": "hr"}})
+        await web.limits.set_tasks({"employee": {"supplier": "hr"}})
         await take(web.services.database, "hr", 4, 10)
         job_id = (await web.jobs.enqueue("employee", queue="q", lock_key="k")).job_id
         database.psql(
@@ -124,14 +124,12 @@ async def test_a_supplier_shows_what_of_its_rate_limits_is_used_and_whose_turn_i
         assert "10 / 60; 100 / 3600" in page
         fields = fields_of((await web.client.get(f"{SUPPLIERS}/limits?name=hr")).text)
         await act(web, f"{SUPPLIERS}/limits", **fields, rate_limits="5 / 60", zone="Europe/Berlin")
-        assert (await web.services.limits.supplier("hr")).override == {
+        assert (await web.limits.supplier("hr")).override == {
             "rate_limits": [[5, 60]],
             "zone": "Europe/Berlin",
         }
         assert (await act(web, f"{SUPPLIERS}/limits", name="new", was="{}")).status_code == 404
-        await web.services.limits.set_supplier(
-            "hr", {"rate_limits": [{"requests": 9, "per": "day", "zone": "Europe/Berlin"}]}
-        )
+        await web.limits.set_supplier("hr", {"rate_limits": [{"requests": 9, "per": "day", "zone": "Europe/Berlin"}]})
         assert "of 9 used in the day of Europe/Berlin" in (await web.client.get("/ui/supplier?name=hr")).text
         await act(web, f"{SUPPLIERS}/pause", name="hr")
         assert "its supplier is paused" in (await web.client.get("/ui/task?name=employee")).text
@@ -172,9 +170,9 @@ async def test_u22_pages_of_tasks_and_suppliers_have_no_fault_and_fit(open_web, 
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
         await declare(web, database, "employee", "report", HOSTILE)
         periods = {"work_periods": ["MON-FRI 22:00-06:00", "SAT,SUN 10:00-24:00"], "zone": "Europe/Berlin"}
-        await web.services.limits.set_tasks({"employee": {"max_running": 3, "supplier": "hr"} | periods})
-        await web.services.limits.pause_task("report")
-        await web.services.limits.set_supplier("the-name-of-a-supplier-" + "y" * 120, periods)
+        await web.limits.set_tasks({"employee": {"max_running": 3, "supplier": "hr"} | periods})
+        await web.limits.pause_task("report")
+        await web.limits.set_supplier("the-name-of-a-supplier-" + "y" * 120, periods)
         await take(web.services.database, "hr", 7, 10)
         for path in (
             TASKS,

@@ -1,4 +1,4 @@
-"""`Limits` over the database: operators' changes of tasks and suppliers at run time.
+"""Implementations of the operations on limits over the database.
 
 Suppliers are locked before tasks, as in a program's declaration of both.
 """
@@ -8,20 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
-import msgspec
-
 from dataloader.jobs.contract import MAX_BULK, Operator
 from dataloader.jobs.errors import BadRequest, InUse
-from dataloader.jobs.former_names import renamed
-from dataloader.jobs.limit_contract import Limits, OpenJobs, SupplierNotFound, SupplierPage, SupplierRecord
-from dataloader.jobs.limits import FORMER_LIMITS, Supplier, TaskLimits, stored_limits
+from dataloader.jobs.limits import stored_limits
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
-from dataloader.jobs.model import MAX_NAME, check_between, check_name
-from dataloader.jobs.page_cursor import BY_NAME, After
+from dataloader.jobs.model import check_between
+from dataloader.jobs.operations.limits import (
+    ChangedTasks,
+    GetSupplier,
+    GetTask,
+    ListSuppliers,
+    ListTasks,
+    PauseSupplier,
+    PauseTask,
+    RemoveSupplier,
+    RemoveTask,
+    ResumeSupplier,
+    ResumeTask,
+    SetSupplier,
+    SetTask,
+    SetTasks,
+)
+from dataloader.jobs.page_cursor import BY_NAME
 from dataloader.jobs.states import Status
-from dataloader.jobs.task_listings import TaskNotFound, TaskPage, TaskState
-from dataloader.store.connection.bridge import Database
+from dataloader.jobs.supplier_listings import SupplierNotFound, SupplierPage, SupplierRecord
+from dataloader.jobs.task_listings import OpenJobs, TaskNotFound, TaskPage, TaskState
+from dataloader.store.implementations import Store, implements
 from dataloader.store.limits.limit_reads import aio_supplier, aio_suppliers, aio_task_state
 from dataloader.store.limits.limit_rows import TELL, aio_limit_supplier, aio_limit_task, aio_open_lane
 from dataloader.store.queue.control import aio_audit, aio_short_transaction, cancel_many
@@ -61,76 +73,84 @@ _KEEP: Final = (
 _KEEP_OTHERS: Final = "UPDATE dl_jobs SET lane = NULL WHERE lane = $1 AND status IN ('queued', 'running')"
 
 
-@attrs.frozen(kw_only=True)
-class DatabaseLimits(Limits):
-    """Limits in the tables of the database, on Trio. `operator` signs the audit."""
+@implements(ListTasks)
+async def _list_tasks(store: Store, request: ListTasks) -> TaskPage:
+    return await page_of_tasks(store.database, limit=request.limit, after=request.after)
 
-    database: Database
-    operator: Operator
 
-    def signed(self, operator: Operator) -> DatabaseLimits:
-        """Return the same limits for another operator."""
-        return attrs.evolve(self, operator=operator)
+@implements(GetTask)
+async def _get_task(store: Store, request: GetTask) -> TaskState:
+    return await store.database.run(aio_task_state, request.task)
 
-    async def tasks(self, *, limit: int = 200, after: After = None) -> TaskPage:
-        """See `Limits.tasks`."""
-        return await page_of_tasks(self.database, limit=limit, after=after)
 
-    async def task(self, name: str) -> TaskState:
-        """See `Limits.task`."""
-        return await self.database.run(aio_task_state, name)
+@implements(SetTask)
+async def _set_task(store: Store, request: SetTask) -> TaskState:
+    [found] = await store.database.write(_aio_set_tasks, {request.task: request.given()}, store.operator)
+    return found
 
-    async def set_tasks(self, changes: Mapping[str, Mapping[str, Any]]) -> list[TaskState]:
-        """See `Limits.set_tasks`."""
-        return await self.database.write(_aio_set_tasks, changes, self.operator)
 
-    async def pause_task(self, name: str) -> TaskState:
-        """See `Limits.pause_task`."""
-        return await self.database.write(_aio_pause_task, name, self.operator, paused=True)
+@implements(SetTasks)
+async def _set_tasks(store: Store, request: SetTasks) -> ChangedTasks:
+    changes = {one.task: one.given() for one in request.tasks}
+    if len(changes) < len(request.tasks):
+        raise BadRequest("tasks", "must have each task once")
+    return ChangedTasks(await store.database.write(_aio_set_tasks, changes, store.operator))
 
-    async def resume_task(self, name: str) -> TaskState:
-        """See `Limits.resume_task`."""
-        return await self.database.write(_aio_pause_task, name, self.operator, paused=False)
 
-    async def remove_task(self, name: str, *, jobs: OpenJobs | None = None) -> TaskState:
-        """See `Limits.remove_task`."""
-        if jobs not in {None, "keep", "cancel"}:
-            raise BadRequest("jobs", f"must be keep or cancel, not {jobs!r:.60}")
-        await self.task(name)
-        if jobs == "cancel":
-            # Jobs that are added in the meantime wait for a process that declares the task.
-            open_jobs = JobFilter(task=name, status=frozenset({Status.QUEUED, Status.RUNNING}))
-            while await cancel_many(self.database, open_jobs, self.operator, limit=MAX_BULK):
-                pass
-        return await self.database.write(_aio_remove_task, name, jobs, self.operator)
+@implements(RemoveTask)
+async def _remove_task(store: Store, request: RemoveTask) -> TaskState:
+    if request.jobs not in {None, "keep", "cancel"}:
+        raise BadRequest("jobs", f"must be keep or cancel, not {request.jobs!r:.60}")
+    await store.database.run(aio_task_state, request.task)
+    if request.jobs == "cancel":
+        # Jobs that are added in the meantime wait for a process that declares the task.
+        open_jobs = JobFilter(task=request.task, status=frozenset({Status.QUEUED, Status.RUNNING}))
+        while await cancel_many(store.database, open_jobs, store.operator, limit=MAX_BULK):
+            pass
+    return await store.database.write(_aio_remove_task, request.task, request.jobs, store.operator)
 
-    async def suppliers(self, *, limit: int = 200, after: After = None) -> SupplierPage:
-        """See `Limits.suppliers`."""
-        check_between("limit", limit, 1, MAX_PAGE)
-        behind = "" if after is None else BY_NAME.key(after)
-        found = await self.database.run(aio_suppliers, behind, limit + 1)
-        return SupplierPage(*BY_NAME.page(found, limit, lambda one: one.supplier))
 
-    async def supplier(self, name: str) -> SupplierRecord:
-        """See `Limits.supplier`."""
-        return await self.database.run(aio_supplier, name)
+@implements(PauseTask)
+async def _pause_task(store: Store, request: PauseTask) -> TaskState:
+    return await store.database.write(_aio_pause_task, request.task, store.operator, paused=True)
 
-    async def set_supplier(self, name: str, changes: Mapping[str, Any]) -> SupplierRecord:
-        """See `Limits.set_supplier`."""
-        check_name("supplier", name, MAX_NAME)
-        return await self.database.write(_aio_set_supplier, name, changes, self.operator)
 
-    async def pause_supplier(self, name: str) -> SupplierRecord:
-        """See `Limits.pause_supplier`."""
-        return await self.database.write(_aio_pause_supplier, name, self.operator, paused=True)
+@implements(ResumeTask)
+async def _resume_task(store: Store, request: ResumeTask) -> TaskState:
+    return await store.database.write(_aio_pause_task, request.task, store.operator, paused=False)
 
-    async def resume_supplier(self, name: str) -> SupplierRecord:
-        """See `Limits.resume_supplier`."""
-        return await self.database.write(_aio_pause_supplier, name, self.operator, paused=False)
 
-    async def remove_supplier(self, name: str) -> SupplierRecord:
-        """See `Limits.remove_supplier`."""
-        return await self.database.write(_aio_remove_supplier, name, self.operator)
+@implements(ListSuppliers)
+async def _list_suppliers(store: Store, request: ListSuppliers) -> SupplierPage:
+    check_between("limit", request.limit, 1, MAX_PAGE)
+    behind = "" if request.after is None else BY_NAME.key(request.after)
+    found = await store.database.run(aio_suppliers, behind, request.limit + 1)
+    return SupplierPage(*BY_NAME.page(found, request.limit, lambda one: one.supplier))
+
+
+@implements(GetSupplier)
+async def _get_supplier(store: Store, request: GetSupplier) -> SupplierRecord:
+    return await store.database.run(aio_supplier, request.supplier)
+
+
+@implements(SetSupplier)
+async def _set_supplier(store: Store, request: SetSupplier) -> SupplierRecord:
+    return await store.database.write(_aio_set_supplier, request.supplier, request.given(), store.operator)
+
+
+@implements(PauseSupplier)
+async def _pause_supplier(store: Store, request: PauseSupplier) -> SupplierRecord:
+    return await store.database.write(_aio_pause_supplier, request.supplier, store.operator, paused=True)
+
+
+@implements(ResumeSupplier)
+async def _resume_supplier(store: Store, request: ResumeSupplier) -> SupplierRecord:
+    return await store.database.write(_aio_pause_supplier, request.supplier, store.operator, paused=False)
+
+
+@implements(RemoveSupplier)
+async def _remove_supplier(store: Store, request: RemoveSupplier) -> SupplierRecord:
+    return await store.database.write(_aio_remove_supplier, request.supplier, store.operator)
 
 
 def _overridden(stored: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +176,7 @@ async def _aio_locked_supplier(connection: Any, name: str) -> Any:
 async def _aio_set_tasks(
     connection: Any, changes: Mapping[str, Mapping[str, Any]], operator: Operator
 ) -> list[TaskState]:
-    plain = {name: _known(TaskLimits, changes[name]) for name in sorted(changes)}
+    plain = {name: changes[name] for name in sorted(changes)}
     wanted = {one["supplier"] for one in plain.values() if one.get("supplier") is not None}
     async with aio_short_transaction(connection):
         there = {record["source"] for record in await connection.fetch(_NAMED, sorted(wanted), list(plain))}
@@ -170,18 +190,6 @@ async def _aio_set_tasks(
             await aio_audit(connection, operator, "set_task", None, {"task": name, "changes": change})
         await connection.execute(TELL)
         return [await aio_task_state(connection, name) for name in changes]
-
-
-def _known(kind: type[TaskLimits | Supplier], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes as plain values. Raises `BadRequest` for an unknown limit."""
-    names = sorted({field.name for field in attrs.fields(kind)} - {"name"})
-    what = "task" if kind is TaskLimits else "supplier"
-    for name in changes:
-        if kind is Supplier and name in FORMER_LIMITS:
-            raise BadRequest(name, renamed(FORMER_LIMITS[name]))
-        if name not in names:
-            raise BadRequest(name, f"is no limit of a {what}; there are {', '.join(names)}")
-    return {name: msgspec.to_builtins(value) for name, value in changes.items()}
 
 
 async def _aio_pause_task(connection: Any, name: str, operator: Operator, *, paused: bool) -> TaskState:
@@ -214,14 +222,13 @@ async def _aio_remove_task(connection: Any, name: str, jobs: OpenJobs | None, op
 async def _aio_set_supplier(
     connection: Any, name: str, changes: Mapping[str, Any], operator: Operator
 ) -> SupplierRecord:
-    plain = _known(Supplier, changes)
     async with aio_short_transaction(connection):
         await connection.execute(_ADD_SUPPLIER, name)
         found = await _aio_locked_supplier(connection, name)
-        override = _overridden(found["override"], plain)
+        override = _overridden(found["override"], changes)
         await aio_limit_supplier(connection, name, stored_limits(found["limits"]), override)
         await connection.execute(TELL)
-        await aio_audit(connection, operator, "set_supplier", None, {"supplier": name, "changes": plain})
+        await aio_audit(connection, operator, "set_supplier", None, {"supplier": name, "changes": changes})
         return await aio_supplier(connection, name)
 
 
