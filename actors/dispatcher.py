@@ -138,7 +138,8 @@ class Dispatcher:
         return True
 
     @property
-    def _part(self) -> str:
+    def part(self) -> str:
+        """Name of this part in reports of outages."""
         return f"claims of {self.queue}"
 
     async def run(
@@ -161,7 +162,7 @@ class Dispatcher:
                     claiming.start_soon(keep, self.filer.run)
                     await keep(claims)
             await self.slots.wait_unreserved()
-            self.outage.left(self._part)
+            self.outage.left(self.part)
             self.lane_states.left()
             self.closed.set()
         await self.slots.wait_recorded()
@@ -207,7 +208,7 @@ class Dispatcher:
 
     def _found(self, claim: Claim) -> None:
         """Process the answer to a claim of ready jobs."""
-        self.outage.worked(self._part)
+        self.outage.worked(self.part)
         if claim.blocked:
             self.filer.wake.set()
 
@@ -223,7 +224,7 @@ class Dispatcher:
             raise error
         # Unavailable, or a row of another service cannot be claimed: claims continue when it is corrected.
         pause_s = cursor.failed()
-        self.outage.failed(self._part, error, again_in_s=round(pause_s, 1))
+        self.outage.failed(self.part, error, again_in_s=round(pause_s, 1))
         return pause_s
 
     def _answered(self, claim: Claim, lanes: list[str], start_test: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ other parts may fail a little longer, which is logged only if it lasts.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import attrs
@@ -45,6 +46,10 @@ class Outage:
         """Return whether the database cannot be used, which the log already says."""
         trouble = self._troubles.get(None)
         return trouble is not None and not trouble.is_over
+
+    def lasts_for(self, parts: Collection[str]) -> bool:
+        """Return whether the database cannot be used by one of these parts."""
+        return self.lasts and not self._troubles[None].parts.isdisjoint(parts)
 
     def failed(self, part: str, error: StoreError, **fields: object) -> None:
         """Report a failed attempt of `part`, which must try again within a minute."""

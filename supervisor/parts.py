@@ -106,8 +106,13 @@ class Parts:
             and self.locks.connected
             and self.locks.writable
             and self.heartbeat.can_write
-            and not self.outage.lasts,
+            and not self.outage.lasts_for(self.writers),
         )
+
+    @property
+    def writers(self) -> list[str]:
+        """Names of the parts without which no job starts or ends, unlike without the listener."""
+        return ["recorder", *(dispatcher.part for dispatcher in self.dispatchers)]
 
     @property
     def dispatchers(self) -> list[Dispatcher]:
