@@ -17,7 +17,7 @@ from dataloader.cli.entry import FAILED, NOT_SUCCEEDED, Group
 from dataloader.cli.output import print_json
 from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks, versions
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.process_contract import ANSWER_S, ProcessClient
+from dataloader.jobs.client.processes import ANSWER_S, ProcessClient
 from dataloader.jobs.process_listings import ProcessAnswer, ProcessFilter, ProcessRecord
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
 

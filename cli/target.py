@@ -21,12 +21,12 @@ from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.process_contract import ProcessClient
 from dataloader.supervisor.open_client import account, client_options
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings

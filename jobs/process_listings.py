@@ -54,6 +54,13 @@ class ProcessVersion:
     error: Annotated[int, about("Processes in error.")]
 
 
+@attrs.frozen
+class VersionList:
+    """Versions of types of processes."""
+
+    versions: Annotated[list[ProcessVersion], about("The versions, the newest of a type first.")]
+
+
 @attrs.frozen(kw_only=True)
 class ProcessRecord:
     """Process and its current state."""
@@ -238,3 +245,13 @@ class ProcessFilter:
 
 
 EVERY_PROCESS: Final = ProcessFilter()
+
+
+def check_wanted(wanted: ProcessFilter) -> None:
+    """Raise `BadRequest` for a filter that would match every process."""
+    if wanted == EVERY_PROCESS:
+        raise BadRequest(
+            "which", "must have a criterion, such as type or error_group: an empty filter means every process"
+        )
+    if wanted.status not in {None, "error"}:
+        raise BadRequest("status", f"must be error, or be left out, not {wanted.status}")

@@ -125,6 +125,13 @@ class SinkRecord:
     held: Annotated[int, about("Those of them that wait for an operator.")]
 
 
+@attrs.frozen
+class SinkList:
+    """All sinks."""
+
+    sinks: Annotated[list[SinkRecord], about("The sinks, by name.")]
+
+
 @attrs.frozen(kw_only=True)
 class HeldDelivery:
     """Process whose deliveries to a sink are held up, since the first one has failed."""

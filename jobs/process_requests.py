@@ -26,11 +26,28 @@ from dataloader.jobs.text import exact_json
 
 MAX_STARTS: Final = 1_000
 """Maximum number of processes that one request starts."""
+BATCH: Final = 1_000
+"""Maximum number of processes that one transaction changes."""
 MAX_IMPORTED_EVENTS: Final = 10_000
 """Maximum number of events of an imported process."""
 MESSAGE_KEYS: Final = "message:"
 """Prefix of the keys of messages between processes; clients' keys never have it."""
 _sorted: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+class NoStart:
+    """Marker for a call that starts no process."""
+
+
+NO_START: Final = NoStart()
+
+
+@attrs.frozen(kw_only=True)
+class ProcessChange:
+    """Change of the processes in error that match a filter; `args` are for `repair`."""
+
+    action: Literal["repair", "resume"]
+    args: Any = None
 
 
 @attrs.frozen(kw_only=True)
@@ -135,6 +152,13 @@ class ProcessStarted:
         Literal["added", "again", "exists"],
         about("added: a process. again: nothing, the request was sent before. exists: nothing, there is one."),
     ]
+
+
+@attrs.frozen
+class StartedMany:
+    """Result for each process, in their order."""
+
+    processes: Annotated[list[ProcessStarted], about("The processes, in the order of the request.")]
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,10 @@ import attrs
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.operations.operation import Operation
+from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.store.connection.bridge import Database
+from dataloader.store.processes.answers import Answers, Waiter
+from dataloader.store.processes.asker import Asker
 from dataloader.store.queue.enqueuer import Enqueuer
 
 K = TypeVar("K", bound=Operation[Any])
@@ -18,11 +21,25 @@ R = TypeVar("R")
 
 @attrs.frozen(kw_only=True)
 class Store:
-    """What an implementation works with: the database, the operator for the audit, and what adds jobs."""
+    """What an implementation works with.
+
+    operator: signs the audit.
+    by_hand: a person makes the requests to processes, not a program: starts, calls and withdrawals are audited, too.
+    enqueuer: adds jobs.
+    asker, answers, telemetry: send, await and count the requests to processes.
+    sent: called after a change of processes that sinks may receive.
+    """
 
     database: Database
     operator: Operator
+    by_hand: bool = False
     enqueuer: Enqueuer
+    asker: Asker = attrs.field(
+        default=attrs.Factory(lambda self: Asker(self.database, self.enqueuer.default_lease_s), takes_self=True)
+    )
+    answers: Waiter = attrs.field(default=attrs.Factory(lambda self: Answers(self.database), takes_self=True))
+    telemetry: ProcessTelemetry = attrs.field(factory=ProcessTelemetry)
+    sent: Callable[[], None] = lambda: None
 
 
 IMPLEMENTATIONS: dict[type[Operation[Any]], Callable[[Store, Any], Awaitable[Any]]] = {}

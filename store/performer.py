@@ -13,8 +13,13 @@ from dataloader.jobs.errors import Draining
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
+from dataloader.jobs.process_listings import ProcessAnswer, ProcessRecord
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
 from dataloader.store.implementations import IMPLEMENTATIONS, Store
 from dataloader.store.limits import limit_operations as limit_operations  # noqa: PLC0414 - the same
+from dataloader.store.processes import process_operations as process_operations  # noqa: PLC0414 - the same
+from dataloader.store.processes import sending
+from dataloader.store.processes.operations import aio_import
 from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - it registers implementations
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
@@ -56,6 +61,21 @@ class DatabasePerformer(Store, Performer):
         """As in `Performer`."""
         return await self.waits.wait(job.job_id, timeout_s=STATE_S if with_queue else math.inf, seen=job)
 
-    def _check_open(self) -> None:
+    async def ask(self, request: ProcessRequest, *, wait_s: float, withdraw: bool) -> ProcessAnswer:
+        """As in `Performer`."""
+        self._check_open("requests")
+        return await sending.send_and_wait(self, request, wait_s=wait_s, withdraw=withdraw)
+
+    async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
+        """As in `Performer`."""
+        self._check_open("requests")
+        return await sending.send_starts(self, requests)
+
+    async def put(self, process: ProcessImport) -> ProcessRecord:
+        """As in `Performer`."""
+        self._check_open("requests")
+        return await self.database.write(aio_import, process, self.operator, self.enqueuer.default_lease_s)
+
+    def _check_open(self, refused: str = "jobs") -> None:
         if self.draining():
-            raise Draining("this process is shutting down and takes no new jobs")
+            raise Draining(f"this process is shutting down and takes no new {refused}")

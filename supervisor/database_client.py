@@ -10,13 +10,13 @@ import trio
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.answers import Answers
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.notifications import OF_ANSWERS, OF_WAITING, JobChanged, Notification, TaskAnswered
@@ -68,12 +68,11 @@ def _client(database: Database, operator: Operator, waits: Waits, answers: Answe
         enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
         served=ServedQueues(database),
         waits=waits,
+        answers=answers,
     )
     return Client(
         jobs=Jobs(performer),
-        processes=DatabaseProcesses(
-            database=database, operator=operator, answers=answers, default_lease_s=default_lease_s
-        ),
+        processes=ProcessClient(performer),
         schedules=Schedules(performer),
         limits=Limits(performer),
         bulk=DatabaseBulkActs(database=database, operator=operator),

@@ -101,7 +101,6 @@ def _app(parts: Parts) -> App:
     return create_app(
         Services(
             performer=parts.performer,
-            processes=parts.processes,
             bulk=parts.bulk,
             tasks=parts.tasks,
             settings=WebSettings(

@@ -29,7 +29,6 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.performer import DatabasePerformer
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.worker_rows import WorkerRow
@@ -52,7 +51,6 @@ class Parts:
     worker: WorkerRow
     database: Database
     performer: DatabasePerformer
-    processes: DatabaseProcesses
     bulk: DatabaseBulkActs
     runs: Runs
     outage: Outage

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from dataloader.flows.processes import Processes, add_processes
-from dataloader.jobs.process_contract import ProcessClient
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.process_listings import ProcessEvent, ProcessTask
 from dataloader.jobs.process_outbox import QUEUE as DELIVERIES
 from dataloader.jobs.process_outbox import Sink

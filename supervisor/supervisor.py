@@ -19,6 +19,7 @@ from dataloader.actors.signals import Signals
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
@@ -26,7 +27,6 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.supervisor.changes import Changes
 from dataloader.supervisor.drain import DrainReport
@@ -107,9 +107,9 @@ class Supervisor:
         return Limits(self._parts.performer)
 
     @property
-    def processes(self) -> DatabaseProcesses:
+    def processes(self) -> ProcessClient:
         """Durable processes, over the supervisor's database. The audit log names the worker as the operator."""
-        return self._parts.processes
+        return ProcessClient(self._parts.performer)
 
     @property
     def database(self) -> Database:

@@ -26,11 +26,9 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.api import (
     bulk,
-    deliveries,
     etl,
     jobs,
     problem_kinds,
-    process_reads,
     processes,
     schedules,
     system,
@@ -60,8 +58,6 @@ _WORK: Final = [
     *etl.routes,
     *schedules.routes,
     *processes.routes,
-    *process_reads.routes,
-    *deliveries.routes,
     *system.routes,
     *problem_kinds.routes,
 ]

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.web.http_bulk import HttpBulkActs
 from dataloader.web.http_performer import HttpPerformer
-from dataloader.web.http_processes import HttpProcesses
 from dataloader.web.service_connection import open_service
 
 
@@ -22,7 +22,7 @@ async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[
         performer = HttpPerformer(service)
         yield Client(
             jobs=Jobs(performer),
-            processes=HttpProcesses(service),
+            processes=ProcessClient(performer),
             schedules=Schedules(performer),
             limits=Limits(performer),
             bulk=HttpBulkActs(service),

@@ -7,6 +7,7 @@ body that is longer than its settings allow (`BadRequest`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -14,12 +15,16 @@ import attrs
 import msgspec
 
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.errors import ConfigError, StoreError
 from dataloader.jobs.json_values import args_json
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.operations.jobs import CancelJob, GetJob, RetryJob, RunJobNow
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
+from dataloader.jobs.operations.processes import ShowProcess, ShowProcessTask, WithdrawCall
+from dataloader.jobs.process_listings import ProcessAnswer, ProcessRecord
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
+from dataloader.web import http_requests
 from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection
 
 R = TypeVar("R")
@@ -28,6 +33,8 @@ LONG_POLL_S: Final = 25.0
 """Seconds for which the service may hold a request until a change; shorter than the timeouts of proxies."""
 QUEUED_POLL_S: Final = 5.0
 """The same for a queued job, since a change of its `queue_state` does not end the request."""
+WITHDRAW_S: Final = 5.0
+"""Seconds in which the call of a cancelled caller is withdrawn."""
 LATE_S: Final = 5.0
 """Additional seconds after an operation's deadline for the answer to arrive."""
 _STATUS_ANSWERS: Final = (CancelJob, RetryJob, RunJobNow)
@@ -50,6 +57,8 @@ class HttpPerformer(Performer):
         if isinstance(operation, _STATUS_ANSWERS):
             await self._send(operation, dict)
             answer: Any = await self.perform(GetJob(operation.job_id))
+        elif isinstance(operation, ShowProcess | ShowProcessTask):
+            answer = await self._wait(operation)
         else:
             answer = await self._send(operation, operation.declaration.result)
         return answer  # type: ignore[no-any-return]
@@ -80,8 +89,53 @@ class HttpPerformer(Performer):
             await anyio.sleep(busy.again_s)
         return await self.perform(GetJob(job.job_id))
 
-    async def _send(self, operation: Operation[Any], kind: Any) -> Any:
+    async def ask(self, request: ProcessRequest, *, wait_s: float, withdraw: bool) -> ProcessAnswer:
+        """As in `Performer`. If the caller is cancelled before the service returns the task, the task stays."""
+        until = anyio.current_time() + wait_s
+        # A call that may be withdrawn is sent without a wait, so that its task is known.
+        answer = await http_requests.send_request(self.service, request, 0.0 if withdraw else min(wait_s, LONG_POLL_S))
+        try:
+            left_s = until - anyio.current_time()
+            if not answer.is_answered and left_s > 0:
+                answer = (await self.perform(ShowProcessTask(answer.task_id, left_s, answer.ident))).answer
+            if withdraw and not answer.is_answered:
+                answer = await self.perform(WithdrawCall(answer.task_id, answer.ident))
+        except BaseException:
+            if withdraw:
+                with anyio.move_on_after(WITHDRAW_S, shield=True), suppress(StoreError):
+                    await self.perform(WithdrawCall(answer.task_id, answer.ident))
+            raise
+        return answer
+
+    async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
+        """As in `Performer`; all of one type."""
+        return await http_requests.send_starts(self.service, requests)
+
+    async def put(self, process: ProcessImport) -> ProcessRecord:
+        """As in `Performer`."""
+        return await http_requests.send_import(self.service, process)
+
+    async def _wait(self, operation: ShowProcess | ShowProcessTask) -> Any:
+        """Wait in requests that proxies do not cut off. If too many wait at the service, ask again later."""
+        until = anyio.current_time() + operation.wait
+        while True:
+            left_s = max(until - anyio.current_time(), 0.0)
+            part = msgspec.structs.replace(operation, wait=min(left_s, LONG_POLL_S))
+            kind = operation.declaration.result
+            try:
+                answer = await self._send(part, kind, timeout_s=part.wait + ANSWER_S)
+            except ServiceBusy as busy:
+                await anyio.sleep(min(busy.again_s, part.wait))
+                answer = await self._send(msgspec.structs.replace(part, wait=0.0), kind, timeout_s=ANSWER_S)
+            if left_s <= 0 or not operation.is_awaited(answer):
+                return answer
+            if isinstance(operation, ShowProcessTask):
+                operation = msgspec.structs.replace(operation, ident=answer.ident)
+
+    async def _send(self, operation: Operation[Any], kind: Any, *, timeout_s: float | None = None) -> Any:
         declaration = operation.declaration
+        if timeout_s is None:
+            timeout_s = ANSWER_S if declaration.deadline_s is None else declaration.deadline_s + LATE_S
         fields = declaration.fields(operation) if declaration.request is not None else None
         return await self.service.ask(
             kind,
@@ -89,7 +143,7 @@ class HttpPerformer(Performer):
             declaration.address(operation),
             params=fields if declaration.in_query else None,
             body=None if declaration.in_query else fields,
-            timeout_s=ANSWER_S if declaration.deadline_s is None else declaration.deadline_s + LATE_S,
+            timeout_s=timeout_s,
             missing=declaration.not_found,
         )
 

@@ -50,10 +50,10 @@ class OperationRoutes(Routes):
         """Add the operations that have no view written by hand."""
         for kind in kinds:
             if kind not in self._by_hand:
-                self.append(_route(kind, _usual_view(kind), {200: kind.declaration.result}))
+                self.append(_route(kind, usual_view(kind), {200: kind.declaration.result}))
 
 
-def _usual_view(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
+def usual_view(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
     """Return a view that performs the operation and answers without secrets."""
     mask = shown.MASKS[kind.declaration.result]
     is_page, large = _is_page(kind), kind.declaration.large
@@ -81,7 +81,12 @@ def _route(kind: type[K], view: Callable[[Call, K], Awaitable[Answer]], answers:
         return await view(call, kind(**path, **{name: getattr(given, name) for name in names}))
 
     view_of_parts.__name__, view_of_parts.__doc__ = declaration.operation_id, kind.__doc__
-    parts = {name: f"<{_CONVERTERS[part]}:{name}>" for name, part in declaration.path_fields.items()}
+    # Of several texts in an address only the last may have slashes.
+    texts = [name for name, part in declaration.path_fields.items() if part is str]
+    parts = {
+        name: f"<{name}>" if name in texts[:-1] else f"<{_CONVERTERS[part]}:{name}>"
+        for name, part in declaration.path_fields.items()
+    }
     return Route(
         method=declaration.method,
         path=ROOT + declaration.path.format_map(parts),

@@ -27,14 +27,15 @@ from werkzeug.datastructures import Headers
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.operations.operation import Operation
-from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.read_share import read_for
+from dataloader.store.performer import DatabasePerformer
 from dataloader.web.auth import authorize
 from dataloader.web.client_address import FORWARDED
 from dataloader.web.decoding import decode_body, decode_query
@@ -81,16 +82,23 @@ class Call:
     @property
     def jobs(self) -> Jobs:
         """Jobs and queues; the audit log names the caller as the operator."""
-        return Jobs(self.services.performer.signed(self.operator))
+        return Jobs(self.performer)
+
+    @property
+    def performer(self) -> DatabasePerformer:
+        """Performer of the caller: the audit log names the caller as the operator, and its waits are the caller's."""
+        services = self.services
+        answers = services.waiting.of(self.operator.name)
+        return attrs.evolve(services.performer, operator=self.operator, answers=answers)
 
     async def perform(self, operation: Operation[R]) -> R:
         """Perform an operation; the audit log names the caller as the operator."""
-        return await self.services.performer.signed(self.operator).perform(operation)
+        return await self.performer.perform(operation)
 
     @property
     def schedules(self) -> Schedules:
         """Schedules; the audit log names the caller as the operator."""
-        return Schedules(self.services.performer.signed(self.operator))
+        return Schedules(self.performer)
 
     @property
     def limits(self) -> Limits:
@@ -100,8 +108,7 @@ class Call:
     @property
     def processes(self) -> ProcessClient:
         """Durable processes; the audit log names the caller as the operator."""
-        services = self.services
-        return attrs.evolve(services.processes, operator=self.operator, answers=services.waiting.of(self.operator.name))
+        return ProcessClient(self.performer)
 
     @property
     def bulk(self) -> BulkActs:

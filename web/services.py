@@ -22,7 +22,6 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fair_places import FairPlaces
 from dataloader.store.connection.read_share import share_of
 from dataloader.store.performer import DatabasePerformer
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
@@ -128,7 +127,6 @@ class Services:
     """
 
     performer: DatabasePerformer = attrs.field(converter=_with_share)
-    processes: DatabaseProcesses = attrs.field(converter=_with_share)
     bulk: DatabaseBulkActs = attrs.field(converter=_with_share)
     settings: WebSettings
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
@@ -188,5 +186,5 @@ class Services:
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:
-        waits, answers = self.performer.waits, self.processes.answers
-        return Waiting(waits, answers, self.refusals, self.settings.max_waits, self.http_limits)
+        performer = self.performer
+        return Waiting(performer.waits, performer.answers, self.refusals, self.settings.max_waits, self.http_limits)

@@ -32,11 +32,17 @@ from dataloader.jobs.operations.schedules import NextTimes
 from dataloader.jobs.process_listings import (
     ProcessAnswer,
     ProcessErrorGroup,
+    ProcessErrorPage,
+    ProcessesChanged,
     ProcessEvent,
+    ProcessEventPage,
+    ProcessPage,
     ProcessRecord,
     ProcessTask,
+    ProcessTaskPage,
+    VersionList,
 )
-from dataloader.jobs.process_outbox import HeldDelivery
+from dataloader.jobs.process_outbox import HeldDelivery, HeldDeliveryPage, Released, SinkList
 from dataloader.jobs.run_stats import RunStats, RunStatsPage
 from dataloader.jobs.schedule_listings import Backfilled, ScheduleEvent, ScheduleEventPage, SchedulePage, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
@@ -193,7 +199,7 @@ def schedule_event(event: ScheduleEvent) -> ScheduleEvent:
     return attrs.evolve(event, payload=None if event.payload is None else fields(dict(event.payload)))
 
 
-def searchable(metadata: dict[str, Any]) -> dict[str, Any]:
+def searchable(metadata: R) -> R:
     """Return metadata that may be searched for. Masked values are refused, since a search would reveal them.
 
     Raises `BadRequest`.
@@ -307,5 +313,17 @@ MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     NextTimes: _as_it_is,
     ScheduleEventPage: _rows("events", schedule_event),
     Backfilled: _as_it_is,
+    ProcessPage: _rows("processes", process),
+    ProcessRecord: process,
+    ProcessEventPage: _rows("events", process_event),
+    ProcessTaskPage: _rows("tasks", process_task),
+    ProcessTask: process_task,
+    ProcessAnswer: process_answer,
+    ProcessErrorPage: _rows("groups", process_error_group),
+    ProcessesChanged: _as_it_is,
+    VersionList: _rows("versions", lambda one: attrs.evolve(one, type=mask_text(one.type))),
+    SinkList: _as_it_is,
+    HeldDeliveryPage: _rows("deliveries", held_delivery),
+    Released: _as_it_is,
 }
 """Function that masks an operation's answer, by the answer's type; a type that is missing has no route."""

@@ -122,7 +122,7 @@ class Waiting:
 
 @attrs.frozen
 class WaitingCaller:
-    """Waits of one caller, for `DatabaseProcesses` as its `answers`."""
+    """Waits of one caller, for a `DatabasePerformer` as its `answers`."""
 
     waiting: Waiting
     caller: str

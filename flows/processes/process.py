@@ -9,9 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import attrs
 
 from dataloader.jobs.model import check_between
-from dataloader.jobs.process_contract import NO_START, NoStart
 from dataloader.jobs.process_listings import ProcessEvent
-from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.jobs.process_requests import NO_START, NoStart, ProcessRequest
 
 S = TypeVar("S")
 

@@ -7,8 +7,8 @@ import attrs
 from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
-from dataloader.jobs.process_contract import ProcessClient
 
 
 @attrs.frozen(kw_only=True)

@@ -22,6 +22,10 @@ from dataloader.jobs.page_cursor import MAX_CURSOR
 from dataloader.jobs.states import QueueState, Status
 
 EXAMPLE_ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
+MAX_WAIT_S: Final = 60.0
+"""The longest wait of one request for a change or an answer, in seconds."""
+HELD_REQUEST_S: Final = MAX_WAIT_S + 15.0
+"""Seconds in which a service answers a request with such a wait."""
 
 
 def described(about: str, *examples: object, **schema: object) -> Meta:

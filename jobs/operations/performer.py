@@ -9,6 +9,8 @@ from typing import Self, TypeVar
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.operations.operation import Operation
+from dataloader.jobs.process_listings import ProcessAnswer, ProcessRecord
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
 
 R = TypeVar("R")
 
@@ -36,6 +38,21 @@ class Performer(abc.ABC):
         With `with_queue`, also check every few seconds if `queue_state` has changed, for which there is no
         notification.
         """
+
+    @abc.abstractmethod
+    async def ask(self, request: ProcessRequest, *, wait_s: float, withdraw: bool) -> ProcessAnswer:
+        """Send a request to a process, and return its answer, or the task's status after `wait_s` seconds.
+
+        With `withdraw`, withdraw a call that has not begun by then, or whose caller is cancelled.
+        """
+
+    @abc.abstractmethod
+    async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
+        """Start processes, all in one transaction; the answers come in their order."""
+
+    @abc.abstractmethod
+    async def put(self, process: ProcessImport) -> ProcessRecord:
+        """Import a process of another system."""
 
     @abc.abstractmethod
     def signed(self, operator: Operator) -> Self:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.errors import (
     AccessDenied,
     ActorGaveUp,
@@ -48,7 +49,6 @@ from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.notices import CommandTarget, WebhookTarget
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
-from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.process_listings import ProcessFilter, ProcessRecord
 from dataloader.jobs.process_outbox import (
     Delivery,

@@ -14,9 +14,8 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.failures import group_key
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.page_cursor import After, PageCursor
-from dataloader.jobs.process_contract import ProcessChange
 from dataloader.jobs.process_listings import ProcessesChanged, ProcessFilter, ProcessRecord
-from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
+from dataloader.jobs.process_requests import ProcessChange, ProcessImport, ProcessRequest
 from dataloader.jobs.processes import MAX_VALUE, ProcessConflict, check_metadata
 from dataloader.jobs.text import exact_json
 from dataloader.store.processes.reads import aio_get_process, not_found

@@ -33,8 +33,8 @@ from dataloader import (
     open_supervisor,
 )
 from dataloader.flows.processes import Timer, add_processes
-from dataloader.jobs.process_contract import ProcessChange
-from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
+from dataloader.jobs.operations.performer import Performer
+from dataloader.jobs.process_requests import ProcessChange, ProcessImport, ProcessRequest
 from dataloader.supervisor.settings import ApiToken
 
 pytestmark = pytest.mark.requirement("P1", "P2")
@@ -44,16 +44,16 @@ TOKEN = "chief-0123456789"
 
 def _forwarded(name):
     async def forward(self, *args, **kwargs):
-        return await self.run(partial(getattr(self.processes, name), *args, **kwargs))
+        return await self.run(partial(getattr(self.performer, name), *args, **kwargs))
 
     return forward
 
 
 @attrs.frozen
-class OnAsyncio(ProcessClient):
-    """Processes that live on an asyncio loop in another thread, for a test that lives on Trio."""
+class OnAsyncio:
+    """A performer that lives on an asyncio loop in another thread, for a test that lives on Trio."""
 
-    processes: ProcessClient
+    performer: Performer
     portal: anyio.from_thread.BlockingPortal
 
     async def run(self, call):
@@ -64,7 +64,7 @@ class OnAsyncio(ProcessClient):
             future.cancel()
             raise
 
-    vars().update({name: _forwarded(name) for name in ProcessClient.__abstractmethods__})
+    vars().update({name: _forwarded(name) for name in Performer.__abstractmethods__ - {"signed"}})
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def _on_asyncio(url):
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(open_client(url=url, token=TOKEN)) as client,
     ):
-        yield attrs.evolve(client, processes=OnAsyncio(client.processes, portal))
+        yield attrs.evolve(client, processes=ProcessClient(OnAsyncio(client.processes.performer, portal)))
 
 
 @attrs.frozen

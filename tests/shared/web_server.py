@@ -15,13 +15,13 @@ from performers import performer_of
 
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.answers import Answers
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
@@ -52,6 +52,10 @@ class Web:
     @property
     def jobs(self) -> Jobs:
         return Jobs(self.services.performer)
+
+    @property
+    def processes(self) -> ProcessClient:
+        return ProcessClient(self.services.performer)
 
     @property
     def schedules(self) -> Schedules:
@@ -122,12 +126,7 @@ async def open_server(
                 default_lease_s=default_lease_s,
                 reread_s=reread_s,
                 draining=lambda: state[0].draining,
-            ),
-            processes=DatabaseProcesses(
-                database=database,
-                operator=Operator("the process"),
                 answers=Answers(database, reread_s=reread_s),
-                draining=lambda: state[0].draining,
             ),
             bulk=DatabaseBulkActs(database=database, operator=Operator("the process")),
             tasks=tasks or {},

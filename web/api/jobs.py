@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import JobRecord, about
 from dataloader.jobs.operations.failures import failures
-from dataloader.jobs.operations.fields import EXAMPLE_ID, Instant, QueueStateNow
+from dataloader.jobs.operations.fields import EXAMPLE_ID, MAX_WAIT_S, Instant, QueueStateNow
 from dataloader.jobs.operations.jobs import CancelJob, RetryJob, RunJobNow, jobs
 from dataloader.jobs.operations.queues import STATS_NAMES, ListStats, queues
 from dataloader.jobs.roles import Role
@@ -26,9 +26,6 @@ from dataloader.web.paging import page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call
 
 routes: Final = OperationRoutes()
-
-MAX_WAIT_S: Final = 60.0
-"""Maximum wait of a status request, in seconds."""
 
 
 class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):

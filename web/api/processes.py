@@ -1,45 +1,50 @@
-"""Durable processes over HTTP: starts, calls, repairs, stops, removals and imports."""
+"""Durable processes over HTTP: the routes of their operations, and the requests to them.
+
+Written by hand are starts, calls, repairs and imports, whose answers may be waited for in the same request or later;
+and the operations that wait, or search for metadata.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Final, Literal
-from uuid import UUID
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.model import MAX_KEY, MAX_NAME, Instant, about
-from dataloader.jobs.operations.fields import AfterPage, described
-from dataloader.jobs.process_contract import BATCH, ProcessChange
-from dataloader.jobs.process_listings import (
-    ProcessAnswer,
-    ProcessesChanged,
-    ProcessFilter,
-    ProcessRecord,
-    ProcessStatus,
+from dataloader.jobs.operations.fields import HELD_REQUEST_S, described
+from dataloader.jobs.operations.processes import (
+    ListProcesses,
+    ProcessId,
+    RepairProcesses,
+    ResumeProcesses,
+    ShowProcess,
+    ShowProcessTask,
+    StepArgs,
+    Wait,
+    processes,
 )
+from dataloader.jobs.process_listings import ProcessAnswer, ProcessRecord
 from dataloader.jobs.process_requests import (
     MAX_IMPORTED_EVENTS,
     MAX_STARTS,
     ProcessImport,
     ProcessRequest,
-    ProcessStarted,
+    StartedMany,
 )
-from dataloader.jobs.processes import MAX_PROCESS_ID, MAX_TIMER_S, MAX_TYPE, Remove, Timer
+from dataloader.jobs.processes import MAX_TIMER_S, Remove, Timer
 from dataloader.jobs.roles import Role
 from dataloader.web import shown
-from dataloader.web.api.jobs import MAX_WAIT_S
 from dataloader.web.api.trigger import IDEMPOTENCY_KEY, key_of
-from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
+from dataloader.web.operation_routes import OperationRoutes, usual_view
+from dataloader.web.routes import Answer, Call
 
-routes: Final = Routes()
+K = TypeVar("K", ListProcesses, RepairProcesses, ResumeProcesses)
+
+routes: Final = OperationRoutes()
 
 ADDRESS: Final = "/api/v1/processes/<process_type>/<path:process_id>"
-ProcessId = Annotated[
-    str, described("The process's id, unique in its type.", "order-77", minLength=1, maxLength=MAX_PROCESS_ID)
-]
-ProcessType = Annotated[str, described("The name of its type.", "payment", minLength=1, maxLength=MAX_TYPE)]
 Metadata = Annotated[dict[str, Any], described("A flat JSON object, by which processes are found.", {"tenant": "a"})]
 _Key = Annotated[
     str,
@@ -47,7 +52,6 @@ _Key = Annotated[
         "A repeated request with the same key has the first one's answer.", "pay-77", minLength=1, maxLength=MAX_KEY
     ),
 ]
-_Args = Annotated[Any, described("What the step is given: any JSON value.", 5)]
 _LOCATION: Final[Mapping[str, Any]] = {
     "Location": {"description": "The task's address.", "required": True, "schema": {"type": "string"}}
 }
@@ -56,21 +60,7 @@ _LOCATION: Final[Mapping[str, Any]] = {
 class WaitQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Time to wait for an answer."""
 
-    wait: Annotated[
-        float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes as soon as there is one.")
-    ] = 0.0
-
-
-class TaskQuery(WaitQuery, kw_only=True):
-    """Query with a task's ident, and the time to wait for its answer."""
-
-    ident: Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")] = None
-
-
-class IdentQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Query with a task's ident."""
-
-    ident: Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")] = None
+    wait: Wait = 0.0
 
 
 class StartRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -79,7 +69,7 @@ class StartRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     EXAMPLE: ClassVar[Any] = {"process_id": "order-77", "args": 5, "metadata": {"tenant": "a"}}
 
     process_id: ProcessId
-    args: _Args = None
+    args: StepArgs = None
     context: Annotated[Any, about("What the step is given beside.")] = None
     idempotency_key: _Key | None = None
     metadata: Metadata | None = None
@@ -105,19 +95,13 @@ class StartManyRequest(Struct, forbid_unknown_fields=True):
     processes: Annotated[list[StartRequest], Meta(min_length=1, max_length=MAX_STARTS, description="The processes.")]
 
 
-class StartedMany(Struct, frozen=True):
-    """Result for each process, in their order."""
-
-    processes: Annotated[list[ProcessStarted], about("The processes, in the order of the request.")]
-
-
 class CallRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Call of a method of a process."""
 
     EXAMPLE: ClassVar[Any] = {"method": "pay", "args": 5, "idempotency_key": "pay-77"}
 
     method: Annotated[str, described("The method's name.", "pay", minLength=1, maxLength=MAX_NAME)]
-    args: _Args = None
+    args: StepArgs = None
     context: Annotated[Any, about("What the step is given beside.")] = None
     idempotency_key: _Key | None = None
     expires_at: Annotated[Instant, about("If it has not begun by then, it never runs.")] | None = None
@@ -130,7 +114,7 @@ class RepairRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"args": 5}
 
-    args: _Args = None
+    args: StepArgs = None
     idempotency_key: _Key | None = None
 
 
@@ -162,36 +146,6 @@ class ImportRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     timer: Annotated[TimerFields | None, about("Its timer; without one it waits for calls.")] = None
 
 
-class ChangeManyRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Filter of processes in error, with at least one criterion, and the number of processes per request."""
-
-    EXAMPLE: ClassVar[Any] = {"error_group": "00c8f1de4a91b37e", "limit": 1000}
-
-    type: ProcessType | None = None
-    process_id: ProcessId | None = None
-    status: Annotated[ProcessStatus, about("`error`, or left out.")] | None = None
-    metadata: Annotated[dict[str, Any], about("What their metadata have at least.")] | None = None
-    error_group: Annotated[str, about("The id of a group of errors.")] | None = None
-    limit: Annotated[int, Meta(ge=1, le=BATCH, description="The most processes that one request looks at.")] = BATCH
-    after: AfterPage | None = None
-
-    def wanted(self) -> ProcessFilter:
-        """Return the domain's filter. Raises `BadRequest`."""
-        return ProcessFilter(
-            type=self.type,
-            process_id=self.process_id,
-            status=self.status,
-            metadata=None if self.metadata is None else shown.searchable(self.metadata),
-            error_group=self.error_group,
-        )
-
-
-class RepairManyRequest(ChangeManyRequest, kw_only=True):
-    """Filter of processes in error, and the args of their repairs."""
-
-    args: _Args = None
-
-
 _ASKS: Final[Mapping[str, Any]] = {
     "role": Role.OPERATE,
     "query": WaitQuery,
@@ -199,7 +153,7 @@ _ASKS: Final[Mapping[str, Any]] = {
     "answers": {200: ProcessAnswer, 202: ProcessAnswer},
     "answer_headers": _LOCATION,
     "conflicts": True,
-    "deadline_s": DEADLINE_S + MAX_WAIT_S,
+    "deadline_s": HELD_REQUEST_S,
 }
 
 
@@ -277,24 +231,6 @@ async def repair_process(
     return await _ask(call, request, query.wait)
 
 
-@routes.add("POST", f"{ADDRESS}/resume", role=Role.OPERATE, answers={200: ProcessRecord}, conflicts=True)
-async def resume_process(call: Call, process_type: str, process_id: str) -> Answer:
-    """Let a process in error continue without changes: the failed timeout is tried again."""
-    return Answer(value=shown.process(await call.processes.resume(process_type, process_id)))
-
-
-@routes.add("POST", f"{ADDRESS}/stop", role=Role.OPERATE, answers={200: ProcessRecord}, conflicts=True)
-async def stop_process(call: Call, process_type: str, process_id: str) -> Answer:
-    """Stop the running step, which then is an error of its process. 409 if no step runs."""
-    return Answer(value=shown.process(await call.processes.stop(process_type, process_id)))
-
-
-@routes.add("POST", f"{ADDRESS}/remove", role=Role.OPERATE, answers={200: ProcessRecord})
-async def remove_process(call: Call, process_type: str, process_id: str) -> Answer:
-    """Remove a process, and show it as it was. A running step is stopped, waiting calls are cancelled."""
-    return Answer(value=shown.process(await call.processes.remove(process_type, process_id)))
-
-
 @routes.add(
     "PUT", ADDRESS, role=Role.ADMIN, body=ImportRequest, answers={200: ProcessRecord}, conflicts=True, large=True
 )
@@ -311,31 +247,43 @@ async def put_process(call: Call, process_type: str, process_id: str, body: Impo
     return Answer(value=shown.process(await call.processes.put(process)))
 
 
-@routes.add(
-    "POST", "/api/v1/processes/repair", role=Role.ADMIN, body=RepairManyRequest, answers={200: ProcessesChanged}
-)
-async def repair_processes(call: Call, body: RepairManyRequest) -> Answer:
-    """Repair the processes in error that match a filter, up to its limit; repeat with `next` as `after` until null."""
-    change = ProcessChange(action="repair", args=body.args)
-    return Answer(value=await call.processes.change_some(change, body.wanted(), limit=body.limit, after=body.after))
+def _searches(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
+    """Return the usual view of an operation, which refuses to search for metadata that are secret."""
+    view = usual_view(kind)
+
+    async def searches(call: Call, operation: K) -> Answer:
+        metadata = operation.wanted().metadata
+        if metadata is not None:
+            shown.searchable(metadata)
+        return await view(call, operation)
+
+    return searches
 
 
-@routes.add(
-    "POST", "/api/v1/processes/resume", role=Role.ADMIN, body=ChangeManyRequest, answers={200: ProcessesChanged}
-)
-async def resume_processes(call: Call, body: ChangeManyRequest) -> Answer:
-    """Resume the processes in error that match a filter, up to its limit; repeat with `next` as `after` until null."""
-    change = ProcessChange(action="resume")
-    return Answer(value=await call.processes.change_some(change, body.wanted(), limit=body.limit, after=body.after))
+routes.operation(ListProcesses)(_searches(ListProcesses))
+routes.operation(RepairProcesses)(_searches(RepairProcesses))
+routes.operation(ResumeProcesses)(_searches(ResumeProcesses))
 
 
-@routes.add(
-    "POST",
-    "/api/v1/processes/tasks/<int:task_id>/withdraw",
-    role=Role.OPERATE,
-    query=IdentQuery,
-    answers={200: ProcessAnswer},
-)
-async def withdraw_call(call: Call, task_id: int, query: IdentQuery) -> Answer:
-    """Withdraw a call if it has not begun: it is `cancelled` then. Otherwise it continues unchanged."""
-    return Answer(value=shown.process_answer(await call.processes.withdraw(task_id, ident=query.ident)))
+@routes.operation(ShowProcess)
+async def wait_for_process(call: Call, operation: ShowProcess) -> Answer:
+    """Answer with the process when its first step has finished, or after `wait` seconds."""
+    _check_room(call, operation.wait)
+    [record] = await call.masked(shown.process, [await call.perform(operation)])
+    return Answer(value=record)
+
+
+@routes.operation(ShowProcessTask)
+async def wait_for_process_task(call: Call, operation: ShowProcessTask) -> Answer:
+    """Answer with the task when it has its answer, or after `wait` seconds."""
+    _check_room(call, operation.wait)
+    [task] = await call.masked(shown.process_task, [await call.perform(operation)])
+    return Answer(value=task)
+
+
+def _check_room(call: Call, wait_s: float) -> None:
+    if wait_s > 0:
+        call.services.waiting.check_room(call.operator.name)
+
+
+routes.operations(processes)

@@ -13,12 +13,12 @@ from uuid import UUID
 import attrs
 from msgspec import Struct
 
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.processes import ProcessConflict
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.processes.process_rows import known_types
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Field, Question, once
@@ -72,11 +72,9 @@ class StartForm(Struct, forbid_unknown_fields=True, kw_only=True):
     once: str | None = None
 
 
-def _processes(visit: Visit) -> DatabaseProcesses:
+def _processes(visit: Visit) -> ProcessClient:
     """Return the processes for manual actions, all of which the audit log records."""
-    services = visit.services
-    answers = services.waiting.of(visit.operator.name)
-    return attrs.evolve(services.processes, operator=visit.operator, answers=answers, by_hand=True)
+    return ProcessClient(attrs.evolve(visit.performer, by_hand=True))
 
 
 def _path(which: WhichProcess | StartForm) -> str:

@@ -11,8 +11,8 @@ import trio
 from msgspec import Struct
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.process_contract import BATCH, ProcessChange
 from dataloader.jobs.process_listings import ProcessFilter
+from dataloader.jobs.process_requests import BATCH, ProcessChange
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_rows import MOST_COUNTED, get_process_error

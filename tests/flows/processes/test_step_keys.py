@@ -136,7 +136,7 @@ async def test_a_wait_for_a_task_undone_by_a_restore_gets_no_other_tasks_answer(
             nursery.start_soon(waits)
 
             async def waiting():
-                return ask.answers.is_awaited(task_id)
+                return ask.performer.answers.is_awaited(task_id)
 
             await until(waiting)
             await backup.restore(raw)
@@ -167,7 +167,7 @@ async def test_a_cancelled_caller_withdraws_no_call_of_another_client(database, 
             task_id = await until(lambda: raw.fetchval("SELECT task_id FROM dl_process_tasks WHERE args = '6'"))
 
             async def waits():
-                return ask.answers.is_awaited(task_id)
+                return ask.performer.answers.is_awaited(task_id)
 
             await until(waits)
             # A restore has given the number out again: another client's call waits under it.

@@ -73,11 +73,11 @@ async def test_an_answer_in_memory_is_not_read_from_the_database():
 async def test_a_step_in_this_process_answers_without_a_notification(database):
     gate = Gate()
     async with running(database, gate) as supervisor:
-        never_look(supervisor.processes.answers)
+        never_look(supervisor.processes.performer.answers)
         # `watched` is off, so that nobody is notified.
         request = Request(type="payment", process_id="1", kind="call", method="hang")
         asked = await supervisor.database.run(aio_ask, request, 60)
-        waits, got = supervisor.processes.answers, []
+        waits, got = supervisor.processes.performer.answers, []
 
         async def wait():
             got.append(await waits.wait(asked.task_id, timeout_s=60, is_new=True))
@@ -99,7 +99,7 @@ async def test_a_step_in_another_process_answers_by_a_notification(database, raw
         # From the first wait on there is a listener, whose connection is new.
         assert await ask.call("payment", "1", "pay", 5) == "thanks"
         await until(lambda: _listens(raw))
-        never_look(ask.answers)
+        never_look(ask.performer.answers)
         got = []
 
         async def call():
@@ -108,7 +108,7 @@ async def test_a_step_in_another_process_answers_by_a_notification(database, raw
         with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(call)
-                await until(lambda: _are(gate.begun and ask.answers._watches))
+                await until(lambda: _are(gate.begun and ask.performer.answers._watches))
                 gate.opened.set()
         assert got == ["at last"]
 

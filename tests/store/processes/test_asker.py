@@ -7,12 +7,12 @@ import trio
 import trio.testing
 from conditions import patience_s
 from databases import raw_connection
+from performers import performer_of
 
+from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import IdempotencyConflict, StoreUnavailable, Unstorable
-from dataloader.store.processes.answers import Answers
 from dataloader.store.processes.asker import MAX_GROUP, Asker
-from dataloader.store.processes.database_processes import DatabaseProcesses
 from dataloader.store.processes.requests import Request, aio_ask
 
 pytestmark = pytest.mark.requirement("P2")
@@ -169,7 +169,7 @@ async def test_starts_of_many_with_keys_in_opposite_orders_do_not_wait_for_each_
     await raw.execute(PATIENTLY)
 
     def processes():
-        return DatabaseProcesses(database=store, operator=Operator("me"), answers=Answers(store))
+        return ProcessClient(performer_of(store, Operator("me")))
 
     async def refused(requests):
         with pytest.raises(IdempotencyConflict):

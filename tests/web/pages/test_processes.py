@@ -175,7 +175,7 @@ async def ask_later(web, process_id):
     """Calls that nobody takes."""
     for number in range(3):
         request = ProcessRequest(type="pay", process_id=process_id, kind="call", method="add", args=number)
-        await web.services.processes.ask(request)
+        await web.processes.ask(request)
 
 
 async def rename_picture(tab, name):
@@ -297,7 +297,7 @@ async def test_u14_u18_readers_and_foreign_pages_may_not_act_on_processes(open_w
     bulk = "/ui/processes/errors/mend"
     group = {"action": "resume", "type": "pay", "error_group": "0000000000000007"}
     async with open_web(tokens=all_tokens()) as web:
-        await web.services.processes.ask(ProcessRequest(type="pay", process_id="1", kind="init"))
+        await web.processes.ask(ProcessRequest(type="pay", process_id="1", kind="init"))
         await sign_in(web, "reader")
         shown = (await web.client.get(PAGE)).text
         assert re.search(r"<button[^>]* disabled title=\"Needs the role operate.\">Remove…", shown)
@@ -365,7 +365,7 @@ async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does
         return plain(why), re.search(r'href="([^"]*)"', why)
 
     async with open_web() as web:
-        await web.services.processes.ask(ProcessRequest(type="pay", process_id="1", kind="init"))
+        await web.processes.ask(ProcessRequest(type="pay", process_id="1", kind="init"))
         job_id = database.psql("SELECT job_id FROM dl_processes")
         job = (await web.client.get(f"/ui/jobs/{job_id}")).text
         assert "The wake-up job of the durable process pay 1 : it runs the steps" in plain(job)
@@ -407,7 +407,7 @@ async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does
 async def test_p9_deliveries_that_are_held_up_are_shown_and_released(open_web, database):
     held = "/ui/processes/deliveries"
     async with open_web(tokens=all_tokens()) as web:
-        await web.services.processes.ask(ProcessRequest(type="pay", process_id="1", kind="init"))
+        await web.processes.ask(ProcessRequest(type="pay", process_id="1", kind="init"))
         database.psql(
             "INSERT INTO dl_process_outbox (sink, partition, key, event_id, kind, held_up)"
             " SELECT 'ledger', 0, key, 7, 'event', true FROM dl_processes;"

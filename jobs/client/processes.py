@@ -1,21 +1,20 @@
-"""Operations on durable processes: `ProcessClient`, which programs, commands and HTTP views use.
-
-`store.processes.database_processes.DatabaseProcesses` implements it over the database, `web.http_processes.
-HttpProcesses` through a running service. One test suite runs on both, and both raise the same errors.
-"""
+"""`ProcessClient`: durable processes, as programs, commands, pages and HTTP views use them."""
 
 from __future__ import annotations
 
-import abc
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.page_cursor import After
+from dataloader.jobs.operations import processes as operations
+from dataloader.jobs.operations.performer import Performer
+from dataloader.jobs.page_cursor import After, cursor_text
 from dataloader.jobs.process_listings import (
     EVERY_PROCESS,
     ProcessAnswer,
@@ -30,36 +29,38 @@ from dataloader.jobs.process_listings import (
     ProcessVersion,
 )
 from dataloader.jobs.process_outbox import EVERY_DELIVERY, HeldDeliveryPage, HeldFilter, SinkRecord
-from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
-from dataloader.jobs.processes import CallTimeout, ProcessFailed, Refused
+from dataloader.jobs.process_requests import (
+    BATCH,
+    MAX_STARTS,
+    NO_START,
+    NoStart,
+    ProcessChange,
+    ProcessImport,
+    ProcessRequest,
+    ProcessStarted,
+)
+from dataloader.jobs.processes import MAX_VALUE, CallTimeout, ProcessFailed, Refused, check_metadata
+from dataloader.jobs.text import exact_json
 
 ANSWER_S: Final = 60.0
 """Default time to wait for an answer, in seconds."""
-BATCH: Final = 1_000
-"""Number of processes that one transaction changes."""
+WITHDRAWN: Final = "withdrawn"
+"""Error of a call that was withdrawn."""
 
 
-class NoStart:
-    """Marker for a call that starts no process."""
-
-
-NO_START: Final = NoStart()
-
-
-@attrs.frozen(kw_only=True)
-class ProcessChange:
-    """Change of the processes in error that match a filter; `args` are for `repair`."""
-
-    action: Literal["repair", "resume"]
-    args: Any = None
-
-
-class ProcessClient(abc.ABC):
+@attrs.frozen
+class ProcessClient:
     """Durable processes: `client.processes` of `dataloader.open_client`, or `supervisor.processes`.
 
     All methods raise `BadRequest` for values that are not allowed, and `StoreUnavailable` if no answer came: the
     request may or may not have been accepted, and is safe to repeat if it has a `key`.
     """
+
+    performer: Performer = attrs.field(repr=False)
+
+    def signed(self, operator: Operator) -> ProcessClient:
+        """Return the same processes with another operator in the audit. Raises `ConfigError` if a service is asked."""
+        return ProcessClient(self.performer.signed(operator))
 
     async def start(
         self,
@@ -92,7 +93,7 @@ class ProcessClient(abc.ABC):
         request = ProcessRequest(
             type=process_type, process_id=process_id, kind="init", args=args, key=key, metadata=metadata
         )
-        return response_of(await self.ask(request, wait_s=timeout_s))
+        return _response_of(await self.ask(request, wait_s=timeout_s))
 
     async def call(
         self,
@@ -153,7 +154,7 @@ class ProcessClient(abc.ABC):
         answer = await self.ask(request, wait_s=timeout_s, withdraw=withdraw)
         if withdraw and answer.status == "cancelled" and answer.error == WITHDRAWN:
             raise CallTimeout(answer.task_id, withdrawn=True, ident=answer.ident)
-        return response_of(answer)
+        return _response_of(answer)
 
     async def repair(
         self,
@@ -171,16 +172,15 @@ class ProcessClient(abc.ABC):
         in error.
         """
         request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
-        return response_of(await self.ask(request, wait_s=timeout_s))
+        return _response_of(await self.ask(request, wait_s=timeout_s))
 
     async def wait(self, task_id: int, *, timeout_s: float = ANSWER_S, ident: UUID | None = None) -> Any:
         """Wait for the answer of a task, such as that of a `CallTimeout`. Raises the errors of `call`.
 
         `ident` is the task's, from the `CallTimeout`. Raises `HistoryChanged` if the task has another one.
         """
-        return response_of((await self.task(task_id, wait_s=timeout_s, ident=ident)).answer)
+        return _response_of((await self.task(task_id, wait_s=timeout_s, ident=ident)).answer)
 
-    @abc.abstractmethod
     async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
         """Send a request, and return its answer, or the task's status after `wait_s` seconds without one.
 
@@ -189,41 +189,50 @@ class ProcessClient(abc.ABC):
 
         Raises `ProcessNotFound`, `ProcessConflict`, `IdempotencyConflict`, `Draining`.
         """
+        if withdraw and request.kind != "call":
+            raise BadRequest("withdraw", "is for calls")
+        request.check_key()
+        return await self.performer.ask(request, wait_s=_checked(wait_s), withdraw=withdraw)
 
-    @abc.abstractmethod
     async def task(self, task_id: int, *, wait_s: float = 0.0, ident: UUID | None = None) -> ProcessTask:
         """Return a task when it has its answer, or after `wait_s` seconds.
 
         Raises `ProcessNotFound`, and `HistoryChanged` if the task's ident is not `ident`.
         """
+        return await self.performer.perform(operations.ShowProcessTask(task_id, _checked(wait_s), ident))
 
-    @abc.abstractmethod
     async def withdraw(self, task_id: int, *, ident: UUID | None = None) -> ProcessAnswer:
         """Withdraw a call if it has not begun, and return its status. Raises the errors of `task`."""
+        return await self.performer.perform(operations.WithdrawCall(task_id, ident))
 
-    @abc.abstractmethod
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
         """Start at most 1,000 processes in one transaction, without waiting. Answers are in the order of requests.
 
-        Each request's kind is `init`. If a process exists already, nothing is done for it. Raises `IdempotencyConflict`
-        if a key belongs to another request, and then starts none.
+        Each request's kind is `init`. Through a service all are of one type. If a process exists already, nothing is
+        done for it. Raises `IdempotencyConflict` if a key belongs to another request, and then starts none.
         """
+        if len(requests) > MAX_STARTS:
+            raise BadRequest("processes", f"must have at most {MAX_STARTS:,} items, not {len(requests):,}")
+        for number, request in enumerate(requests):
+            if request.kind != "init":
+                raise BadRequest(f"processes[{number}].kind", f"must be init, not {request.kind}")
+            request.check_key(f"processes[{number}].key")
+        return await self.performer.start_many(requests) if requests else []
 
-    @abc.abstractmethod
     async def put(self, process: ProcessImport) -> ProcessRecord:
         """Import a process of another system, ready to run. No step runs.
 
         Raises `ProcessConflict` if a process with its ID exists.
         """
+        return await self.performer.put(process)
 
-    @abc.abstractmethod
     async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
         """Return a process. If its first step has not finished, wait for it for at most `wait_s` seconds.
 
         Raises `ProcessNotFound`.
         """
+        return await self.performer.perform(operations.ShowProcess(process_type, process_id, _checked(wait_s)))
 
-    @abc.abstractmethod
     async def events(
         self,
         process_type: str,
@@ -237,67 +246,77 @@ class ProcessClient(abc.ABC):
 
         A page of long events has fewer. Raises `ProcessNotFound`.
         """
+        page = limit, cursor_text(after), newest_first
+        return await self.performer.perform(operations.ListProcessEvents(process_type, process_id, *page))
 
-    @abc.abstractmethod
     async def tasks(
         self, process_type: str, process_id: str, *, limit: int = 200, after: After = None, newest_first: bool = False
     ) -> ProcessTaskPage:
         """Return a page of a process's tasks, its timer included, as `events` does."""
+        page = limit, cursor_text(after), newest_first
+        return await self.performer.perform(operations.ListProcessTasks(process_type, process_id, *page))
 
-    @abc.abstractmethod
     async def find(self, wanted: ProcessFilter = EVERY_PROCESS, *, limit: int = 50, after: After = None) -> ProcessPage:
         """Return a page of at most `limit` (1 to 1,000) processes, newest first. A page of long states has fewer."""
+        criteria = wanted.criteria()
+        if wanted.metadata is not None:
+            criteria["metadata"] = check_metadata("metadata", wanted.metadata)
+        return await self.performer.perform(operations.ListProcesses(**criteria, limit=limit, after=cursor_text(after)))
 
-    @abc.abstractmethod
     async def errors(
         self, *, process_type: str | None = None, limit: int = 50, after: After = None
     ) -> ProcessErrorPage:
         """Count the processes in error by type and error, the most processes first. Each page counts again."""
+        wanted = operations.ListProcessErrors(type=process_type, limit=limit, after=cursor_text(after))
+        return await self.performer.perform(wanted)
 
-    @abc.abstractmethod
     async def versions(self, process_type: str | None = None) -> list[ProcessVersion]:
         """Return the versions of a type, or of all types, the newest of a type first.
 
         A version is in the list if it has processes or a running worker serves it.
         """
+        return (await self.performer.perform(operations.ListProcessVersions(process_type))).versions
 
-    @abc.abstractmethod
     async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
         """Let a process in error continue without changes: the failed timeout is tried again.
 
         Raises `ProcessNotFound`; `ProcessConflict` for a process that is not in error, or whose repair is in progress.
         """
+        return await self.performer.perform(operations.ResumeProcess(process_type, process_id))
 
-    @abc.abstractmethod
     async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
         """Stop the running step, which then is an error of its process.
 
         Raises `ProcessNotFound`; `ProcessConflict` if no step runs.
         """
+        return await self.performer.perform(operations.StopProcess(process_type, process_id))
 
-    @abc.abstractmethod
     async def remove(self, process_type: str, process_id: str) -> ProcessRecord:
         """Remove a process, and return it as it was. A running step is stopped, and waiting calls are cancelled.
 
         Raises `ProcessNotFound`.
         """
+        return await self.performer.perform(operations.RemoveProcess(process_type, process_id))
 
-    @abc.abstractmethod
     async def sinks(self) -> list[SinkRecord]:
         """Return the state of the deliveries to each sink, and of messages to other processes, by name."""
+        return (await self.performer.perform(operations.ListSinks())).sinks
 
-    @abc.abstractmethod
     async def deliveries(
         self, wanted: HeldFilter = EVERY_DELIVERY, *, limit: int = 50, after: After = None
     ) -> HeldDeliveryPage:
         """Return a page of at most `limit` (1 to 1,000) processes with held-up deliveries, by sink."""
+        criteria = attrs.asdict(wanted)
+        return await self.performer.perform(
+            operations.ListDeliveries(**criteria, limit=limit, after=cursor_text(after))
+        )
 
-    @abc.abstractmethod
     async def release(self, wanted: HeldFilter) -> int:
         """Retry the matching held-up deliveries now, as if they had not failed. Return the number of processes.
 
         At most 10,000 are retried in one call. Raises `BadRequest` for a filter without a criterion.
         """
+        return (await self.performer.perform(operations.ReleaseDeliveries(**attrs.asdict(wanted)))).released
 
     async def repair_many(self, wanted: ProcessFilter, args: Any = None, *, limit: int | None = None) -> int:
         """Repair the processes in error that match a filter, without waiting. Return their number.
@@ -322,18 +341,18 @@ class ProcessClient(abc.ABC):
             left = None if left is None else left - part
         return count
 
-    @abc.abstractmethod
     async def change_some(
         self, change: ProcessChange, wanted: ProcessFilter, *, limit: int = BATCH, after: After = None
     ) -> ProcessesChanged:
         """Change at most `limit` (1 to 1,000) processes in one transaction, oldest first, after `after`."""
+        which = wanted.criteria() | {"limit": limit, "after": cursor_text(after)}
+        if change.action == "resume":
+            return await self.performer.perform(operations.ResumeProcesses(**which))
+        exact_json("args", change.args, MAX_VALUE)
+        return await self.performer.perform(operations.RepairProcesses(**which, args=change.args))
 
 
-WITHDRAWN: Final = "withdrawn"
-"""Error of a call that was withdrawn."""
-
-
-def response_of(answer: ProcessAnswer) -> Any:
+def _response_of(answer: ProcessAnswer) -> Any:
     """Return a step's response. Raises `Refused`, `ProcessFailed`, and `CallTimeout` if there is no answer."""
     if not answer.is_answered:
         raise CallTimeout(answer.task_id, ident=answer.ident)
@@ -344,11 +363,7 @@ def response_of(answer: ProcessAnswer) -> Any:
     raise ProcessFailed(answer.error or answer.status, answer.task_id)
 
 
-def check_wanted(wanted: ProcessFilter) -> None:
-    """Raise `BadRequest` for a filter that would match every process."""
-    if wanted == EVERY_PROCESS:
-        raise BadRequest(
-            "which", "must have a criterion, such as type or error_group: an empty filter means every process"
-        )
-    if wanted.status not in {None, "error"}:
-        raise BadRequest("status", f"must be error, or be left out, not {wanted.status}")
+def _checked(wait_s: float) -> float:
+    if math.isnan(wait_s) or wait_s < 0:
+        raise BadRequest("wait_s", f"must be a number of seconds from 0 on, not {wait_s}")
+    return wait_s
