@@ -183,7 +183,7 @@ class Clusters:
         child = RemoteChild(cluster=cluster, order=order)
         failure: Exception | None = None
         async with cluster.place():
-            cluster.heard[key] = child.hear
+            cluster.listeners[key] = child.hear
             try:
                 try:
                     submitted = await cluster.submit(key, msgspec.json.encode(order))
@@ -201,7 +201,7 @@ class Clusters:
                         await submitted.withdraw()  # noqa: ASYNC102 - it has a shield with a deadline
                         child.life.cancel()
             finally:
-                del cluster.heard[key]
+                del cluster.listeners[key]
         if failure is not None:
             raise failure
 

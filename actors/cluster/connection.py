@@ -77,7 +77,7 @@ class Tls:
 class DaskCluster:
     """One cluster, by its scheduler's address. `threads` is 0 while it is away; `running` counts our bodies there.
 
-    `heard` has a callback for the announcements of workers, by the run's key. `show` is called when the numbers have
+    `listeners` has the callbacks for workers' announcements, by the run's key. `show` is called when the numbers have
     changed.
     """
 
@@ -87,7 +87,7 @@ class DaskCluster:
     show: Callable[[], None]
     threads: int = 0
     running: int = 0
-    heard: dict[str, Callable[[Announced], None]] = attrs.field(factory=dict)
+    listeners: dict[str, Callable[[Announced], None]] = attrs.field(factory=dict)
     _loop: Loop | None = None
     _client: Any = None
     _waiting: int = 0
@@ -102,7 +102,7 @@ class DaskCluster:
             client: Any = None
             try:
                 with trio.fail_after(CONNECT_S + 1):
-                    client = await _cross(loop, _aio_connect, self.address, self.tls, self.topic, self._hear)
+                    client = await _cross(loop, _aio_connect, self.address, self.tls, self.topic, self._announce)
                 log.info("the Dask cluster is connected", scheduler=self.address)
                 pauses.reset()
                 is_told = False
@@ -192,9 +192,9 @@ class DaskCluster:
         except trio.TooSlowError:
             raise ContactLost(f"the Dask worker {worker} did not answer within {within_s:g} s") from None
 
-    def _hear(self, announced: Announced) -> None:
-        if (hear := self.heard.get(announced.key)) is not None:
-            hear(announced)
+    def _announce(self, announced: Announced) -> None:
+        if (listener := self.listeners.get(announced.key)) is not None:
+            listener(announced)
 
     def _change(self) -> None:
         self._changed.set()
@@ -241,7 +241,7 @@ def _distributed() -> Any:
     return import_module("distributed")
 
 
-async def _aio_connect(address: str, tls: Tls | None, topic: str, hear: Callable[[Announced], None]) -> Any:
+async def _aio_connect(address: str, tls: Tls | None, topic: str, announce: Callable[[Announced], None]) -> Any:
     distributed = _distributed()
     security = None
     if tls is not None:
@@ -252,15 +252,15 @@ async def _aio_connect(address: str, tls: Tls | None, topic: str, hear: Callable
         address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_S, name="dataloader"
     )
 
-    def heard(event: tuple[float, object]) -> None:
+    def receive(event: tuple[float, object]) -> None:
         with suppress(msgspec.ValidationError):  # messages of other programs in this topic are ignored
-            hear(msgspec.convert(event[1], Announced))
+            announce(msgspec.convert(event[1], Announced))
 
     try:
         await client
         for of_dask in ("print", "warn"):  # output and warnings of all tasks of the cluster; the warnings are pickled
             client.unsubscribe_topic(of_dask)
-        client.subscribe_topic(topic, heard)
+        client.subscribe_topic(topic, receive)
     except BaseException:
         await client.close(timeout=CLOSE_S)  # noqa: ASYNC102 - asyncio's
         raise

@@ -148,7 +148,8 @@ class _Drive:
             if stored is not None:
                 then: BegunStep | Committed = stored
             elif outcome.outcome == "returned":
-                then = await self._resolved(snapshot, work)
+                # The step's transaction may have committed without an answer, and marked the next step.
+                then = await self._begun_again()
                 steps -= 1
             else:
                 then = await self._ended(outcome)
@@ -160,19 +161,11 @@ class _Drive:
             steps += 1
 
     async def _begun_again(self) -> BegunStep:
-        """Begin a step, or begin the same step again."""
+        """Begin a step, or the step that an outage has interrupted: again, unless the database has stored its end."""
         async with self._ending(None) as end:
             begun = await self._begun()
             end.written = begun.verdict in {"rest", "zombie"}
         return begun
-
-    async def _resolved(self, _snapshot: StepSnapshot, _work: Work) -> BegunStep:
-        """Find out the result of a step that an outage has interrupted, and begin it again if nothing was stored.
-
-        Its transaction may have committed without an answer and marked the next step. In that case the next step
-        begins.
-        """
-        return await self._begun_again()
 
     async def _ended(self, outcome: StepOutcome) -> BegunStep | Committed:
         """Write the outcome of a step and begin the next one."""

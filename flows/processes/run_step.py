@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 from uuid import UUID
 
 import attrs
@@ -17,19 +17,16 @@ from dataloader.jobs.outages import Outages
 from dataloader.jobs.process_listings import ProcessEvent
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.processes import MAX_VALUE, Following, Remove, Rest, Timer
-from dataloader.store.processes.steps import Kind, StepOutcome, StepSnapshot, Wakeup, Work
+from dataloader.store.processes.steps import Kind, Outcome, StepOutcome, StepSnapshot, Wakeup, Work
 
 S = TypeVar("S")
-_STATUS: dict[str, Literal["done", "refused", "retry", "failed", "returned"]] = {
-    "done": "done", "refused": "refused", "retry": "retry", "failed": "failed", "returned": "returned",
-}  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
 class StepRun(Generic[S]):
     """Result of a step: everything that would be stored, in one transaction."""
 
-    outcome: Literal["done", "refused", "retry", "failed", "returned"]
+    outcome: Outcome
     """`retry`: a timeout failed and is tried again in `next.after_s` seconds. `returned`: the step raised
     `StoreUnavailable` and runs again as soon as the database is available."""
     response: Any
@@ -113,7 +110,7 @@ async def run_step(
     )
     outcome, after = await call.run()
     return StepRun(
-        outcome=_STATUS[outcome.outcome],
+        outcome=outcome.outcome,
         response=_value(outcome.response),
         error=outcome.error,
         state=_typed(kind, after),

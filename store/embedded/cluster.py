@@ -58,7 +58,7 @@ class Postmaster:
 
 @attrs.frozen
 class Cluster:
-    """Files and processes of one cluster. `ensure_…` and `stop` must be called within `serialised`.
+    """Files and processes of one cluster. `ensure_…` and `stop` must be called within `serialized`.
 
     Processes that a former server has left behind get `orphans_timeout_s` seconds to end.
     """
@@ -109,19 +109,19 @@ class Cluster:
         """File with the superuser's password, which only its owner can read."""
         return self.data_dir / "postgres.password"
 
-    def serialised(self) -> AbstractContextManager[None]:
+    def serialized(self) -> AbstractContextManager[None]:
         """Return a block in which no other process starts, joins or stops the server."""
-        return members.serialised(self.data_dir, LONGEST_STEP_S)
+        return members.serialized(self.data_dir, LONGEST_STEP_S)
 
     def membership(self) -> AbstractContextManager[None]:
         """Return a block that counts as a user of the server; the last one to leave stops it."""
         return members.membership(self.data_dir, LONGEST_STEP_S, self.stop)
 
     def has_members(self) -> bool:
-        """Return whether any process uses the server. Call it within `serialised`, so that none joins or leaves."""
+        """Return whether any process uses the server. Call it within `serialized`, so that none joins or leaves."""
         return members.has_members(self.data_dir)
 
-    def ensure_initialised(self, *, durable: bool) -> None:
+    def ensure_initialized(self, *, durable: bool) -> None:
         """Create the cluster if there is none. If this process is killed, no incomplete cluster takes its place."""
         for leftover in self.data_dir.glob(f"{self.directory.name}.*.new"):
             shutil.rmtree(leftover, ignore_errors=True)  # an initdb whose starter was killed may still write there

@@ -19,7 +19,7 @@ from dataloader.store.embedded.file_lock import lock_alone, open_lock
 
 
 @contextlib.contextmanager
-def serialised(data_dir: Path, timeout_s: float) -> Iterator[None]:
+def serialized(data_dir: Path, timeout_s: float) -> Iterator[None]:
     """Enter a block in which no other process starts, joins or stops the server; wait up to `timeout_s` seconds."""
     lock = open_lock(data_dir / "start.lock")
     try:
@@ -39,12 +39,12 @@ def membership(data_dir: Path, timeout_s: float, stop: Callable[[], None]) -> It
     """Count as a user of the server for the length of a block; the last one to leave calls `stop`."""
     users = open_lock(data_dir / "users.lock")
     try:
-        with serialised(data_dir, timeout_s):
-            fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)  # outside of `serialised` no process holds it exclusively
+        with serialized(data_dir, timeout_s):
+            fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)  # outside of `serialized` no process holds it exclusively
         try:
             yield
         finally:
-            with serialised(data_dir, timeout_s):
+            with serialized(data_dir, timeout_s):
                 try:
                     fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -58,7 +58,7 @@ def membership(data_dir: Path, timeout_s: float, stop: Callable[[], None]) -> It
 
 
 def has_members(data_dir: Path) -> bool:
-    """Return whether any process uses the server. Call it within `serialised`, so that none joins or leaves."""
+    """Return whether any process uses the server. Call it within `serialized`, so that none joins or leaves."""
     users = open_lock(data_dir / "users.lock")
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -69,7 +69,7 @@ class EmbeddedPostgres:
 
         Raises `EmbeddedDatabaseError` if it cannot be started, or if no process uses it any more.
         """
-        with _told_of(self._cluster.data_dir), self._cluster.serialised():
+        with _told_of(self._cluster.data_dir), self._cluster.serialized():
             # An abandoned thread may have waited here until the last user had left: then nothing would stop the server.
             if not self._cluster.has_members():
                 raise EmbeddedDatabaseError(
@@ -141,8 +141,8 @@ def embedded_postgres(
         with _told_of(data_dir):
             cluster = Cluster.in_directory(data_dir, version, bin_dir)
             stack.enter_context(cluster.membership())
-            with cluster.serialised():
-                cluster.ensure_initialised(durable=extra_settings.get("fsync") != "off")
+            with cluster.serialized():
+                cluster.ensure_initialized(durable=extra_settings.get("fsync") != "off")
                 cluster.ensure_running(extra_settings)
                 server = _server_of(cluster, extra_settings)
                 _ensure_database(server)

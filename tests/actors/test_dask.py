@@ -249,7 +249,7 @@ async def test_a_job_that_is_stopped_before_it_is_sent_leaves_nothing_behind(ope
         # Looks inside: a run that is stopped between its start and its sending leaves no other trace.
         [run] = supervisor._parts.runs
         [of_run] = supervisor._parts.clusters._by_address.values()
-        heard = set(of_run.heard)
+        before = set(of_run.listeners)
         with trio.CancelScope() as scope:
             scope.cancel()
             again = msgspec.structs.replace(run.job, token=run.job.token + 1)
@@ -257,7 +257,7 @@ async def test_a_job_that_is_stopped_before_it_is_sent_leaves_nothing_behind(ope
                 dask_tasks.tasks["endless"], Run(job=again, claimed_at=0, lease=run.lease)
             ):
                 pass
-        assert set(of_run.heard) == heard
+        assert set(of_run.listeners) == before
 
 
 def at(address, **more):

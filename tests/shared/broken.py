@@ -22,10 +22,10 @@ from pathlib import Path
 import attrs
 import trio
 
+from dataloader.flows.processes.driver import _Drive
 from dataloader.jobs.states import Step
 from dataloader.store.connection.fair_places import FairPlaces
 from dataloader.store.migrations import function_set
-from dataloader.store.processes.steps import BegunStep
 from dataloader.store.queue.claim import Claim
 from dataloader.store.queue.leases import MAX_COUNT
 from dataloader.store.queue.make_ready import Judged
@@ -205,9 +205,11 @@ async def _yes(*_args: object) -> bool:
     return True
 
 
-async def _begun_as_before(_drive, snapshot, work) -> BegunStep:
-    """Replace a function that asks the database for the result of a step."""
-    return BegunStep("step", snapshot, work, ())
+async def _step_until_it_ends(drive, snapshot, work, step=_Drive._step):
+    """Replacement for a step after which the driver asks the database what became of it in an outage."""
+    while (stepped := await step(drive, snapshot, work))[0].outcome == "returned":
+        pass
+    return stepped
 
 
 async def _watch_is_content(locks, _timeout_s: float) -> bool:
@@ -899,7 +901,7 @@ GUARDS = {
     "look at a step's COMMIT that had no answer": Guard(
         "a step whose COMMIT happened without an answer does not run again",
         f"{STEP_OUTAGES}::test_a_commit_without_an_answer_that_happened_is_not_done_again",
-        put("flows.processes.driver._Drive._resolved", _begun_as_before),
+        put("flows.processes.driver._Drive._step", _step_until_it_ends),
     ),
     "end of a step that is written after its lease": Guard(
         "an outage that outlasts the lease of a step puts no process in error",

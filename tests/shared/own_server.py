@@ -30,7 +30,7 @@ class OwnServer:
         """Start it again, at the same address."""
 
         def start():
-            with self.cluster.serialised():
+            with self.cluster.serialized():
                 self.cluster.ensure_running(self.settings)
 
         await trio.to_thread.run_sync(start)

@@ -176,7 +176,7 @@ async def test_one_of_two_services_restarts_their_shared_server_and_both_continu
     await ended(services[0], 0)
     assert cluster().state() == "ready"
     # Whoever is told to end once more while he is about to stop the server says that he did not.
-    with cluster().serialised():
+    with cluster().serialized():
         services[1].process.send_signal(signal.SIGTERM)
         await services[1].logged("the embedded PostgreSQL is left: it stops if nobody else uses it")
         # A signal that came before it waits here would have it stop the server all the same.

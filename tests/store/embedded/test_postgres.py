@@ -381,7 +381,7 @@ def test_no_second_server_is_started_on_files_that_one_has_by_another_path(data_
         second = attrs.evolve(Cluster.in_directory(after, 18), orphans_timeout_s=0.3)
         with (
             pytest.raises(EmbeddedDatabaseError, match="is in use by a server that does not answer here"),
-            second.serialised(),
+            second.serialized(),
         ):
             second.ensure_running(QUICK)
         assert (after / "postgres-18" / "postmaster.pid").read_text().startswith(f"{server.pid}\n")
