@@ -6,7 +6,6 @@ that ran the operation has died. Every process has one; the first to lock an ope
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import attrs
@@ -14,7 +13,7 @@ import trio
 
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreError
+from dataloader.actors.woken import work_when_woken
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.bulk_batches import do_batch
 
@@ -35,17 +34,14 @@ class BulkWorker:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run batches until cancelled."""
         task_status.started()
-        while True:
-            self.wake.lower()
-            began_at = trio.current_time()
-            try:
-                batch = await do_batch(self.database)
-            except StoreError as error:
-                self.outage.failed("bulk acts", error)
-                await trio.sleep(WAIT_S)
-                continue
-            self.outage.worked("bulk acts")
-            if batch is None:
-                await self.wake.wait(math.inf)
-            else:
-                await trio.sleep(WAIT_S if batch.waits else min(trio.current_time() - began_at, MAX_REST_S))
+        self.wake.set()
+        await work_when_woken("bulk acts", self.wake, self._do_batch, self.outage, pause_s=WAIT_S)
+
+    async def _do_batch(self) -> float | None:
+        """Run one batch and pause; return None if no operation is open."""
+        began_at = trio.current_time()
+        batch = await do_batch(self.database)
+        if batch is None:
+            return None
+        await trio.sleep(WAIT_S if batch.waits else min(trio.current_time() - began_at, MAX_REST_S))
+        return 0.0

@@ -23,7 +23,7 @@ from dataloader.actors.job_runs import Runs
 from dataloader.actors.outage import Outage
 from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreError
+from dataloader.actors.woken import work_when_woken
 from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.work_periods import WorkPeriods, closes_at
@@ -78,17 +78,13 @@ class PeriodEnds:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the periods at the start and whenever limits have changed, until cancelled."""
         task_status.started()
-        while True:
-            self.wake.lower()
-            try:
-                reading, periods = await self.database.run(aio_stopping_tasks, list(self.tasks))
-            except StoreError as error:
-                self.outage.failed("period ends", error)
-                await trio.sleep(RETRY_S)
-                continue
-            self.outage.worked("period ends")
-            self.learned(reading, periods)
-            await self.wake.wait(jittered(LEARN_EVERY_S) if periods else math.inf)
+        self.wake.set()
+        await work_when_woken("period ends", self.wake, self._learn, self.outage, pause_s=RETRY_S)
+
+    async def _learn(self) -> float | None:
+        reading, periods = await self.database.run(aio_stopping_tasks, list(self.tasks))
+        self.learned(reading, periods)
+        return jittered(LEARN_EVERY_S) if periods else None
 
     def learned(self, reading: ClockReading, periods: Mapping[str, Sequence[tuple[WorkPeriods, float]]]) -> None:
         """Set the tasks whose runs are stopped when one of their periods closes, each with its margin in seconds."""

@@ -5,7 +5,6 @@ A claim that comes first releases the keys too; then there is nothing left to do
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import attrs
@@ -13,11 +12,8 @@ import trio
 
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreError
-from dataloader.jobs.logger import get_logger
+from dataloader.actors.woken import work_when_woken
 from dataloader.store.queue.lock_session import LockSession
-
-log = get_logger(__name__)
 
 RETRY_S: Final = 0.5
 
@@ -33,12 +29,7 @@ class Releaser:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Release until cancelled."""
         task_status.started()
-        while True:
-            await self.wake.wait(math.inf)
-            try:
-                await self.locks.release()
-                self.outage.worked("releaser")
-            except StoreError as error:
-                self.outage.failed("releaser", error)
-                await trio.sleep(RETRY_S)
-                self.wake.set()
+        await work_when_woken("releaser", self.wake, self._release, self.outage, pause_s=RETRY_S)
+
+    async def _release(self) -> None:
+        await self.locks.release()

@@ -6,9 +6,8 @@ change whose notification was lost. So an idle process reads nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import trio
@@ -16,13 +15,10 @@ import trio
 from dataloader.actors.outage import Outage
 from dataloader.actors.signals import Signals
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreError
+from dataloader.actors.woken import work_when_woken
 from dataloader.jobs.task import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import aio_retry_delays
-
-PAUSE_S: Final = 1.0
-"""Pause in seconds after a failure."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -47,13 +43,4 @@ class RetryDelays:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read the delays whenever `wake` is set, until cancelled."""
         task_status.started()
-        while True:
-            await self.wake.wait(math.inf)
-            try:
-                await self.learn()
-            except StoreError as error:
-                self.outage.failed("retry delays", error)
-                self.wake.set()
-                await trio.sleep(PAUSE_S)
-                continue
-            self.outage.worked("retry delays")
+        await work_when_woken("retry delays", self.wake, self.learn, self.outage)

@@ -15,7 +15,7 @@ import trio
 
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreError
+from dataloader.actors.woken import work_when_woken
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
@@ -57,23 +57,21 @@ class Scheduler:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Enqueue jobs until cancelled."""
         task_status.started()
-        while True:
-            self.wake.lower()
-            try:
-                if self._may_be_ahead:
-                    await cut_back(self.database)
-                    self._may_be_ahead = False
-                ticked = await tick(self.database, default_lease_s=self.default_lease_s)
-            except StoreError as error:
-                self.outage.failed("scheduler", error)
-                await trio.sleep(min(self.poll_s, MAX_PAUSE_S))
-                continue
-            self.outage.worked("scheduler")
-            self.telemetry.set_aside("scheduler", ticked.set_aside)
-            self._tell(ticked.left)
-            pause_s = math.inf if ticked.next_in_s is None else max(ticked.next_in_s, MIN_PAUSE_S)
-            self.due_at = trio.current_time() + pause_s
-            await self.wake.wait(pause_s)
+        self.wake.set()
+        pause_s = min(self.poll_s, MAX_PAUSE_S)
+        await work_when_woken("scheduler", self.wake, self._tick, self.outage, pause_s=pause_s)
+
+    async def _tick(self) -> float:
+        """Enqueue the jobs that are due; return the seconds until the next schedule is."""
+        if self._may_be_ahead:
+            await cut_back(self.database)
+            self._may_be_ahead = False
+        ticked = await tick(self.database, default_lease_s=self.default_lease_s)
+        self.telemetry.set_aside("scheduler", ticked.set_aside)
+        self._tell(ticked.left)
+        next_in_s = math.inf if ticked.next_in_s is None else max(ticked.next_in_s, MIN_PAUSE_S)
+        self.due_at = trio.current_time() + next_in_s
+        return next_in_s
 
     def _tell(self, left: Mapping[str, str]) -> None:
         """Log the schedules that are left to other processes, each once per hour and reason: every tick meets them."""

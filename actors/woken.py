@@ -1,4 +1,4 @@
-"""Loop of an actor that works when it is woken, and again after a failure of the database."""
+"""Loop of an actor that works when it is woken or at times that it sets, and again after a failure of the database."""
 
 from __future__ import annotations
 
@@ -16,14 +16,25 @@ PAUSE_S: Final = 1.0
 """Pause in seconds after a failure."""
 
 
-async def work_when_woken(part: str, wake: Wake, work: Callable[[], Awaitable[None]], outage: Outage) -> None:
-    """Call `work` at each `wake`, until cancelled; call it again after a database failure, reported as `part`."""
+async def work_when_woken(
+    part: str, wake: Wake, work: Callable[[], Awaitable[float | None]], outage: Outage, *, pause_s: float = PAUSE_S
+) -> None:
+    """Call `work` at each `wake`, until cancelled.
+
+    Args:
+        part: name under which database failures are reported.
+        wake: flag of the actor. To work at the start, set it before.
+        work: returns the seconds after which it must be called again in any case; None if it need not be.
+        outage: receives the failures.
+        pause_s: pause in seconds after a failure, which no wake-up ends; then `work` is called again.
+    """
+    next_in_s: float | None = None
     while True:
-        await wake.wait(math.inf)
+        await wake.wait(math.inf if next_in_s is None else next_in_s)
         try:
-            await work()
+            next_in_s = await work()
             outage.worked(part)
         except StoreError as error:
             outage.failed(part, error)
-            wake.set()
-            await trio.sleep(PAUSE_S)
+            await trio.sleep(pause_s)
+            next_in_s = 0.0
