@@ -21,7 +21,7 @@ from dataloader.jobs.operations import failures, queues
 from dataloader.jobs.operations import jobs as operations
 from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
-from dataloader.jobs.page_cursor import After
+from dataloader.jobs.page_cursor import After, cursor_text
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
 from dataloader.jobs.task import A, Task
@@ -87,7 +87,7 @@ class Jobs:
 
         A page of jobs with megabytes of args or results has fewer jobs. Raises `BadRequest`.
         """
-        return await self.perform(operations.ListJobs(**wanted.criteria(), limit=limit, after=_text(after)))
+        return await self.perform(operations.ListJobs(**wanted.criteria(), limit=limit, after=cursor_text(after)))
 
     async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
         """Return the job's event history, oldest event first: at most `limit` (1 to 1,000) events.
@@ -96,7 +96,7 @@ class Jobs:
 
         Raises `JobNotFound`, `BadRequest`.
         """
-        return await self.perform(operations.ListEvents(job_id, limit, _text(after)))
+        return await self.perform(operations.ListEvents(job_id, limit, cursor_text(after)))
 
     async def logs(
         self,
@@ -118,7 +118,7 @@ class Jobs:
 
         Raises `JobNotFound`, `BadRequest`.
         """
-        return await self.perform(operations.ListLog(job_id, limit, _text(after), level, load))
+        return await self.perform(operations.ListLog(job_id, limit, cursor_text(after), level, load))
 
     async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:
         """Wait until the job has ended, and return it. A cancel scope limits the wait.
@@ -235,7 +235,7 @@ class Jobs:
 
         Raises `BadRequest`.
         """
-        wanted = failures.ListErrorGroups(task=task, state=state, exact=exact, limit=limit, after=_text(after))
+        wanted = failures.ListErrorGroups(task=task, state=state, exact=exact, limit=limit, after=cursor_text(after))
         return await self.perform(wanted)
 
     async def retry_group(
@@ -276,7 +276,7 @@ class Jobs:
         Raises `ErrorGroupNotFound` if the group has no job.
         """
         fields = attrs.asdict(wanted, recurse=False)
-        return await self.perform(failures.RetryErrorGroup(**fields, limit=limit, after=_text(after)))
+        return await self.perform(failures.RetryErrorGroup(**fields, limit=limit, after=cursor_text(after)))
 
     async def duplicates(
         self, *, task: str | None = None, queue: str | None = None, limit: int = 50
@@ -317,7 +317,7 @@ class Jobs:
         Raises `BadRequest`.
         """
         wanted = failures.ListErrors(
-            task=task, queue=queue, group=group, job_id=job_id, limit=limit, after=_text(after)
+            task=task, queue=queue, group=group, job_id=job_id, limit=limit, after=cursor_text(after)
         )
         return await self.perform(wanted)
 
@@ -352,7 +352,7 @@ class Jobs:
 
         `after` is the `next` of the previous page. Raises `BadRequest`.
         """
-        return await self.perform(queues.ListAudit(limit=limit, after=_text(after)))
+        return await self.perform(queues.ListAudit(limit=limit, after=cursor_text(after)))
 
     async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
         """Return statistics of runs, by time, queue, task and outcome: at most `limit` (1 to 1,000) rows.
@@ -361,7 +361,7 @@ class Jobs:
         Raises `BadRequest`.
         """
         fields = attrs.asdict(wanted, recurse=False)
-        return await self.perform(queues.ListStats(**fields, limit=limit, after=_text(after)))
+        return await self.perform(queues.ListStats(**fields, limit=limit, after=cursor_text(after)))
 
     async def _change_all(
         self,
@@ -397,7 +397,3 @@ def told_of_changes(on_change: Callable[[JobRecord], object] | None) -> Callable
             on_change(job)
 
     return tell
-
-
-def _text(after: After) -> str | None:
-    return None if after is None else str(after)

@@ -31,19 +31,19 @@ class TasksQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
 
-class TaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class TaskTypeQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Query with a task."""
 
     name: Name
 
 
-class TaskForm(TaskQuery, kw_only=True):
+class TaskForm(TaskTypeQuery, kw_only=True):
     """Task, and the page to return to."""
 
     to: str = "/ui/tasks"
 
 
-class LimitsForm(TaskQuery, kw_only=True):
+class LimitsForm(TaskTypeQuery, kw_only=True):
     """Texts in the fields of a task's limits; `was`: their initial texts."""
 
     was: str
@@ -61,7 +61,7 @@ class LimitsForm(TaskQuery, kw_only=True):
     max_attempts: str | None = None
 
 
-class RemoveForm(TaskQuery, kw_only=True):
+class RemoveForm(TaskTypeQuery, kw_only=True):
     """Removal of a task. `jobs` says what to do with its open jobs; without it, they prevent the removal."""
 
     jobs: Literal["keep", "cancel"] | None = None
@@ -92,8 +92,8 @@ async def show_tasks(visit: Visit, query: TasksQuery) -> PageAnswer:
     return Page("tasks.html", "Tasks", {"tasks": list(map(_row, page.tasks)), "next": page.next}, refresh_s=REFRESH_S)
 
 
-@pages.show("/task", query=TaskQuery)
-async def show_task(visit: Visit, query: TaskQuery) -> PageAnswer:
+@pages.show("/task", query=TaskTypeQuery)
+async def show_task(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
     """Show a task: whether its jobs may start, its limits, its work periods as a week."""
     state = await visit.limits.task(query.name)
     values = _row(state) | {"week_ranges": limit_words.week_of(state.limits), "zone": state.limits.get("zone", "UTC")}
@@ -116,8 +116,8 @@ async def resume_task(visit: Visit, form: TaskForm) -> PageAnswer:
     return Redirect(own_path(form.to), f"Resumed {mask_text(form.name)}.", undo)
 
 
-@pages.show("/tasks/limits", role=Role.ADMIN, query=TaskQuery)
-async def ask_task_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
+@pages.show("/tasks/limits", role=Role.ADMIN, query=TaskTypeQuery)
+async def ask_task_limits(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
     """Show the form for a task's limits."""
     state = await visit.limits.task(query.name)
     return Question(
@@ -146,8 +146,8 @@ async def set_task_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
     return Redirect(task_page(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
 
 
-@pages.show("/tasks/remove", role=Role.ADMIN, query=TaskQuery)
-async def ask_task_removal(visit: Visit, query: TaskQuery) -> PageAnswer:
+@pages.show("/tasks/remove", role=Role.ADMIN, query=TaskTypeQuery)
+async def ask_task_removal(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
     """Ask for confirmation of a task's removal, and say what it does."""
     state = await visit.limits.task(query.name)
     choices = (

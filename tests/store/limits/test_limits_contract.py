@@ -290,3 +290,16 @@ async def test_a_task_with_open_jobs_is_removed_only_if_it_is_said_what_becomes_
     await limits.remove_task("employee", jobs="cancel")
     assert await raw.fetchval("SELECT status::text FROM dl_jobs WHERE job_id = $1", in_lane) == "canceled"
     assert [one.task for one in (await limits.tasks()).tasks] == ["plain"]
+
+
+@pytest.mark.requirement("S5")
+async def test_a_name_that_nothing_can_have_is_refused_by_its_field(limits):
+    for refused, field in (
+        (limits.task(""), "task"),
+        (limits.pause_task("x" * 201), "task"),
+        (limits.supplier("\0"), "supplier"),
+        (limits.set_supplier("", {"margin_s": 1}), "supplier"),
+    ):
+        with pytest.raises(BadRequest) as error:
+            await refused
+        assert error.value.field == field
