@@ -12,7 +12,8 @@ from performers import performer_of
 from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import IdempotencyConflict, StoreUnavailable, Unstorable
-from dataloader.store.processes.asker import MAX_GROUP, Asker
+from dataloader.store.connection.gatherer import MAX_GROUP
+from dataloader.store.processes.asker import Asker
 from dataloader.store.processes.requests import Request, aio_ask
 
 pytestmark = pytest.mark.requirement("P2")
