@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -170,13 +169,13 @@ async def test_waiting_readers_are_answered_on_shutdown_and_do_not_delay_it(serv
 @pytest.mark.requirement("Q5")
 async def test_a_service_opens_as_many_files_as_it_is_allowed_and_serves_fewer_connections(serve, tmp_path):
     """The usual limit of 1,024 may be raised by the process itself; a hard one of 64 may not."""
-    few = tmp_path / "python"
-    few.write_text(f'#!/bin/sh\nulimit -Sn 64\nexec {sys.executable} "$@"\n')
+    few = tmp_path / "few"
+    few.write_text('#!/bin/sh\nulimit -Sn 64\nexec "$@"\n')
     few.chmod(0o755)
-    service = await serve(python=str(few))
+    service = await serve(launcher=[str(few)])
     soft, hard = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
     assert soft == hard > 64
-    few.write_text(f'#!/bin/sh\nulimit -n 64\nexec {sys.executable} "$@"\n')
-    service = await serve(python=str(few))
+    few.write_text('#!/bin/sh\nulimit -n 64\nexec "$@"\n')
+    service = await serve(launcher=[str(few)])
     said = await service.logged("fewer connections are served")
     assert (said["served"], said["max_connections"]) == (48, 500)
