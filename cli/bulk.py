@@ -14,7 +14,7 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.jobs.bulk_contract import NOT_TYPED, BulkCount, BulkRecord, Chosen
+from dataloader.jobs.bulk_listings import NOT_TYPED, BulkCount, BulkRecord, Chosen
 from dataloader.jobs.contract import Change
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import EVERY_JOB, JobFilter

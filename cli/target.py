@@ -17,7 +17,7 @@ import attrs
 import click
 import trio
 
-from dataloader.jobs.bulk_contract import BulkActs
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
@@ -65,7 +65,7 @@ class AskedQueue:
         """Call `question` with the schedules."""
         return self.ask_client(lambda client: question(client.schedules))
 
-    def ask_bulk(self, question: Callable[[BulkActs], Awaitable[T]]) -> T:
+    def ask_bulk(self, question: Callable[[Bulk], Awaitable[T]]) -> T:
         """Call `question` with the bulk operations."""
         return self.ask_client(lambda client: question(client.bulk))
 

@@ -20,6 +20,7 @@ from dataloader.store.limits import limit_operations as limit_operations  # noqa
 from dataloader.store.processes import process_operations as process_operations  # noqa: PLC0414 - the same
 from dataloader.store.processes import sending
 from dataloader.store.processes.operations import aio_import
+from dataloader.store.queue import bulk_operations as bulk_operations  # noqa: PLC0414 - the same
 from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - it registers implementations
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits

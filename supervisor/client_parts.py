@@ -6,7 +6,6 @@ import attrs
 
 from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.store.performer import DatabasePerformer
-from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 from dataloader.supervisor.base_parts import BaseParts
@@ -18,7 +17,6 @@ class ClientParts:
     """Clients over the database, with this process as the operator."""
 
     performer: DatabasePerformer
-    bulk: DatabaseBulkActs
     waits: Waits
 
 
@@ -37,6 +35,5 @@ def client_parts(base: BaseParts, running: RunningParts) -> ClientParts:
             telemetry=base.libraries.resources[ProcessTelemetry],
             sent=base.poster.wake.set if base.settings.sinks else lambda: None,
         ),
-        bulk=DatabaseBulkActs(database=database, operator=base.operator),
         waits=waits,
     )

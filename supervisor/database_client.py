@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
@@ -17,7 +18,6 @@ from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.performer import DatabasePerformer
 from dataloader.store.processes.answers import Answers
-from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.notifications import OF_ANSWERS, OF_WAITING, JobChanged, Notification, TaskAnswered
 from dataloader.store.queue.queue_states import ServedQueues
@@ -75,5 +75,5 @@ def _client(database: Database, operator: Operator, waits: Waits, answers: Answe
         processes=ProcessClient(performer),
         schedules=Schedules(performer),
         limits=Limits(performer),
-        bulk=DatabaseBulkActs(database=database, operator=operator),
+        bulk=Bulk(performer),
     )

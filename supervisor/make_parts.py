@@ -53,7 +53,6 @@ def make_parts(
         worker=running.worker,
         database=database,
         performer=clients.performer,
-        bulk=clients.bulk,
         runs=base.runs,
         outage=base.outage,
         locks=base.locks,

@@ -101,7 +101,6 @@ def _app(parts: Parts) -> App:
     return create_app(
         Services(
             performer=parts.performer,
-            bulk=parts.bulk,
             tasks=parts.tasks,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),

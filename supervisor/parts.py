@@ -29,7 +29,6 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.performer import DatabasePerformer
-from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.worker_rows import WorkerRow
 from dataloader.supervisor.drain import Drain, DrainReport
@@ -51,7 +50,6 @@ class Parts:
     worker: WorkerRow
     database: Database
     performer: DatabasePerformer
-    bulk: DatabaseBulkActs
     runs: Runs
     outage: Outage
     locks: LockSession

@@ -16,6 +16,7 @@ import trio
 
 from dataloader.actors.job_runs import Run
 from dataloader.actors.signals import Signals
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
@@ -27,7 +28,6 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.supervisor.changes import Changes
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.open_parts import open_parts
@@ -94,9 +94,9 @@ class Supervisor:
         return Schedules(self._parts.performer)
 
     @property
-    def bulk(self) -> DatabaseBulkActs:
+    def bulk(self) -> Bulk:
         """Bulk operations. The audit log names the worker as the operator."""
-        return self._parts.bulk
+        return Bulk(self._parts.performer)
 
     @property
     def limits(self) -> Limits:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
-from dataloader.web.http_bulk import HttpBulkActs
 from dataloader.web.http_performer import HttpPerformer
 from dataloader.web.service_connection import open_service
 
@@ -25,5 +25,5 @@ async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[
             processes=ProcessClient(performer),
             schedules=Schedules(performer),
             limits=Limits(performer),
-            bulk=HttpBulkActs(service),
+            bulk=Bulk(performer),
         )

@@ -24,7 +24,7 @@ from msgspec import Struct
 from quart import Response
 from werkzeug.datastructures import Headers
 
-from dataloader.jobs.bulk_contract import BulkActs
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.processes import ProcessClient
@@ -111,9 +111,9 @@ class Call:
         return ProcessClient(self.performer)
 
     @property
-    def bulk(self) -> BulkActs:
+    def bulk(self) -> Bulk:
         """Bulk operations; the audit log names the caller as the operator."""
-        return self.services.bulk.signed(self.operator)
+        return Bulk(self.performer)
 
     async def masked(self, mask: Callable[[R], S], records: Sequence[R]) -> list[S]:
         """Return the records without secrets, masked in a thread."""

@@ -22,7 +22,6 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fair_places import FairPlaces
 from dataloader.store.connection.read_share import share_of
 from dataloader.store.performer import DatabasePerformer
-from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
@@ -127,7 +126,6 @@ class Services:
     """
 
     performer: DatabasePerformer = attrs.field(converter=_with_share)
-    bulk: DatabaseBulkActs = attrs.field(converter=_with_share)
     settings: WebSettings
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
     state: Callable[[], ServiceState]

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from dataloader.jobs.bulk_contract import BulkRecord
+from dataloader.jobs.bulk_listings import BulkPage, BulkRecord
 from dataloader.jobs.duplicates import DuplicateGroup, DuplicateGroups
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroup, ErrorGroupPage, ErrorPage, ErrorRecord, GroupRetried
@@ -325,5 +325,7 @@ MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     SinkList: _as_it_is,
     HeldDeliveryPage: _rows("deliveries", held_delivery),
     Released: _as_it_is,
+    BulkPage: _rows("bulk", bulk),
+    BulkRecord: bulk,
 }
 """Function that masks an operation's answer, by the answer's type; a type that is missing has no route."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from dataloader.jobs.bulk_contract import BulkActs
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.processes import ProcessClient
@@ -23,5 +23,5 @@ class Client:
     """Schedules."""
     limits: Limits
     """Limits of tasks and suppliers."""
-    bulk: BulkActs
+    bulk: Bulk
     """Bulk operations on jobs, which continue without their caller."""

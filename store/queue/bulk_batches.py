@@ -18,7 +18,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
 from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
-from dataloader.store.queue.bulk import ACTS, ManyAct
+from dataloader.store.queue.bulk_operations import ACTS, ManyAct
 from dataloader.store.queue.control import (
     TO_RUN_NOW,
     TO_SET_PRIORITY,

@@ -13,6 +13,7 @@ from dataloader import BadRequest, Draining, JobNotFound
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import InUse
 from dataloader.jobs.model import JobRecord
+from dataloader.jobs.operations.bulk import bulk
 from dataloader.jobs.operations.failures import RetryErrorGroup, failures
 from dataloader.jobs.operations.jobs import CancelMany, ChangePriority, GetJob, ListJobs, ListLog, jobs
 from dataloader.jobs.operations.limits import ListTasks, SetTasks, limits
@@ -26,7 +27,7 @@ from dataloader.store.performer import DatabasePerformer
 from dataloader.web.app import ROUTES
 from dataloader.web.operation_routes import OperationRoutes
 
-ALL = [*jobs, *failures, *queues, *schedules, *limits, *processes]
+ALL = [*jobs, *failures, *queues, *schedules, *limits, *processes, *bulk]
 ONE = UUID(int=1)
 
 of_tests = Operations()

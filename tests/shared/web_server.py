@@ -13,6 +13,7 @@ import httpx2
 import trio
 from performers import performer_of
 
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.processes import ProcessClient
@@ -22,7 +23,6 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.answers import Answers
-from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
 from dataloader.web.server.limits import STANDARD, HttpLimits
@@ -56,6 +56,10 @@ class Web:
     @property
     def processes(self) -> ProcessClient:
         return ProcessClient(self.services.performer)
+
+    @property
+    def bulk(self) -> Bulk:
+        return Bulk(self.services.performer)
 
     @property
     def schedules(self) -> Schedules:
@@ -128,7 +132,6 @@ async def open_server(
                 draining=lambda: state[0].draining,
                 answers=Answers(database, reread_s=reread_s),
             ),
-            bulk=DatabaseBulkActs(database=database, operator=Operator("the process")),
             tasks=tasks or {},
             settings=WebSettings(**settings),
             state=lambda: state[0],

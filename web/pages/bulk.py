@@ -9,14 +9,14 @@ from uuid import UUID
 import attrs
 from msgspec import Struct
 
-from dataloader.jobs.bulk_contract import COUNTED, NOT_TYPED, Action, BulkCount, BulkRecord, Chosen
+from dataloader.jobs.bulk_listings import COUNTED, NOT_TYPED, Action, BulkCount, BulkRecord, Chosen
 from dataloader.jobs.contract import Change
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.listings import EVERY_JOB
 from dataloader.jobs.model import MAX_INT
+from dataloader.jobs.operations.bulk import FREEZE_S
 from dataloader.jobs.roles import Role
 from dataloader.web import shown
-from dataloader.web.api.bulk import FREEZE_S
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Field, Question, once
 from dataloader.web.pages.formats import at_least

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 
-import attrs
 import pytest
 import trio
 from databases import raw_connection
+from performers import performer_of
 from web_server import TOKENS, all_tokens, open_server
 
-from dataloader.jobs.bulk_contract import BulkCount, BulkNotFound
+from dataloader.jobs.bulk_listings import BulkCount, BulkNotFound
+from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.contract import Change, Operator
 from dataloader.jobs.errors import BadRequest, StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.store.processes.requests import aio_ask
-from dataloader.store.queue.bulk import DatabaseBulkActs
+from dataloader.store.queue import bulk_operations
 from dataloader.store.queue.bulk_batches import MAX_TURNS, BulkBatch, do_batch
 from dataloader.store.queue.control import cancel_many
 from dataloader.store.queue.table_rules import prune_tables
-from dataloader.web.http_bulk import HttpBulkActs
+from dataloader.web.http_performer import HttpPerformer
 from dataloader.web.service_connection import open_service
 
 pytestmark = pytest.mark.requirement("E11")
@@ -40,16 +41,16 @@ FROM generate_series(1, $3::int) AS i RETURNING job_id
 async def acts(request, store, database):
     """The acts in both ways."""
     if request.param == "database":
-        yield DatabaseBulkActs(database=store, operator=Operator("chief", "request 7"))
+        yield Bulk(performer_of(store, Operator("chief", "request 7")))
         return
     async with open_server(database.dsn, tokens=all_tokens()) as web, open_service(web.url, TOKENS["chief"]) as service:
-        yield HttpBulkActs(service)
+        yield Bulk(HttpPerformer(service))
 
 
 @pytest.fixture
 def own(store):
     """The acts over the database alone."""
-    return DatabaseBulkActs(database=store, operator=Operator("ann"))
+    return Bulk(performer_of(store, Operator("ann")))
 
 
 @pytest.fixture
@@ -214,10 +215,12 @@ async def test_u16_more_than_ten_thousand_are_at_least_so_many(own, add):
     assert await own.count(CANCEL, IN_Q) == BulkCount(10_000, exact=False)
 
 
-async def test_u16_a_count_that_takes_too_long_says_so(own, add, raw):
+async def test_u16_a_count_that_takes_too_long_says_so(own, add, raw, monkeypatch):
     await add(1)
     await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
-    assert await attrs.evolve(own, count_s=0.05).count(CANCEL, IN_Q) == BulkCount(0, exact=False)
+    with monkeypatch.context() as soon:
+        soon.setattr(bulk_operations, "COUNT_S", 0.05)
+        assert await own.count(CANCEL, IN_Q) == BulkCount(0, exact=False)
     await raw.execute("ROLLBACK")
     assert await own.count(CANCEL, IN_Q) == BulkCount(1, exact=True)
 

@@ -62,7 +62,7 @@ async def test_u16_all_that_match_are_counted_confirmed_frozen_and_followed(open
         assert re.fullmatch(r"/ui/bulk/[0-9a-f-]{36}", where)
         # Sent twice is done once.
         assert (await confirm(web, asked)).headers["Location"] == where
-        assert len((await web.services.bulk.find()).bulk) == 1
+        assert len((await web.bulk.find()).bulk) == 1
         shown = (await web.client.get(where)).text
         assert "0 of 60" in shown
         assert "at work" in shown
@@ -83,10 +83,10 @@ async def test_u16_more_than_a_thousand_are_typed(open_web, add):
         for typed in ({}, {"typed": "12"}, {"typed": "all"}):
             again = await confirm(web, asked, **typed)
             assert (again.status_code, "What was typed is not the number of jobs." in again.text) == (422, True)
-        assert (await web.services.bulk.find()).bulk == []
+        assert (await web.bulk.find()).bulk == []
         done = await confirm(web, asked, typed="1,204")
         assert done.status_code == 303
-        [act] = (await web.services.bulk.find()).bulk
+        [act] = (await web.bulk.find()).bulk
         assert act.jobs == 1_204
 
 
@@ -98,7 +98,7 @@ async def test_u16_a_selection_that_has_grown_a_lot_must_be_confirmed_again(open
         again = await confirm(web, asked)
         assert again.status_code == 422
         assert "Type 1103 to go on" in again.text
-        assert (await web.services.bulk.find()).bulk == []
+        assert (await web.bulk.find()).bulk == []
 
 
 async def test_u16_chosen_jobs_get_another_priority(open_web):
@@ -110,9 +110,7 @@ async def test_u16_chosen_jobs_get_another_priority(open_web):
         assert (refused.status_code, "priority" in refused.text) == (422, True)
         begun = await confirm(web, asked, priority="7")
         await do_batch(web.services.database)
-        jobs = [
-            await web.jobs.get(job_id) for job_id in map(type((await web.services.bulk.find()).bulk[0].bulk_id), ids)
-        ]
+        jobs = [await web.jobs.get(job_id) for job_id in map(type((await web.bulk.find()).bulk[0].bulk_id), ids)]
         assert [job.priority for job in jobs] == [7, 7, 100]
         assert "Priority 7: 2 jobs" in (await web.client.get(begun.headers["Location"])).text
 
@@ -174,9 +172,9 @@ async def test_u10_u22_u23_bulk_pages_look_well_with_any_data(open_web, open_tab
     add(1_200, queue=HOSTILE)
     async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
         wanted = JobFilter(queue=HOSTILE)
-        act = await web.services.bulk.start(Change(action="retry"), wanted)
+        act = await web.bulk.start(Change(action="retry"), wanted)
         await do_batch(web.services.database)
-        await web.services.bulk.start(Change(action="set_priority", priority=3), wanted)
+        await web.bulk.start(Change(action="set_priority", priority=3), wanted)
         await tab.go(f"/ui/bulk/{act.bulk_id}")
         await tab.check_looks()
         await tab.go("/ui/bulk")

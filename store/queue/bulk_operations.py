@@ -13,9 +13,8 @@ from uuid import UUID
 import attrs
 import msgspec
 
-from dataloader.jobs.bulk_contract import (
+from dataloader.jobs.bulk_listings import (
     COUNTED,
-    BulkActs,
     BulkCount,
     BulkNotFound,
     BulkPage,
@@ -28,14 +27,16 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
 from dataloader.jobs.model import check_between
-from dataloader.jobs.page_cursor import BY_INSTANT, After
+from dataloader.jobs.operations.bulk import CountBulk, GetBulk, ListBulk, StartBulk, StopBulk
+from dataloader.jobs.page_cursor import BY_INSTANT
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import Status
 from dataloader.jobs.text import stored_object
-from dataloader.store.connection.bridge import Database, set_local
+from dataloader.store.connection.bridge import set_local
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import PLANNER_OF_USERS
 from dataloader.store.connection.error_meanings import TIMED_OUT
+from dataloader.store.implementations import Store, implements
 from dataloader.store.queue.control import (
     OPEN,
     PLACE_IS_FREE,
@@ -98,44 +99,37 @@ _LEFT_OUT: Final = ManyAct(OPEN, WAKES_PROCESS)
 """What no cancel of many jobs is for."""
 
 
-@attrs.frozen(kw_only=True)
-class DatabaseBulkActs(BulkActs):
-    """The acts by their tables, on Trio. `operator` signs the audit; a count may take `count_s` seconds."""
+@implements(CountBulk)
+async def _count(store: Store, request: CountBulk) -> BulkCount:
+    """Count the jobs; a count that takes longer than `COUNT_S` is "at least 0"."""
+    check_act(request.change, request.chosen)
+    return await store.database.run(_aio_count, request.change, request.chosen, COUNT_S)
 
-    database: Database
-    operator: Operator
-    count_s: float = COUNT_S
 
-    def signed(self, operator: Operator) -> DatabaseBulkActs:
-        """The same acts for somebody else."""
-        return attrs.evolve(self, operator=operator)
+@implements(StartBulk)
+async def _start(store: Store, request: StartBulk) -> BulkRecord:
+    check_act(request.change, request.chosen)
+    return await store.database.write(
+        _aio_start, request.change, request.chosen, store.operator, request.bulk_id or uuid7(), most=request.most
+    )
 
-    async def count(self, change: Change, chosen: Chosen) -> BulkCount:
-        """As in `BulkActs`. What can't be counted in `count_s` seconds is "at least 0"."""
-        check_act(change, chosen)
-        return await self.database.run(_aio_count, change, chosen, self.count_s)
 
-    async def start(
-        self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
-    ) -> BulkRecord:
-        """As in `BulkActs`."""
-        check_act(change, chosen)
-        return await self.database.write(_aio_start, change, chosen, self.operator, bulk_id or uuid7(), most=most)
+@implements(GetBulk)
+async def _get(store: Store, request: GetBulk) -> BulkRecord:
+    return await store.database.run(_aio_get, request.bulk_id)
 
-    async def get(self, bulk_id: UUID) -> BulkRecord:
-        """As in `BulkActs`."""
-        return await self.database.run(_aio_get, bulk_id)
 
-    async def find(self, *, limit: int = 50, after: After = None) -> BulkPage:
-        """As in `BulkActs`."""
-        check_between("limit", limit, 1, MAX_PAGE)
-        behind = () if after is None else BY_INSTANT.key(after)
-        records = await self.database.run(_aio_find, *behind, limit + 1)
-        return BulkPage(*BY_INSTANT.page(records, limit, lambda one: (one.created_at, one.bulk_id)))
+@implements(ListBulk)
+async def _find(store: Store, request: ListBulk) -> BulkPage:
+    check_between("limit", request.limit, 1, MAX_PAGE)
+    behind = () if request.after is None else BY_INSTANT.key(request.after)
+    records = await store.database.run(_aio_find, *behind, request.limit + 1)
+    return BulkPage(*BY_INSTANT.page(records, request.limit, lambda one: (one.created_at, one.bulk_id)))
 
-    async def stop(self, bulk_id: UUID) -> BulkRecord:
-        """As in `BulkActs`."""
-        return await self.database.write(_aio_stop, bulk_id, self.operator)
+
+@implements(StopBulk)
+async def _stop(store: Store, request: StopBulk) -> BulkRecord:
+    return await store.database.write(_aio_stop, request.bulk_id, store.operator)
 
 
 def _record(row: Any) -> BulkRecord:

@@ -1,4 +1,4 @@
-"""Bulk operations, which outlive their requester: `BulkActs`, which pages, commands and HTTP views use.
+"""Bulk operations, which outlive their requester: their records, and the checks of new ones.
 
 The jobs are frozen when an operation begins. Jobs that match its filter later are not included, and a job that fails
 again after a retry is not retried again. An actor of any process does the work, batch by batch.
@@ -6,7 +6,6 @@ again after a retry is not retried again. An actor of any process does the work,
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
@@ -17,7 +16,7 @@ from dataloader.jobs.contract import Change
 from dataloader.jobs.errors import BadRequest, NotFound
 from dataloader.jobs.listings import EVERY_JOB, JobFilter
 from dataloader.jobs.model import MAX_INT, Instant, about, check_between
-from dataloader.jobs.page_cursor import After, Next
+from dataloader.jobs.page_cursor import Next
 
 COUNTED: Final = 10_000
 """Maximum number of jobs counted before an operation begins; beyond it the count is "at least" this number."""
@@ -97,42 +96,3 @@ def check_act(change: Change, chosen: Chosen) -> None:
             raise BadRequest("filter", "must have a criterion, such as queue or status: an empty one means every job")
     elif not 1 <= len(chosen) <= MAX_CHOSEN:
         raise BadRequest("job_ids", f"must be from 1 to {MAX_CHOSEN:,} ids, not {len(chosen):,}; use a filter for more")
-
-
-class BulkActs(abc.ABC):
-    """Bulk operations. All methods raise `BulkNotFound` for an unknown ID, and `StoreUnavailable`."""
-
-    @abc.abstractmethod
-    async def count(self, change: Change, chosen: Chosen) -> BulkCount:
-        """Count the jobs that an operation would change, up to `COUNTED`. Raises `BadRequest`."""
-
-    @abc.abstractmethod
-    async def start(
-        self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
-    ) -> BulkRecord:
-        """Freeze the jobs of an operation, and begin it.
-
-        Args:
-            change: the change of each job.
-            chosen: the jobs. Jobs that would not change are left out.
-            bulk_id: the operation's ID, created by the caller: a repeated request finds the operation that it began.
-            most: begin nothing if there are more jobs than this.
-
-        Raises:
-            BadRequest: a value is not allowed, there are more jobs than `most`, or the ID belongs to another operation.
-        """
-
-    @abc.abstractmethod
-    async def get(self, bulk_id: UUID) -> BulkRecord:
-        """Return an operation."""
-
-    @abc.abstractmethod
-    async def find(self, *, limit: int = 50, after: After = None) -> BulkPage:
-        """Return a page of at most `limit` (1 to 1,000) operations, latest first, after `after`.
-
-        Raises `BadRequest`.
-        """
-
-    @abc.abstractmethod
-    async def stop(self, bulk_id: UUID) -> BulkRecord:
-        """Stop an operation. Changed jobs stay changed. An operation that has ended does not change."""
