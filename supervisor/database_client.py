@@ -7,12 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
-from dataloader.jobs.client.jobs import Jobs
-from dataloader.jobs.client.limits import Limits
-from dataloader.jobs.client.processes import ProcessClient
-from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
@@ -70,10 +65,4 @@ def _client(database: Database, operator: Operator, waits: Waits, answers: Answe
         waits=waits,
         answers=answers,
     )
-    return Client(
-        jobs=Jobs(performer),
-        processes=ProcessClient(performer),
-        schedules=Schedules(performer),
-        limits=Limits(performer),
-        bulk=Bulk(performer),
-    )
+    return Client.over(performer)

@@ -21,8 +21,8 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.outbox_rows import know_sinks
+from dataloader.store.queue.waits import Waits
 from dataloader.supervisor.base_parts import BaseParts, has_outbox
-from dataloader.supervisor.client_parts import ClientParts
 from dataloader.supervisor.declare import declare
 from dataloader.supervisor.lease_parts import LeaseParts
 from dataloader.supervisor.running_parts import RunningParts
@@ -30,7 +30,7 @@ from dataloader.supervisor.settings import Settings
 
 
 def helper_parts(
-    base: BaseParts, running: RunningParts, leases: LeaseParts, clients: ClientParts
+    base: BaseParts, running: RunningParts, leases: LeaseParts, waits: Waits
 ) -> tuple[Listener, dict[str, Callable[[], Awaitable[None]]]]:
     """Return the listener, and all parts that only have to be kept running by name, including the listener."""
     settings, database, outage, signals = base.settings, base.database, base.outage, base.signals
@@ -71,7 +71,7 @@ def helper_parts(
         heartbeat=heartbeat.wake,
         runs=base.runs,
         outage=outage,
-        waits=clients.waits,
+        waits=waits,
         answers=running.answers,
         lane_told=lane_told,
         signals=signals,

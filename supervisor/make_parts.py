@@ -18,10 +18,10 @@ from dataloader.jobs.message_source import MessageReader, MessageSource
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.supervisor.base_parts import base_parts
-from dataloader.supervisor.client_parts import client_parts
 from dataloader.supervisor.entries import check_tasks
 from dataloader.supervisor.helper_parts import helper_parts
 from dataloader.supervisor.lease_parts import lease_parts
+from dataloader.supervisor.own_performer import own_performer
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.running_parts import running_parts
 from dataloader.supervisor.settings import Settings
@@ -42,17 +42,17 @@ def make_parts(
     base = base_parts(settings, tasks, database, signals)
     running = running_parts(base)
     leases = lease_parts(base, running, unstoppable)
-    clients = client_parts(base, running)
+    performer = own_performer(base, running)
     # Messages that are read when the drain begins are still enqueued.
     reader = partial(_reader, enqueue=base.enqueuer.enqueue, consumer=base.name, draining=base.drain.requested.is_set)
     readers = [reader(source) for source in tasks.message_sources]
-    listener, helpers = helper_parts(base, running, leases, clients)
+    listener, helpers = helper_parts(base, running, leases, performer.waits)
     return Parts(
         settings=settings,
         tasks=tasks,
         worker=running.worker,
         database=database,
-        performer=clients.performer,
+        performer=performer,
         runs=base.runs,
         outage=base.outage,
         locks=base.locks,

@@ -72,13 +72,7 @@ class Supervisor:
     @property
     def client(self) -> Client:
         """Client as from `open_client`, over the supervisor's database. The audit log names the worker."""
-        return Client(
-            jobs=self.jobs,
-            processes=self.processes,
-            schedules=self.schedules,
-            limits=self.limits,
-            bulk=self.bulk,
-        )
+        return Client.over(self._parts.performer)
 
     @property
     def jobs(self) -> Jobs:

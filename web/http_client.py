@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
-from dataloader.jobs.client.jobs import Jobs
-from dataloader.jobs.client.limits import Limits
-from dataloader.jobs.client.processes import ProcessClient
-from dataloader.jobs.client.schedules import Schedules
 from dataloader.web.http_performer import HttpPerformer
 from dataloader.web.service_connection import open_service
 
@@ -19,11 +14,4 @@ from dataloader.web.service_connection import open_service
 async def open_http_client(url: str, token: str | None = None) -> AsyncIterator[Client]:
     """Open a client of the service at `url` for the duration of a block. Raises `ConfigError` for an invalid URL."""
     async with open_service(url, token) as service:
-        performer = HttpPerformer(service)
-        yield Client(
-            jobs=Jobs(performer),
-            processes=ProcessClient(performer),
-            schedules=Schedules(performer),
-            limits=Limits(performer),
-            bulk=Bulk(performer),
-        )
+        yield Client.over(HttpPerformer(service))

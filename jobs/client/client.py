@@ -9,6 +9,7 @@ from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
 from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
+from dataloader.jobs.operations.performer import Performer
 
 
 @attrs.frozen(kw_only=True)
@@ -25,3 +26,14 @@ class Client:
     """Limits of tasks and suppliers."""
     bulk: Bulk
     """Bulk operations on jobs, which continue without their caller."""
+
+    @classmethod
+    def over(cls, performer: Performer) -> Client:
+        """Return the client of a performer."""
+        return cls(
+            jobs=Jobs(performer),
+            processes=ProcessClient(performer),
+            schedules=Schedules(performer),
+            limits=Limits(performer),
+            bulk=Bulk(performer),
+        )
