@@ -102,11 +102,11 @@ def _begin(
     if change == CANCEL:
         tell_what_is_left_out(target, chosen)
     if not yes:
-        counted = target.ask_bulk(lambda acts: acts.count(change, chosen))
+        counted = target.ask_client(lambda client: client.bulk.count(change, chosen))
         _ask(counted, verb)
         most = max(counted.jobs, NOT_TYPED) if counted.exact else None
     bulk_id = uuid7()
-    record = target.ask_bulk(lambda acts: acts.start(change, chosen, bulk_id=bulk_id, most=most))
+    record = target.ask_client(lambda client: client.bulk.start(change, chosen, bulk_id=bulk_id, most=most))
     if as_json:
         print_json(record)
     else:
@@ -115,7 +115,7 @@ def _begin(
 
 def tell_what_is_left_out(target: AskedQueue, chosen: Chosen) -> None:
     """Print the number of jobs that a bulk cancel leaves out, if there are any."""
-    counted = target.ask_bulk(lambda acts: acts.count(CANCEL, chosen))
+    counted = target.ask_client(lambda client: client.bulk.count(CANCEL, chosen))
     if counted.leaves_out:
         click.echo(counted.leaves_out, err=True)
 
@@ -139,7 +139,7 @@ def _jobs(number: int) -> str:
 @asks_queue
 def list_bulk(target: AskedQueue, *, limit: int, as_json: bool) -> None:
     """List the acts on many jobs, latest first."""
-    found = target.ask_bulk(lambda acts: acts.find(limit=limit)).bulk
+    found = target.ask_client(lambda client: client.bulk.find(limit=limit)).bulk
     if as_json:
         print_json(found)
         return
@@ -158,7 +158,7 @@ def list_bulk(target: AskedQueue, *, limit: int, as_json: bool) -> None:
 @asks_queue
 def show(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
     """Show the bulk act ID and its progress."""
-    _show(target.ask_bulk(lambda acts: acts.get(bulk_id)), as_json=as_json)
+    _show(target.ask_client(lambda client: client.bulk.get(bulk_id)), as_json=as_json)
 
 
 @bulk.command()
@@ -166,7 +166,7 @@ def show(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
 @asks_queue
 def stop(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
     """Stop the bulk act ID. Jobs that it has changed stay changed."""
-    _show(target.ask_bulk(lambda acts: acts.stop(bulk_id)), as_json=as_json)
+    _show(target.ask_client(lambda client: client.bulk.stop(bulk_id)), as_json=as_json)
 
 
 def _show(record: BulkRecord, *, as_json: bool) -> None:

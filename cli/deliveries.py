@@ -55,7 +55,7 @@ def sinks(target: AskedQueue, *, as_json: bool) -> None:
 
     With what waits for each, and with messages to other processes.
     """
-    found = target.ask_processes(lambda processes: processes.sinks())
+    found = target.ask_client(lambda client: client.processes.sinks())
     if as_json:
         print_json({"sinks": found})
         return
@@ -85,7 +85,7 @@ def deliveries(
 ) -> None:
     """List processes whose deliveries have failed: they are tried again, or held."""
     wanted = _wanted(sink, process_type, process_id, held=held)
-    found = target.ask_processes(lambda processes: processes.deliveries(wanted, **page))
+    found = target.ask_client(lambda client: client.processes.deliveries(wanted, **page))
     if as_json:
         print_json(found)
         return
@@ -123,7 +123,7 @@ def release(
         if not sys.stdin.isatty():
             raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
         click.confirm("release all these deliveries?", abort=True, err=True)
-    count = target.ask_processes(lambda processes: processes.release(wanted))
+    count = target.ask_client(lambda client: client.processes.release(wanted))
     if as_json:
         print_json({"released": count})
     else:

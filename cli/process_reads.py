@@ -88,7 +88,7 @@ def list_processes(
 ) -> None:
     """List processes, newest first."""
     wanted = ProcessFilter(type=process_type, status=status, metadata=metadata, error_group=error_group)
-    page = target.ask_processes(lambda processes: processes.find(wanted, limit=limit, after=after))
+    page = target.ask_client(lambda client: client.processes.find(wanted, limit=limit, after=after))
     if as_json:
         print_json(page)
         return
@@ -104,7 +104,7 @@ def versions(target: AskedQueue, *, process_type: str | None, as_json: bool) -> 
 
     Processes of a version that no running worker serves wait. Numbers end at 10,000.
     """
-    found = target.ask_processes(lambda processes: processes.versions(process_type))
+    found = target.ask_client(lambda client: client.processes.versions(process_type))
     if as_json:
         print_json({"versions": found})
         return
@@ -118,7 +118,7 @@ def versions(target: AskedQueue, *, process_type: str | None, as_json: bool) -> 
 @asks_queue
 def show(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool) -> None:
     """Show a process, and what it does now."""
-    show_record(target.ask_processes(lambda processes: processes.get(process_type, process_id)), as_json=as_json)
+    show_record(target.ask_client(lambda client: client.processes.get(process_type, process_id)), as_json=as_json)
 
 
 @click.command()
@@ -130,7 +130,7 @@ def show(target: AskedQueue, *, process_type: str, process_id: str, as_json: boo
 @asks_queue
 def events(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **page: Any) -> None:
     """Read the events of a process, oldest first."""
-    found = target.ask_processes(lambda processes: processes.events(process_type, process_id, **page))
+    found = target.ask_client(lambda client: client.processes.events(process_type, process_id, **page))
     if as_json:
         print_json(found)
         return
@@ -151,7 +151,7 @@ def tasks(target: AskedQueue, *, process_type: str, process_id: str, as_json: bo
 
     Its timers are among them. Oldest first.
     """
-    found = target.ask_processes(lambda processes: processes.tasks(process_type, process_id, **page))
+    found = target.ask_client(lambda client: client.processes.tasks(process_type, process_id, **page))
     if as_json:
         print_json(found)
         return
@@ -173,7 +173,9 @@ def tasks(target: AskedQueue, *, process_type: str, process_id: str, as_json: bo
 @asks_queue
 def errors(target: AskedQueue, *, process_type: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """Count the processes in error by type and error. Those of a group: process list --error-group GROUP."""
-    page = target.ask_processes(lambda processes: processes.errors(process_type=process_type, limit=limit, after=after))
+    page = target.ask_client(
+        lambda client: client.processes.errors(process_type=process_type, limit=limit, after=after)
+    )
     if as_json:
         print_json(page)
         return

@@ -17,6 +17,7 @@ from dataloader.cli.entry import FAILED, NOT_SUCCEEDED, Group
 from dataloader.cli.output import print_json
 from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks, versions
 from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.processes import ANSWER_S, ProcessClient
 from dataloader.jobs.process_listings import ProcessAnswer, ProcessFilter, ProcessRecord
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
@@ -66,7 +67,7 @@ def start(
     """Start a process, and print its answer."""
     request = ProcessRequest(type=process_type, process_id=process_id, kind="init", **fields)
     return _say(
-        target.ask_processes(lambda processes: processes.ask(request, wait_s=timeout_s)),
+        target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s)),
         as_json=as_json,
         timeout_s=timeout_s,
     )
@@ -112,7 +113,7 @@ def call(
         may_start=may_start,
         start=start,
     )
-    answer = target.ask_processes(lambda processes: processes.ask(request, wait_s=timeout_s, withdraw=withdraw))
+    answer = target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s, withdraw=withdraw))
     return _say(answer, as_json=as_json, timeout_s=timeout_s)
 
 
@@ -130,7 +131,7 @@ def _given() -> list[str]:
 @asks_queue
 def wait(target: AskedQueue, *, task_id: int, ident: UUID | None, timeout_s: float, as_json: bool) -> int:
     """Wait for the answer of TASK, and print it."""
-    task = target.ask_processes(lambda processes: processes.task(task_id, wait_s=timeout_s, ident=ident))
+    task = target.ask_client(lambda client: client.processes.task(task_id, wait_s=timeout_s, ident=ident))
     return _say(task.answer, as_json=as_json, timeout_s=timeout_s)
 
 
@@ -140,7 +141,7 @@ def wait(target: AskedQueue, *, task_id: int, ident: UUID | None, timeout_s: flo
 @asks_queue
 def withdraw(target: AskedQueue, *, task_id: int, ident: UUID | None, as_json: bool) -> int:
     """Take the call TASK back, if it has not begun."""
-    return _say(target.ask_processes(lambda processes: processes.withdraw(task_id, ident=ident)), as_json=as_json)
+    return _say(target.ask_client(lambda client: client.processes.withdraw(task_id, ident=ident)), as_json=as_json)
 
 
 def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessRecord]]) -> click.Command:
@@ -151,7 +152,7 @@ def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessR
     @ID
     @asks_queue
     def command(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool) -> None:
-        show_record(target.ask_processes(lambda processes: act(processes, process_type, process_id)), as_json=as_json)
+        show_record(target.ask_client(lambda client: act(client.processes, process_type, process_id)), as_json=as_json)
 
     return command
 
@@ -232,10 +233,10 @@ def repair(
     if wanted is not None:
         if key is not None:
             raise click.UsageError("--key is for one process")
-        return _say_many(target, lambda processes: processes.repair_many(wanted, args), as_json=as_json)
+        return _say_many(target, lambda client: client.processes.repair_many(wanted, args), as_json=as_json)
     request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
     return _say(
-        target.ask_processes(lambda processes: processes.ask(request, wait_s=timeout_s)),
+        target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s)),
         as_json=as_json,
         timeout_s=timeout_s,
     )
@@ -251,8 +252,8 @@ def resume(target: AskedQueue, *, process_type: str, process_id: str, as_json: b
     """
     wanted = _wanted("resume", process_type, process_id, **which)
     if wanted is not None:
-        return _say_many(target, lambda processes: processes.resume_many(wanted), as_json=as_json)
-    show_record(target.ask_processes(lambda processes: processes.resume(process_type, process_id)), as_json=as_json)
+        return _say_many(target, lambda client: client.processes.resume_many(wanted), as_json=as_json)
+    show_record(target.ask_client(lambda client: client.processes.resume(process_type, process_id)), as_json=as_json)
     return 0
 
 
@@ -274,7 +275,7 @@ def import_process(
 ) -> None:
     """Store a process of another system. No step runs."""
     process = ProcessImport(type=process_type, process_id=process_id, metadata=metadata or {}, **fields)
-    show_record(target.ask_processes(lambda processes: processes.put(process)), as_json=as_json)
+    show_record(target.ask_client(lambda client: client.processes.put(process)), as_json=as_json)
 
 
 def _say(answer: ProcessAnswer, *, as_json: bool, timeout_s: float = 0) -> int:
@@ -293,8 +294,8 @@ def _say(answer: ProcessAnswer, *, as_json: bool, timeout_s: float = 0) -> int:
     return 0 if answer.status == "finished" and answer.error is None else NOT_SUCCEEDED
 
 
-def _say_many(target: AskedQueue, question: Callable[[ProcessClient], Awaitable[int]], *, as_json: bool) -> int:
-    count = target.ask_processes(question)
+def _say_many(target: AskedQueue, question: Callable[[Client], Awaitable[int]], *, as_json: bool) -> int:
+    count = target.ask_client(question)
     if as_json:
         print_json({"changed": count})
     else:

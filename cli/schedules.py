@@ -13,6 +13,7 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.output import print_json, print_table, tell
 from dataloader.cli.target import AskedQueue, all_rows, asks_queue
+from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.schedule_listings import MAX_NEXT, ScheduleEvent, ScheduleRecord
 from dataloader.jobs.schedules import FORMER_OVERLAPS, Missed, Overlap, Schedule
@@ -38,7 +39,7 @@ def schedule() -> None:
 @asks_queue
 def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
     """List the schedules, with when each is due next."""
-    found = target.ask_schedules(lambda schedules: all_rows(schedules.find, "schedules"))
+    found = target.ask_client(lambda client: all_rows(client.schedules.find, "schedules"))
     if as_json:
         print_json(found)
         return
@@ -55,10 +56,10 @@ def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
 def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the schedule NAME: what was declared, its state, and what is on record about it."""
 
-    async def question(schedules: Schedules) -> tuple[ScheduleRecord, list[ScheduleEvent]]:
-        return await schedules.get(name), (await schedules.events(name, limit=10)).events
+    async def question(client: Client) -> tuple[ScheduleRecord, list[ScheduleEvent]]:
+        return await client.schedules.get(name), (await client.schedules.events(name, limit=10)).events
 
-    found, events = target.ask_schedules(question)
+    found, events = target.ask_client(question)
     if as_json:
         print_json({"schedule": found, "events": events})
         return
@@ -108,7 +109,7 @@ def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
 def set_schedule(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
     """Store the schedule NAME, in place of one of that name; programs leave it as it is from then on."""
     wanted = Schedule(name=name, job={} if queue is None else {"queue": queue}, **fields)
-    stored = target.ask_schedules(lambda schedules: schedules.put(wanted))
+    stored = target.ask_client(lambda client: client.schedules.put(wanted))
     _say(stored, as_json=as_json)
     if stored.unknown_task:
         tell(f"no process has declared the task {stored.task!r}: is its name right?")
@@ -121,7 +122,7 @@ def _changes(what: str, change: Callable[[Schedules, str], Any]) -> click.Comman
     @click.argument("name")
     @asks_queue
     def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-        _say(target.ask_schedules(lambda schedules: change(schedules, name)), as_json=as_json)
+        _say(target.ask_client(lambda client: change(client.schedules, name)), as_json=as_json)
 
     return command
 
@@ -143,7 +144,7 @@ schedule.add_command(
 @asks_queue
 def remove_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Remove the schedule NAME; its jobs stay. One that a program declares comes back at its next start."""
-    removed = target.ask_schedules(lambda schedules: schedules.delete(name))
+    removed = target.ask_client(lambda client: client.schedules.delete(name))
     if as_json:
         print_json(removed)
     else:
@@ -155,7 +156,7 @@ def remove_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @asks_queue
 def run_beside_plan(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Add a job of the schedule NAME now, beside its plan."""
-    added = target.ask_schedules(lambda schedules: schedules.run(name))
+    added = target.ask_client(lambda client: client.schedules.run(name))
     if as_json:
         print_json(added)
     else:
@@ -168,7 +169,7 @@ def run_beside_plan(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @asks_queue
 def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> None:
     """List the next planned times of the schedule NAME, paused or not."""
-    times = target.ask_schedules(lambda schedules: schedules.next_times(name, number=number))
+    times = target.ask_client(lambda client: client.schedules.next_times(name, number=number))
     if as_json:
         print_json(times)
         return
@@ -189,7 +190,7 @@ def backfill_times(
     target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Add the jobs of planned times of the schedule NAME that have passed and have none."""
-    found = target.ask_schedules(lambda schedules: schedules.backfill(name, begin, end, again=again, dry_run=dry_run))
+    found = target.ask_client(lambda client: client.schedules.backfill(name, begin, end, again=again, dry_run=dry_run))
     if as_json:
         print_json(found)
         return

@@ -58,7 +58,7 @@ def supplier() -> None:
 @asks_queue
 def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
     """List the suppliers of tasks and loads, with what is left of their rate limits."""
-    found = target.ask_limits(lambda limits: all_rows(limits.suppliers, "suppliers"))
+    found = target.ask_client(lambda client: all_rows(client.limits.suppliers, "suppliers"))
     if as_json:
         print_json(found)
         return
@@ -74,7 +74,7 @@ def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
 @asks_queue
 def describe_supplier(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the supplier NAME: what of each rate limit is used and left now, and when the next unit is free."""
-    found = target.ask_limits(lambda limits: limits.supplier(name))
+    found = target.ask_client(lambda client: client.limits.supplier(name))
     if as_json:
         print_json(found)
         return
@@ -113,7 +113,7 @@ def describe_supplier(target: AskedQueue, *, name: str, as_json: bool) -> None:
 def override_supplier(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""
     changes = changes_of(options, unset)
-    found = target.ask_limits(lambda limits: limits.set_supplier(name, changes))
+    found = target.ask_client(lambda client: client.limits.set_supplier(name, changes))
     _say(found, as_json=as_json)
     if not found.tasks:  # the name may be mistyped
         click.echo(f"no task names the supplier {cell(name)!r}; loads may", err=True)
@@ -126,7 +126,7 @@ def _changes(what: str, change: Callable[[Limits, str], Any], said: str = "") ->
     @NAME
     @asks_queue
     def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-        found = target.ask_limits(lambda limits: change(limits, name))
+        found = target.ask_client(lambda client: change(client.limits, name))
         if said and not as_json:
             click.echo(f"{cell(found.supplier)}  {said}")
         else:

@@ -1,7 +1,8 @@
 """Target of a command: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
 
 Commands use `@asks_queue`, which adds the options and passes an `AskedQueue`. `target.ask(question)` calls a function
-with `Jobs`, `target.ask_loads` one with `LoadReads`. `provide_database` is for commands that need the database itself.
+with `Jobs`, `target.ask_client` one with the whole client, `target.ask_loads` one with `LoadReads`. `provide_database`
+is for commands that need the database itself.
 """
 
 from __future__ import annotations
@@ -17,12 +18,8 @@ import attrs
 import click
 import trio
 
-from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
-from dataloader.jobs.client.limits import Limits
-from dataloader.jobs.client.processes import ProcessClient
-from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
@@ -60,22 +57,6 @@ class AskedQueue:
     def ask(self, question: Callable[[Jobs], Awaitable[T]]) -> T:
         """Open the queue, call `question` with it, close it."""
         return self.ask_client(lambda client: question(client.jobs))
-
-    def ask_schedules(self, question: Callable[[Schedules], Awaitable[T]]) -> T:
-        """Call `question` with the schedules."""
-        return self.ask_client(lambda client: question(client.schedules))
-
-    def ask_bulk(self, question: Callable[[Bulk], Awaitable[T]]) -> T:
-        """Call `question` with the bulk operations."""
-        return self.ask_client(lambda client: question(client.bulk))
-
-    def ask_limits(self, question: Callable[[Limits], Awaitable[T]]) -> T:
-        """Call `question` with the limits of tasks and suppliers."""
-        return self.ask_client(lambda client: question(client.limits))
-
-    def ask_processes(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
-        """Call `question` with the durable processes."""
-        return self.ask_client(lambda client: question(client.processes))
 
     def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
         """Call `question` with the reads of loads."""

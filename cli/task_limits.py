@@ -41,7 +41,7 @@ def task() -> None:
 @asks_queue
 def list_declared_tasks(target: AskedQueue, *, as_json: bool) -> None:
     """List the tasks, with how many jobs wait for their limits, and whether they may start now."""
-    found = target.ask_limits(lambda limits: all_rows(limits.tasks, "tasks"))
+    found = target.ask_client(lambda client: all_rows(client.limits.tasks, "tasks"))
     if as_json:
         print_json(found)
     else:
@@ -53,7 +53,7 @@ def list_declared_tasks(target: AskedQueue, *, as_json: bool) -> None:
 @asks_queue
 def describe_task(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the task NAME: its limits, and if no job of it may start, why and until when."""
-    found = target.ask_limits(lambda limits: limits.task(name))
+    found = target.ask_client(lambda client: client.limits.task(name))
     if as_json:
         print_json(found)
         return
@@ -94,7 +94,7 @@ def describe_task(target: AskedQueue, *, name: str, as_json: bool) -> None:
 def override_task(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the task NAME, from the next claim on; overrides outlive deploys."""
     changes = changes_of(options, unset)
-    [found] = target.ask_limits(lambda limits: limits.set_tasks({name: changes}))
+    [found] = target.ask_client(lambda client: client.limits.set_tasks({name: changes}))
     _say(found, as_json=as_json)
 
 
@@ -107,7 +107,7 @@ def apply(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
     It has a JSON list with an entry for each task, whose limits become overrides. docs/limits.md has the names.
     """
     changes = read_limits(file.read())
-    found = target.ask_limits(lambda limits: limits.set_tasks(changes))
+    found = target.ask_client(lambda client: client.limits.set_tasks(changes))
     if as_json:
         print_json(found)
     else:
@@ -121,7 +121,7 @@ def _changes(what: str, change: Callable[[Limits, str], Any]) -> click.Command:
     @NAME
     @asks_queue
     def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-        _say(target.ask_limits(lambda limits: change(limits, name)), as_json=as_json)
+        _say(target.ask_client(lambda client: change(client.limits, name)), as_json=as_json)
 
     return command
 
@@ -145,7 +145,7 @@ task.add_command(
 @asks_queue
 def remove(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: bool) -> None:
     """Forget the task NAME until a process declares it again; running processes start no jobs of it."""
-    found = target.ask_limits(lambda limits: limits.remove_task(name, jobs=jobs))
+    found = target.ask_client(lambda client: client.limits.remove_task(name, jobs=jobs))
     if as_json:
         print_json(found)
     else:
