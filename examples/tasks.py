@@ -1,11 +1,10 @@
-from dataloader import Job, Tasks
+from dataloader import Tasks, ThreadJob
 
 tasks = Tasks()
 
 
 @tasks.task("hello.count")
-async def count(job: Job) -> dict[str, int]:
-    """Count to `args.to`, and report the progress."""
+def count(job: ThreadJob) -> dict[str, int]:
     for n in range(1, job.args["to"] + 1):
-        await job.progress({"n": n})  # also where a canceled job stops
+        job.progress({"n": n})  # a canceled job stops here
     return {"counted": job.args["to"]}

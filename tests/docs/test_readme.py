@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_first_task_is_the_example():
-    [code] = blocks("python")
+    code, _transaction = blocks("python")
     assert code == (ROOT / "examples" / "tasks.py").read_text()
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
 
@@ -41,7 +41,7 @@ def test_every_link_leads_somewhere():
 def test_the_first_task_works_when_pasted(tmp_path):
     """Serve, trigger, result: the README's own commands, on a free port."""
     serve, trigger = (shlex.split(block) for block in blocks("sh") if block.startswith("dataloader"))
-    [code] = blocks("python")
+    code, _transaction = blocks("python")
     assert "save this as `my_tasks.py`" in README
     (tmp_path / "my_tasks.py").write_text(code)
     with socket.create_server(("127.0.0.1", 0)) as free:
