@@ -24,8 +24,9 @@ async def test_running_jobs_finish_and_waiting_ones_are_left_alone(open_worker, 
 
     async with open_worker(tasks, {"q": 1}) as supervisor, trio.open_nursery() as nursery:
         with trio.fail_after(patience_s()):
-            running, waiting = [await supervisor.jobs.enqueue("wait", queue="q") for _ in range(2)]
+            running = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
+            waiting = await supervisor.jobs.enqueue("wait", queue="q")
             nursery.start_soon(_release_in_drain, supervisor, release)
             report = await supervisor.drain()
     assert (report.finished, report.returned, report.is_clean) == (1, 0, True)

@@ -22,6 +22,7 @@ from dataloader.jobs.operations.processes import processes
 from dataloader.jobs.operations.queues import queues
 from dataloader.jobs.operations.schedules import schedules
 from dataloader.jobs.roles import Role
+from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.implementations import IMPLEMENTATIONS, implements
 from dataloader.store.performer import DatabasePerformer
 from dataloader.web.app import ROUTES
@@ -119,7 +120,7 @@ def performer(monkeypatch):
         return store.operator.name, request.number
 
     monkeypatch.setitem(IMPLEMENTATIONS, OpenDoor, open_door)
-    unused = SimpleNamespace(default_lease_s=60)
+    unused = SimpleNamespace(default_lease_s=60, options=DatabaseOptions(dsn=""))
     return DatabasePerformer(database=unused, operator=Operator("ann"), enqueuer=unused, served=unused, waits=unused)
 
 
