@@ -305,7 +305,7 @@ def wakes(job: ProcessJob) -> str:
     return "slept"
 
 
-tasks.supplier(Supplier("slow", rate_limits=(RateLimit(1, per_s=3_600),), margin_s=0.1))
+tasks.supplier(Supplier("slow", rate_limits=(RateLimit(1, per_s=3_600),), margin_s=60))
 """Supplier that grants one unit, then nothing for an hour."""
 
 
