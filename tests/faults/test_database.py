@@ -461,7 +461,7 @@ async def test_f25_leases_are_renewed_and_jobs_run_while_the_pool_is_stuck(
         SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name LIKE '% pool' AND wait_event_type = 'Lock'
           AND query ~ 'INSERT INTO dl_workers|SELECT worker, host'"""
-    service = await serve(connect_timeout_sec=2, **FAST)
+    service = await serve(connect_timeout_sec=2, pool_size=2, **FAST)
     async with asking(service) as ask, raw_connection(database.dsn) as other, trio.open_nursery() as nursery:
         long_job = await add("visit", {"s": LEASE_S + 3}, lease_ttl_sec=LEASE_S)
         await row_when(long_job, "running")
