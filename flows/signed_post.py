@@ -77,8 +77,10 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
                 raise NotReached(f"did not answer in {timeout_s:g} s") from None
             except (httpx2.TransportError, httpx2.InvalidURL, UnicodeError) as error:
                 raise NotReached(f"can't be reached ({type(error).__name__})") from None
-            known = KnownSecrets.of([*secrets, signed["X-Dataloader-Signature"]])
-            return status, storable_text(known.hide(text), MAX_ANSWER)
+            if text:
+                known = KnownSecrets.of([*secrets, signed["X-Dataloader-Signature"]])
+                text = storable_text(known.hide(text), MAX_ANSWER)
+            return status, text
 
         yield post
 

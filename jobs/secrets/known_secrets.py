@@ -37,9 +37,12 @@ class KnownSecrets:
     def _without_cut_end(self, text: str) -> str:
         """Return a text that was cut to a length without the beginning of a secret at its end."""
         for secret in self.texts:
-            for length in range(min(len(secret) - 1, len(text)), SHORTEST - 1, -1):
-                if text.endswith(secret[:length]):
-                    return text[:-length] + MASKED
+            beginning = secret[:SHORTEST]
+            at = text.find(beginning, max(0, len(text) - len(secret) + 1))
+            while at >= 0:
+                if secret.startswith(text[at:]):
+                    return text[:at] + MASKED
+                at = text.find(beginning, at + 1)
         return text
 
 

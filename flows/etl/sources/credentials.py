@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import attrs
@@ -62,7 +63,11 @@ class Auth:
 
     def hide(self, text: str) -> str:
         """Return the text with these secrets, and text that looks like a secret, masked."""
-        return KnownSecrets.of([*self.headers.values(), *self.params.values()]).hide(text)
+        return self._secrets.hide(text)
+
+    @cached_property
+    def _secrets(self) -> KnownSecrets:
+        return KnownSecrets.of([*self.headers.values(), *self.params.values()])
 
 
 def _given(name: str, value: str) -> str:
