@@ -103,7 +103,7 @@ class Call:
     @property
     def limits(self) -> Limits:
         """Limits of tasks and suppliers; the audit log names the caller as the operator."""
-        return Limits(self.services.performer.signed(self.operator))
+        return Limits(self.performer)
 
     @property
     def processes(self) -> ProcessClient:

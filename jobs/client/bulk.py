@@ -8,25 +8,19 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.bulk_listings import BulkCount, BulkPage, BulkRecord, Chosen, check_act
-from dataloader.jobs.contract import Change, Operator
+from dataloader.jobs.client.client_part import ClientPart
+from dataloader.jobs.contract import Change
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.operations import bulk as operations
-from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.page_cursor import After, cursor_text
 
 
 @attrs.frozen
-class Bulk:
+class Bulk(ClientPart):
     """Bulk operations: `client.bulk` of `open_client`, or `supervisor.bulk`.
 
     All methods raise `BulkNotFound` for an unknown ID, and `StoreUnavailable` if no answer came.
     """
-
-    performer: Performer = attrs.field(repr=False)
-
-    def signed(self, operator: Operator) -> Bulk:
-        """Return the same with another operator in the audit log. Raises `ConfigError` through a service."""
-        return Bulk(self.performer.signed(operator))
 
     async def count(self, change: Change, chosen: Chosen) -> BulkCount:
         """Count the jobs that an operation would change, up to `COUNTED`. Raises `BadRequest`.

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.contract import BATCH, Operator
+from dataloader.jobs.client.client_part import ClientPart
+from dataloader.jobs.contract import BATCH
 from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
@@ -20,7 +21,6 @@ from dataloader.jobs.new_job import new_job
 from dataloader.jobs.operations import failures, queues
 from dataloader.jobs.operations import jobs as operations
 from dataloader.jobs.operations.operation import Operation
-from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.page_cursor import After, cursor_text
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
@@ -37,14 +37,8 @@ A retried job may fail immediately and match the filter again, so retries contin
 
 
 @attrs.frozen
-class Jobs:
+class Jobs(ClientPart):
     """Jobs and queues: `client.jobs` of `open_client`, or `supervisor.jobs`."""
-
-    performer: Performer = attrs.field(repr=False)
-
-    def signed(self, operator: Operator) -> Jobs:
-        """Return the same `Jobs` with another operator in the audit log. Raises `ConfigError` through a service."""
-        return Jobs(self.performer.signed(operator))
 
     async def perform(self, operation: Operation[R]) -> R:
         """Perform an operation and return its answer. The methods below build operations on jobs."""

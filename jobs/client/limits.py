@@ -7,28 +7,21 @@ from typing import Any
 
 import attrs
 
-from dataloader.jobs.contract import Operator
+from dataloader.jobs.client.client_part import ClientPart
 from dataloader.jobs.operations import limits as operations
-from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.page_cursor import After, cursor_text
 from dataloader.jobs.supplier_listings import SupplierPage, SupplierRecord
 from dataloader.jobs.task_listings import OpenJobs, TaskPage, TaskState
 
 
 @attrs.frozen
-class Limits:
+class Limits(ClientPart):
     """Limits of tasks and suppliers. `open_client` gives them as `client.limits`, a supervisor as `supervisor.limits`.
 
     Changes apply from the next claim on, in all processes. Running jobs continue, except at the end of a period for a
     task that stops them then. All methods raise `TaskNotFound` or `SupplierNotFound` for an unknown name, `BadRequest`
     for values that are not allowed, and `StoreUnavailable` if no answer came.
     """
-
-    performer: Performer = attrs.field(repr=False)
-
-    def signed(self, operator: Operator) -> Limits:
-        """Return the same limits for another operator in the audit. A service takes the operator from the token."""
-        return Limits(self.performer.signed(operator))
 
     async def tasks(self, *, limit: int = 200, after: After = None) -> TaskPage:
         """Return a page of at most `limit` (1 to 1,000) tasks by name, after `after`, the previous page's `next`."""

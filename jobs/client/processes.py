@@ -10,10 +10,9 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.contract import Operator
+from dataloader.jobs.client.client_part import ClientPart
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.operations import processes as operations
-from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.page_cursor import After, cursor_text
 from dataloader.jobs.process_listings import (
     EVERY_PROCESS,
@@ -49,18 +48,12 @@ WITHDRAWN: Final = "withdrawn"
 
 
 @attrs.frozen
-class ProcessClient:
+class ProcessClient(ClientPart):
     """Durable processes: `client.processes` of `dataloader.open_client`, or `supervisor.processes`.
 
     All methods raise `BadRequest` for values that are not allowed, and `StoreUnavailable` if no answer came: the
     request may or may not have been accepted, and is safe to repeat if it has a `key`.
     """
-
-    performer: Performer = attrs.field(repr=False)
-
-    def signed(self, operator: Operator) -> ProcessClient:
-        """Return the same processes with another operator in the audit. Raises `ConfigError` if a service is asked."""
-        return ProcessClient(self.performer.signed(operator))
 
     async def start(
         self,

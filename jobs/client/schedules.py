@@ -7,28 +7,21 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.contract import Operator
+from dataloader.jobs.client.client_part import ClientPart
 from dataloader.jobs.model import Enqueued
 from dataloader.jobs.operations import schedules as operations
-from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.page_cursor import After, cursor_text
 from dataloader.jobs.schedule_listings import Backfilled, ScheduleEventPage, SchedulePage, ScheduleRecord
 from dataloader.jobs.schedules import Schedule
 
 
 @attrs.frozen
-class Schedules:
+class Schedules(ClientPart):
     """Schedules: `client.schedules` of `open_client`, or `supervisor.schedules`.
 
     All methods raise `ScheduleNotFound` for an unknown name, `BadRequest` for an invalid value, and `StoreUnavailable`
     if no answer came.
     """
-
-    performer: Performer = attrs.field(repr=False)
-
-    def signed(self, operator: Operator) -> Schedules:
-        """Return the same schedules for another operator in the audit log. Raises `ConfigError` through a service."""
-        return Schedules(self.performer.signed(operator))
 
     async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
         """Return a page of at most `limit` (1 to 1,000) schedules by name.
