@@ -258,8 +258,10 @@ async def test_a_removed_queue_waits_for_its_runs_and_releases_unfinished_ones(o
         await trio.sleep_forever()
 
     async with open_with(tasks, Worker("q", 2), Worker("stays", 1), drain_timeout_s=1) as supervisor:
-        added = [await supervisor.jobs.enqueue(task, queue="q") for task in ("ends", "goes on", "ends")]
-        await until(lambda: _count(running, 2))
+        added = []
+        for task, to_run in (("ends", 1), ("goes on", 2), ("ends", 2)):
+            added.append(await supervisor.jobs.enqueue(task, queue="q"))
+            await until(lambda to_run=to_run: _count(running, to_run))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.remove_queue, "q")
             await until(lambda: _shows(raw, ["stays"]))

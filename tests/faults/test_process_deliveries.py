@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -27,6 +28,10 @@ class Hook:
         self.times = 0
 
     async def serve(self, stream):
+        with suppress(trio.BrokenResourceError):  # the service was killed
+            await self.answer(stream)
+
+    async def answer(self, stream):
         data = b""
         async for chunk in stream:
             data += chunk

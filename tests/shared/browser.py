@@ -112,6 +112,8 @@ class Tab:
         from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - most tests do not need it
 
         def look(page: Any) -> tuple[list[str], list[int]]:
+            # A dialog that is fading in has pale text.
+            page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
             found = Axe().run(page).response["violations"]
             faults = [f"{one['id']}: {one['help']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
             root = "document.documentElement"
