@@ -20,7 +20,7 @@ from dataloader.actors.lease import Lease
 from dataloader.actors.outbox import Outbox
 from dataloader.actors.wake import Wake
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Step
 from dataloader.store.queue.lease_clock import slept_s
@@ -248,7 +248,7 @@ class Runs:
     `period_end` returns when the work period of a task closes. It is None while no task has its runs stopped then.
     """
 
-    def __init__(self, default_lease_s: float = 60.0) -> None:
+    def __init__(self, default_lease_s: float = DEFAULT_LEASE_S) -> None:
         """Create an empty set. `default_lease_s` is the shortest lease in seconds to plan for while there is no run."""
         self._by_token: dict[int, Run] = {}
         self._newest: dict[UUID, Run] = {}

@@ -16,6 +16,7 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import DEFAULT_LEASE_S
 from dataloader.jobs.notices import Target
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.notices import AGAIN_S, GATHER_S, tell
@@ -34,7 +35,7 @@ class Notifier:
     database: Database
     outage: Outage
     targets: Sequence[Target]
-    default_lease_s: int = 60
+    default_lease_s: int = DEFAULT_LEASE_S
     gather_s: float = GATHER_S
     again_s: float = AGAIN_S
     wake: Wake = attrs.field(factory=Wake)

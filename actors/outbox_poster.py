@@ -16,6 +16,7 @@ import trio
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.model import DEFAULT_LEASE_S
 from dataloader.jobs.process_outbox import Sink
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.outbox_rows import know_sinks, post
@@ -35,7 +36,7 @@ class OutboxPoster:
     database: Database
     outage: Outage
     sinks: Sequence[Sink]
-    default_lease_s: int = 60
+    default_lease_s: int = DEFAULT_LEASE_S
     poll_s: float = POLL_S
     wake: Wake = attrs.field(factory=Wake)
 

@@ -16,6 +16,7 @@ import trio
 from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import DEFAULT_LEASE_S
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.unknown_blocks import close_lanes
@@ -49,7 +50,7 @@ class Pruner:
     days: Mapping[Status, int]
     table_days: Mapping[str, int] = attrs.field(factory=dict)
     duplicates_of: Sequence[str] = ()
-    default_lease_s: int = 60
+    default_lease_s: int = DEFAULT_LEASE_S
     keep_process_events: int = 0
     process_task_days: int = 0
     _walked_to: int = attrs.field(default=0, init=False)

@@ -17,6 +17,7 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.actors.woken import work_when_woken
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import DEFAULT_LEASE_S
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
 from dataloader.store.schedules.cut_back import cut_back
@@ -43,7 +44,7 @@ class Scheduler:
     outage: Outage
     telemetry: Telemetry
     poll_s: float
-    default_lease_s: int = 60
+    default_lease_s: int = DEFAULT_LEASE_S
     wake: Wake = attrs.field(factory=Wake)
     due_at: float = attrs.field(default=-math.inf, init=False)
     _told: dict[tuple[str, str], float] = attrs.field(factory=dict, init=False)

@@ -36,6 +36,8 @@ MIN_LEASE_S: Final = 3
 MAX_LEASE_S: Final = 86_400
 MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
+DEFAULT_LEASE_S: Final = 60
+"""Lease in seconds of a job that has none of its own, if neither its task nor the settings have one."""
 MAX_AFTER: Final = 10_000
 """Maximum number of jobs that one job runs after."""
 Did = Literal["added", "again", "kept", "updated", "older"]

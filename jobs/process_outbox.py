@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import attrs
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import Instant, about
+from dataloader.jobs.model import DEFAULT_LEASE_S, Instant, about
 from dataloader.jobs.page_cursor import Next
 
 SinkKind = Literal["event", "created", "failed", "repaired", "removed"]
@@ -75,7 +75,7 @@ class ProcessOutbox:
 
     sent: Callable[[], None] = lambda: None
     has_sinks: bool = False
-    lease_s: int = 60
+    lease_s: int = DEFAULT_LEASE_S
     """Lease of the jobs that deliver, in seconds."""
 
 

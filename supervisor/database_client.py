@@ -9,6 +9,7 @@ import trio
 
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.contract import Operator
+from dataloader.jobs.model import DEFAULT_LEASE_S
 from dataloader.store.connection.bridge import Database, open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.performer import DatabasePerformer
@@ -22,7 +23,7 @@ from dataloader.supervisor.listening import listen_from
 
 @asynccontextmanager
 async def open_database_client(
-    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60, reread_s: float = REREAD_S
+    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = DEFAULT_LEASE_S, reread_s: float = REREAD_S
 ) -> AsyncIterator[Client]:
     """Open a client of a database for the duration of a block, on Trio. It connects at its first use.
 

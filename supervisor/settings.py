@@ -20,6 +20,7 @@ from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSetting
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.former_names import former_arguments
 from dataloader.jobs.loopback import is_loopback
+from dataloader.jobs.model import DEFAULT_LEASE_S, MAX_LEASE_S, MIN_LEASE_S
 from dataloader.jobs.notices import Target
 from dataloader.jobs.process_outbox import Sink
 from dataloader.jobs.secrets.masking import MASKED
@@ -94,9 +95,9 @@ class Settings:
     )
     default_lease_s: int = _setting(
         "DL_DEFAULT_LEASE_TTL_SEC",
-        kinds.whole(3, 86_400),
+        kinds.whole(MIN_LEASE_S, MAX_LEASE_S),
         "Lease of jobs without `lease_ttl_sec`: seconds without a heartbeat after which the job may run elsewhere.",
-        60,
+        DEFAULT_LEASE_S,
     )
     reaper_period_s: float = _setting(
         "DL_REAPER_PERIOD_SEC", kinds.seconds("10"), "Interval at which the reaper searches for expired leases.", 10

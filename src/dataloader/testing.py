@@ -37,7 +37,7 @@ from dataloader.flows.processes.run_step import StepRun, run_step
 from dataloader.jobs.errors import ConfigError, JobNotFound
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
-from dataloader.jobs.model import ClaimedJob, JobRecord, NewJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_MAX_ATTEMPTS, ClaimedJob, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status
@@ -164,7 +164,7 @@ async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
 
 
 async def _ready_queues(database: Database) -> list[str]:
-    await post(database, 60)
+    await post(database, DEFAULT_LEASE_S)
     while (await ready_after(database)).jobs:
         pass
     return [q.queue for q in await list_queues(database) if q.ready and not q.paused]
@@ -400,6 +400,6 @@ def _claimed(task: Task[Any], new: NewJob, attempt: int) -> ClaimedJob:
         lock_hash=None,
         partition_key=new.partition_key,
         attempt=attempt,
-        max_attempts=task.max_attempts or 5,
+        max_attempts=task.max_attempts or DEFAULT_MAX_ATTEMPTS,
         lease_s=_LEASE_S,
     )

@@ -1,16 +1,16 @@
 """The functions and triggers of the schema: one set of files that is applied whole, under a number that grows.
 
-Whoever changes a file here raises `NUMBER`, and adds the set's new hash to
+Whoever changes a file here, or a value that a file names, raises `NUMBER`, and adds the set's new hash to
 tests/store/migrations/schema_hashes.json. A database gets the set of the newest program that has migrated it. No
 program replaces a newer set than its own, so that an old replica can start again in the middle of an upgrade. For the
 sake of old replicas a function never changes its arguments or its result: the changed one gets a new name, and the old
 one stays until a later set drops it and raises `OLDEST`.
 
-The files name our own objects with `{schema}`. They and their functions run with a search_path of `pg_catalog` alone,
-so that a role which may create objects in the schema can't replace a function or an operator that they use. A literal
-with a backslash is written as E'…', so that the caller's `standard_conforming_strings` does not change it. Each file
-revokes EXECUTE on its functions from PUBLIC (before that, `rights` grants it to roles that relied on it); triggers fire
-without it.
+The files name our own objects with `{schema}`, and defaults of new jobs with `{default_priority}` and the like. They
+and their functions run with a search_path of `pg_catalog` alone, so that a role which may create objects in the schema
+can't replace a function or an operator that they use. A literal with a backslash is written as E'…', so that the
+caller's `standard_conforming_strings` does not change it. Each file revokes EXECUTE on its functions from PUBLIC
+(before that, `rights` grants it to roles that relied on it); triggers fire without it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 from typing import Final
+
+from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 
 NUMBER: Final = 54
 OLDEST: Final = 53
@@ -44,11 +46,21 @@ FILES: Final = (
 )
 """In this order: rights are kept before they are taken, and given last; a trigger is made after its function."""
 
+_VALUES: Final = {
+    "default_priority": DEFAULT_PRIORITY,
+    "default_max_attempts": DEFAULT_MAX_ATTEMPTS,
+    "default_lease_s": DEFAULT_LEASE_S,
+}
+"""Values that the files name in braces."""
+
 
 def source() -> str:
     """The SQL of the set, with `{schema}` to be filled in."""
     folder = files(__package__).joinpath("functions")
-    return "\n".join(folder.joinpath(f"{name}.sql").read_text() for name in FILES)
+    text = "\n".join(folder.joinpath(f"{name}.sql").read_text() for name in FILES)
+    for name, value in _VALUES.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
 
 
 def digest() -> str:

@@ -25,7 +25,7 @@ import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.json_values import args_json
-from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_PRIORITY, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.task import check_task
 from dataloader.jobs.text import shown_json
@@ -64,7 +64,7 @@ async def enqueue(
     database: Database,
     jobs: Sequence[NewJob],
     *,
-    default_lease_s: int = 60,
+    default_lease_s: int = DEFAULT_LEASE_S,
 ) -> list[Enqueued]:
     """Add `jobs`, all or none; the answers come in their order.
 
@@ -86,7 +86,7 @@ async def enqueue(
     return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
 
 
-async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: int = 60) -> Enqueued | None:
+async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: int = DEFAULT_LEASE_S) -> Enqueued | None:
     """Add a job of a task that is taken for unique, without an idempotency key, in one statement.
 
     None if its task is not, or if its id is known: then nothing was done. Raises as `enqueue`.

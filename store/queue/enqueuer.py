@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
-from dataloader.jobs.model import ClaimedJob, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, acquire
 from dataloader.store.queue.enqueue import ANSWER_S, enqueue, enqueue_unique, row_of
@@ -47,7 +47,9 @@ class Enqueuer:
 
     starter: Starter | None = None
 
-    def __init__(self, database: Database, *, default_lease_s: int = 60, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, database: Database, *, default_lease_s: int = DEFAULT_LEASE_S, answer_s: float = ANSWER_S
+    ) -> None:
         """Leases last `default_lease_s` where neither a job nor its task says how long.
 
         A caller waits at most `answer_s` seconds for the statement before, and for the one with its job.

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.model import MAX_NAME, NewJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, MAX_NAME, NewJob
 from dataloader.jobs.notices import MAX_JOBS, QUEUE, Notice, Target, Telling
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database
@@ -98,7 +98,7 @@ async def tell(
     *,
     gather_s: float = GATHER_S,
     again_s: float = AGAIN_S,
-    default_lease_s: int = 60,
+    default_lease_s: int = DEFAULT_LEASE_S,
 ) -> Told:
     """Gather what has failed, and add the jobs that tell `targets` of the groups that are due.
 

@@ -23,7 +23,7 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
-from dataloader.jobs.model import Enqueued, JobOptions, NewJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, Enqueued, JobOptions, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
@@ -60,7 +60,7 @@ class JobTransaction:
 
     _database: Database
     _connection: Any
-    _default_lease_s: int = 60
+    _default_lease_s: int = DEFAULT_LEASE_S
     result: object = None
     root: UUID | None = None
     """The job to whose whole the jobs belong that are enqueued in it."""
@@ -132,7 +132,9 @@ Written: TypeAlias = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]]
 class Transactions:
     """The bounded pool behind `job.transaction()`."""
 
-    def __init__(self, database: Database, *, default_lease_s: int = 60, commit_s: float = COMMIT_S) -> None:
+    def __init__(
+        self, database: Database, *, default_lease_s: int = DEFAULT_LEASE_S, commit_s: float = COMMIT_S
+    ) -> None:
         """Connections are opened when first needed. Leases of jobs that are enqueued last `default_lease_s`.
 
         A cancelled `run` waits at most `commit_s` seconds for the answer to its COMMIT.

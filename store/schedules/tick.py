@@ -19,7 +19,7 @@ import attrs
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import FIRST_INSTANT, NewJob
+from dataloader.jobs.model import DEFAULT_LEASE_S, FIRST_INSTANT, NewJob
 from dataloader.jobs.schedules import Overlap, PlannedTimes, Schedule, plan
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import aio_is_unserved, is_bug, is_temporary, said
@@ -136,7 +136,7 @@ class _Due:
         return self.schedule.name
 
 
-async def tick(database: Database, *, default_lease_s: int = 60) -> Ticked:
+async def tick(database: Database, *, default_lease_s: int = DEFAULT_LEASE_S) -> Ticked:
     """Add the jobs of due schedules, at most one batch.
 
     Leases last `default_lease_s` if neither the schedule nor its task has a length. A schedule whose job cannot be

@@ -16,7 +16,20 @@ from msgspec import Meta, Struct
 from werkzeug.datastructures import Headers
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, Did, Enqueued, NewJob, WhenFailed, about
+from dataloader.jobs.model import (
+    DEFAULT_LEASE_S,
+    DEFAULT_MAX_ATTEMPTS,
+    MAX_AFTER,
+    MAX_ATTEMPTS,
+    MAX_KEY,
+    MAX_LEASE_S,
+    MIN_LEASE_S,
+    Did,
+    Enqueued,
+    NewJob,
+    WhenFailed,
+    about,
+)
 from dataloader.jobs.operations.fields import (
     EXAMPLE_ID,
     KEY,
@@ -87,14 +100,18 @@ class TriggerRequest(JobFields, kw_only=True):
         | None
     ) = None
     max_attempts: (
-        Annotated[int, described("Runs before the job is failed or lost.", 5, minimum=1, maximum=1_000_000)] | None
+        Annotated[
+            int,
+            described("Runs before the job is failed or lost.", DEFAULT_MAX_ATTEMPTS, minimum=1, maximum=MAX_ATTEMPTS),
+        ]
+        | None
     ) = None
     lease_ttl_sec: (
         Annotated[
             int,
             described(
                 "Seconds without a heartbeat after which another worker takes over.",
-                60,
+                DEFAULT_LEASE_S,
                 minimum=MIN_LEASE_S,
                 maximum=MAX_LEASE_S,
             ),

@@ -167,10 +167,10 @@ BEGIN
                                     root_id, when_failed, waits_for, waits_on, wanted_at, lane)
       VALUES (v_id, v_queue, coalesce(v_task.first_stage, dl_enqueue_job.task), dl_enqueue_job.args, dl_enqueue_job.idempotency_key,
               coalesce(v_lock_key, v_id::text), v_lock_key IS NOT NULL, coalesce(dl_enqueue_job.partition_key, ''),
-              coalesce(dl_enqueue_job.priority, v_task.priority, 100),
+              coalesce(dl_enqueue_job.priority, v_task.priority, {default_priority}),
               CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue_job.available_at, now()) END,
-              coalesce(dl_enqueue_job.max_attempts, v_task.max_attempts, 5),
-              coalesce(dl_enqueue_job.lease_ttl_sec, v_task.lease_ttl_sec, 60), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
+              coalesce(dl_enqueue_job.max_attempts, v_task.max_attempts, {default_max_attempts}),
+              coalesce(dl_enqueue_job.lease_ttl_sec, v_task.lease_ttl_sec, {default_lease_s}), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
               v_root, CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
               CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
               CASE WHEN v_waits THEN dl_enqueue_job.available_at END, v_lane)
@@ -210,7 +210,7 @@ BEGIN
     SELECT u.job_id, u.did INTO job_id, did FROM {schema}.dl_add_unique(
       v_id, dl_enqueue_job.queue, dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.idempotency_key,
       dl_enqueue_job.lock_key, coalesce(dl_enqueue_job.partition_key, ''), dl_enqueue_job.priority,
-      dl_enqueue_job.available_at, dl_enqueue_job.max_attempts, dl_enqueue_job.lease_ttl_sec, 60, dl_enqueue_job.producer,
+      dl_enqueue_job.available_at, dl_enqueue_job.max_attempts, dl_enqueue_job.lease_ttl_sec, {default_lease_s}, dl_enqueue_job.producer,
       dl_enqueue_job.consumer_group, v_hash, dl_enqueue_job.root, dl_enqueue_job.version) AS u;
     IF did IS NOT NULL THEN
       RETURN;

@@ -93,8 +93,8 @@ BEGIN
       job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority, available_at, max_attempts,
       lease_ttl_sec, producer, consumer_group, request_hash, root_id, unique_key, version, requested_version, lane)
     SELECT p_job_id, queue, p_task, p_args, p_idempotency_key, v_lock_key, true, p_partition_key,
-           coalesce(p_priority, v_task.priority, 100), coalesce(p_available_at, now()),
-           coalesce(p_max_attempts, v_task.max_attempts, 5), coalesce(p_lease_ttl_sec, v_task.lease_ttl_sec, p_lease_s),
+           coalesce(p_priority, v_task.priority, {default_priority}), coalesce(p_available_at, now()),
+           coalesce(p_max_attempts, v_task.max_attempts, {default_max_attempts}), coalesce(p_lease_ttl_sec, v_task.lease_ttl_sec, p_lease_s),
            p_producer, p_consumer_group, p_request_hash,
            coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = p_root), p_root), v_key, v_version, p_version,
            CASE WHEN v_task.limited THEN p_task END
@@ -137,10 +137,10 @@ BEGIN
       ELSIF v_open.status = 'queued' AND v_duplicates = 'update' THEN
         UPDATE {schema}.dl_jobs j
         SET queue = dl_add_unique.queue, args = p_args, lock_key = v_lock_key, keyed = true, partition_key = p_partition_key,
-            priority = coalesce(p_priority, v_task.priority, 100),
+            priority = coalesce(p_priority, v_task.priority, {default_priority}),
             available_at = CASE WHEN (v_task.uniqueness ->> 'keep_time')::boolean THEN j.available_at
                                 ELSE coalesce(p_available_at, now()) END,
-            waits_for = NULL, max_attempts = coalesce(p_max_attempts, v_task.max_attempts, 5),
+            waits_for = NULL, max_attempts = coalesce(p_max_attempts, v_task.max_attempts, {default_max_attempts}),
             lease_ttl_sec = coalesce(p_lease_ttl_sec, v_task.lease_ttl_sec, p_lease_s), producer = p_producer,
             consumer_group = p_consumer_group, version = greatest(v_version, j.version), requested_version = p_version, attempt = 0, crashes = 0, refunds = 0,
             error = NULL, result = NULL, started_at = NULL, heartbeat_at = NULL
