@@ -9,7 +9,7 @@ the job lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -36,18 +36,29 @@ class DirectStart:
 
     def reserve(self, job: NewJob) -> str | None:
         """See `Starter.reserve`."""
+        dispatcher = self._dispatcher_of(job)
+        if dispatcher is None or not dispatcher.reserve():
+            return None
+        if not self.locks.expect(job.job_id):
+            dispatcher.slots.unreserve()
+            return None
+        return dispatcher.queue
+
+    def added(self, jobs: Iterable[NewJob]) -> None:
+        """See `Starter.added`."""
+        for job in jobs:
+            if (dispatcher := self._dispatcher_of(job)) is not None:
+                dispatcher.added()
+
+    def _dispatcher_of(self, job: NewJob) -> Dispatcher | None:
+        """Return the dispatcher that could start `job` without a claim."""
         if job.lock_key is not None or job.available_at is not None:
             return None
         task = self.tasks.get(job.task)
         if task is None or task.lock_key is not None:
             return None
         dispatcher = self.dispatchers.get(job.queue or task.queue or "")
-        if dispatcher is None or not dispatcher.knows(job.task) or not dispatcher.reserve():
-            return None
-        if not self.locks.expect(job.job_id):
-            dispatcher.slots.unreserve()
-            return None
-        return dispatcher.queue
+        return dispatcher if dispatcher is not None and dispatcher.knows(job.task) else None
 
     def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
         """See `Starter.answered`."""

@@ -81,6 +81,7 @@ class Dispatcher:
     _limited: list[str] = attrs.field(factory=list, init=False)
     _cursor: ClaimCursor = attrs.field(init=False)
     _resting: bool = attrs.field(default=False, init=False)
+    _job_waits: bool = attrs.field(default=False, init=False)
     _polled_at: float = attrs.field(default=-math.inf, init=False)
     _to_test: set[int] = attrs.field(factory=set, init=False)
     _claiming: trio.Event | None = attrs.field(default=None, init=False)
@@ -129,13 +130,14 @@ class Dispatcher:
 
         Return False if no slot is free, or if other ready jobs come first.
         """
-        if not self._resting or self.wake.is_set:
-            return False
-        if self.slots.free <= 0:
-            self._resting = False  # this job waits for a slot, and later ones must not overtake it
+        if not self._resting or self._job_waits or self.wake.is_set or self.slots.free <= 0:
             return False
         self.slots.reserve()
         return True
+
+    def added(self) -> None:
+        """Note that this process has added a job which waits for a claim: later ones must not overtake it."""
+        self._job_waits = True
 
     @property
     def part(self) -> str:
@@ -326,6 +328,7 @@ class Dispatcher:
 
     async def _claim(self, ask: ClaimRequest, lanes: list[str]) -> Claim:
         self.wake.lower()
+        self._job_waits = False
         return await self._send(ask, lanes, None if self.by_lanes else self._names)
 
     async def _send(self, ask: ClaimRequest, lanes: list[str], names: list[str] | None) -> Claim:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -28,7 +28,13 @@ class Starter(Protocol):
         """The name of this process as `claimed_by`."""
 
     def reserve(self, job: NewJob) -> str | None:
-        """Keep a slot for a job that is about to be added; the slot's queue, or None where it has to wait its turn."""
+        """Reserve a slot for a job that is about to be added; return the slot's queue, or None if the job has to wait.
+
+        Jobs added before it come first.
+        """
+
+    def added(self, jobs: Iterable[NewJob]) -> None:
+        """Note that `jobs` were added without a slot, so that no job which is added later starts before them."""
 
     def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
         """Of the jobs with a slot (`reserved`: their queues) `jobs` were added as ours, by a statement of `sent_at`."""
@@ -76,6 +82,8 @@ class Enqueuer:
             if queue is not None:
                 return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
         answers = await enqueue(self._database, jobs, default_lease_s=self.default_lease_s)
+        if self.starter is not None:
+            self.starter.added(jobs)
         if job is not None and answers[0].did != "again":
             self._unique.add(job.task)  # that is why the statement for all others has not added it
         return answers
@@ -135,7 +143,9 @@ class Enqueuer:
         slots = [starter.reserve(job) for job in group.jobs]
         reserved = {job.job_id: slot for job, slot in zip(group.jobs, slots, strict=True) if slot is not None}
         if not reserved:
-            return await self._database.run(aio_insert, group.rows), False
+            added = await self._database.run(aio_insert, group.rows)
+            starter.added(group.jobs)
+            return added, False
         try:
             added, jobs, sent_at = await self._database.run(aio_insert_started, group.rows, slots, starter.worker)
         except BaseException as error:
@@ -145,6 +155,9 @@ class Enqueuer:
                 starter.unanswered(reserved)
             raise
         starter.answered(reserved, jobs, sent_at)
+        if len(jobs) < len(group.jobs):
+            started = {job.job_id for job in jobs}
+            starter.added(job for job in group.jobs if job.job_id not in started)
         return added, bool(jobs)
 
 

@@ -264,6 +264,33 @@ async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_bac
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q6")
+async def test_a_job_added_during_a_claim_is_not_overtaken_by_a_later_one(held_back, desk, raw):
+    async with held_back() as (proxy, supervisor):
+
+        async def is_running():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'")
+
+        async def rests():
+            return list(supervisor.signals.resting.last or ()) == ["q"]
+
+        # The claim of the first job is answered after the second one was added; its notification comes last.
+        proxy.freeze("locks", answers_only=True)
+        await raw.execute("SELECT dl_enqueue('note', queue => 'q')")
+        await until(is_running)
+        proxy.freeze("listener", answers_only=True)
+        jobs = [await supervisor.jobs.enqueue("note", {"n": 1}, queue="q")]
+        proxy.thaw()
+        proxy.freeze("listener", answers_only=True)
+        await until(rests)
+        jobs.append(await supervisor.jobs.enqueue("note", {"n": 2}, queue="q"))
+        assert desk.noted == [None], "the second job has not started directly, before the first one"
+        proxy.thaw()
+        for job in jobs:
+            assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q6")
 async def test_jobs_that_are_added_together_keep_what_is_their_own(held_back, desk, raw):
     started = trio.Event()
 

@@ -597,6 +597,11 @@ GUARDS = {
         f"{ACTORS}/test_direct_start.py::test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one",
         put("actors.dispatcher.Dispatcher.reserve", _reserves_at_any_time),
     ),
+    "place of a job added during a claim": Guard(
+        "a job added while a claim is under way is not overtaken by later ones",
+        f"{ACTORS}/test_direct_start.py::test_a_job_added_during_a_claim_is_not_overtaken_by_a_later_one",
+        put("actors.direct_start.DirectStart.added", lambda _starter, _jobs: None),
+    ),
     "repair of locks after a lost reply": Guard(
         "a key that a failed claim has locked comes free",
         f"{STORE}/test_claim.py::test_a_failed_claim_unlocks_its_surplus_locks_and_wakes_parked_jobs",
