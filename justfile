@@ -189,6 +189,10 @@ _bench-tools: (setup "embedded")
 site: setup
     {{ bin }}/sphinx-build --quiet --fail-on-warning --keep-going --builder html --conf-dir docs/site --doctree-dir build/site-trees docs build/site
 
+# write the pages of docs/ that are generated from the code; a test fails while they are not current
+reference:
+    {{ bin }}/python docs/site/http_routes.py
+
 # load the European Central Bank's rates, on an embedded database
 [no-exit-message]
 demo *args:

@@ -124,7 +124,7 @@ def _ids(value: Iterable[UUID] | None) -> frozenset[UUID] | None:
 
 @attrs.frozen(kw_only=True)
 class NewJob:
-    """Job as requested (Q2). `BadRequest` names the field if a value is not allowed.
+    """Job as requested. `BadRequest` names the field if a value is not allowed.
 
     `args` is any JSON object. If `queue`, `priority`, `lock_key`, `max_attempts` or `lease_ttl_sec` is None, the task's
     value in the database applies. If the task has none either, the request is refused (`queue`), or the value is 100,
@@ -338,7 +338,7 @@ class JobRecord:
 
 @attrs.frozen
 class JobEvent:
-    """Event of a job's history (Q11)."""
+    """Event of a job's history."""
 
     event_id: Annotated[int, about("The event's number; later events have larger ones.")]
     job_id: Annotated[UUID, about("The job's id.")]

@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Status(enum.StrEnum):
-    """Type `dl_status` of the queue's contract (Q1)."""
+    """Status of a job: the type `dl_status` of the tables."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -65,8 +65,9 @@ class BulkActRequest(Criteria, kw_only=True):
 class StartBulk(BulkActRequest, Operation[BulkRecord], kw_only=True):
     """Begin a bulk operation: cancel, retry, run now or change of priority.
 
-    Its jobs are those that match now, frozen: later jobs are not included. It continues without the caller, 500 jobs at
-    a time; its ID shows its progress.
+    Its jobs are those that match now, frozen: later jobs are not included. Any running service continues it without the
+    caller, 500 jobs at a time, and changes each job once; its ID shows its progress. A job that has ended or was
+    changed meanwhile counts as `done`, not as `changed`. A cancel leaves out jobs that wake durable processes.
     """
 
 

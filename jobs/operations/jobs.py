@@ -63,8 +63,9 @@ class ListEvents(Operation[EventPage]):
 class ListLog(Operation[LogPage]):
     """Read a job's log lines, oldest first. To follow it, send the last `event_id` as `after`.
 
-    The beginning or end of an attempt is also a line, whose `kind` is that of the event instead of `log`. A page that a
-    filter leaves empty can have a `next`.
+    The beginning (`picked`) or end (`requeue`, `done`, `failed`, `canceled`, `lost`) of an attempt is also a line,
+    whose `kind` is that of the event instead of `log`, and whose `fields` are its payload. A page that a filter leaves
+    empty can have a `next`.
     """
 
     job_id: UUID
@@ -80,7 +81,7 @@ class CancelJob(Operation[JobRecord]):
 
     A queued job is canceled immediately. A running job is asked to stop, and is canceled when its status says so; it is
     canceled immediately if its lease never ends and is not renewed. A job that has ended does not change, and `note`
-    says so.
+    says so. 409 for the job that wakes a durable process.
     """
 
     job_id: UUID
@@ -101,7 +102,10 @@ class RetryJob(Operation[JobRecord]):
 
 @jobs.declare("POST", "/jobs/{job_id}/run-now", role=Role.OPERATE, errors=(JobNotFound, Conflict), large=True)
 class RunJobNow(Operation[JobRecord]):
-    """Make a job that waits for its time due immediately. It still waits for a lock_key that is held."""
+    """Make a job that waits for its time due immediately. It still waits for a lock_key that is held.
+
+    409 while it waits for other jobs to end.
+    """
 
     job_id: UUID
 

@@ -63,7 +63,11 @@ class ListWorkers(Operation[WorkerPage], kw_only=True):
 
 @queues.declare("GET", "/stats", role=Role.READ)
 class ListStats(Operation[RunStatsPage], kw_only=True, rename=STATS_NAMES):
-    """List how many runs ended, by time, queue, task and outcome, and their durations. No job is read."""
+    """List how many runs ended, by time, queue, task and outcome, and their durations.
+
+    A run is one attempt. Statistics stay for `DL_RETAIN_STATS_DAYS` when jobs are deleted. Runs of other services are
+    not counted, nor are those of the last second of a process that was killed.
+    """
 
     limit: Limit = 1_000
     after: AfterPage | None = None

@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 from ipaddress import ip_network
-from pathlib import Path
 
 import pytest
 from web_server import TOKENS, all_tokens
@@ -268,14 +267,4 @@ async def test_the_description_says_of_each_route_what_it_takes(open_web):
             assert ({"401", "403"} <= set(operation["responses"])) == (role is not None), path
     # It does not describe itself.
     found |= {("GET", "/openapi.json"): "all", ("GET", "/docs"): "all"}
-    assert found == {(method, described(rule)): least for (method, rule), least in LEAST_ROLE.items()}
-
-
-def test_the_document_says_of_each_route_what_it_takes():
-    text = Path(__file__).parents[2].joinpath("docs", "http.md").read_text()
-    found = {}
-    for addresses, role in re.findall(r"^\| (.+?) \| (read|operate|admin|all) \|", text, re.MULTILINE):
-        for told in re.findall(r"`(.+?)`", addresses):
-            method, _, path = told.rpartition(" ")
-            found[method or "GET", path] = role
     assert found == {(method, described(rule)): least for (method, rule), least in LEAST_ROLE.items()}

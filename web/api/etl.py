@@ -120,7 +120,8 @@ def _masked_run(run: RunRecord) -> RunRecord:
 async def show_timeline(call: Call, run_id: UUID, query: TimelineQuery) -> Answer:
     """Show the beginning, end and outcome of each task of a run, and the times of its phases.
 
-    A run's ID is its job's. A run whose job has ended without a recorded outcome shows the job's status.
+    A run's ID is its job's. A run whose job has ended without a recorded outcome shows the job's status. Phases appear
+    when the task has ended.
     """
     timeline = await run_records.get_timeline(call.services.database, run_id, limit=query.limit, after=query.after)
     run, tasks = _masked_run(timeline.run), list(map(_masked_task, timeline.tasks))

@@ -37,7 +37,7 @@ class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """Status of a job (Q3). `note` says why a cancel changed nothing."""
+    """Status of a job. `note` says why a cancel changed nothing."""
 
     EXAMPLE: ClassVar[Any] = {
         "job_id": EXAMPLE_ID, "status": "running", "attempt": 1, "started_at": "2026-11-20T12:00:00.250Z",

@@ -41,7 +41,7 @@ class Health(Struct, frozen=True):
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
-    """Status of this process and of all that share its database (Q5).
+    """Status of this process and of all that share its database.
 
     Null for values that the database does not give.
     """

@@ -53,7 +53,7 @@ MAX_BATCH: Final = 1_000
 
 
 class TriggerRequest(JobFields, kw_only=True):
-    """Job to be run (Q2)."""
+    """Job to be run."""
 
     EXAMPLE: ClassVar[Any] = {
         "queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-11", "args": {"year": 2026},
@@ -205,7 +205,8 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     """Add a job.
 
     201 with its address in Location; 200 if the same request was sent before with the idempotency key; 409 if the key
-    belongs to another request.
+    belongs to another request. Built-in tasks (`process.…`, `notify.…`, `migrate`) are refused. The status is `queued`
+    even if the job has started. A process that was killed counts for `queue_state` for one more minute.
     """
     body = msgspec.structs.replace(body, idempotency_key=key_of(call.headers, body.idempotency_key))
     [job] = await _enqueue(call, [body])

@@ -1,0 +1,24 @@
+"""Pages that are generated from the code are current."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "docs" / "site"
+
+
+def generator(name):
+    """Import a generator by its path."""
+    spec = importlib.util.spec_from_file_location(name, SITE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["http_routes"])
+def test_the_generated_page_is_what_its_script_makes(name):
+    module = generator(name)
+    assert module.PAGE.read_text() == module.page(), "run `just reference`, and commit the page"
