@@ -219,6 +219,6 @@ build:
 
 # The Python of the environment goes into it, and the C library of this machine is the oldest that it runs with.
 
-# one executable with Python, the program and the embedded PostgreSQL, into dist/ (see docs/operations.md)
+# one executable with Python, the program and the embedded PostgreSQL, into dist/ (see docs/standalone.md)
 binary: build
     {{ bin }}/python deploy/binary/build.py "$(ls -t dist/*.whl | head -n 1)" dist build/binary

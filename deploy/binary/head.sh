@@ -5,7 +5,7 @@
 }
 # dataloader @VERSION@ in one file: this script, and behind it an archive (tar, gzip) with Python, the program and PostgreSQL.
 # Its first start unpacks the archive into the cache, under its hash; every start runs the program there. The shell runs
-# the lines above before it reads on: they tell of a copy that was cut, also here. See docs/operations.md, "One file".
+# the lines above before it reads on: they tell of a copy that was cut, also here. See docs/standalone.md.
 
 _dl_fail() {
     echo "dataloader: $*" >&2

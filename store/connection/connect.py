@@ -111,7 +111,7 @@ async def connect(
             raise
         raise AccessDenied(
             f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
-            " that docs/operations.md lists"
+            " that docs/postgresql.md lists"
         ) from error
     except BAD_ADDRESS as error:
         raise AccessDenied(f"{setting}: the address can't be used ({mask_text(error.args[0])})") from error

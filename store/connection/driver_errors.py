@@ -102,7 +102,7 @@ def missing_right(said: str, role: str = "the role of DL_DB_DSN") -> str:
     if refused is None:
         todo = "its owner can do this, or grant the right"
     elif refused["name"].startswith("dl_"):
-        todo = "the owner of the tables should run the script for it under Roles in docs/operations.md"
+        todo = "the owner of the tables should run the script for it under Roles in docs/security.md"
     else:
         kind, name = refused["kind"], refused["name"]
         todo = f"the {kind}'s owner should run: GRANT {_RIGHTS[kind]} ON {kind.upper()} {name} TO {role}"

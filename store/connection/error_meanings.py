@@ -1,7 +1,7 @@
 """Meaning of each error of PostgreSQL, of its driver and of the network. No other file interprets a SQLSTATE.
 
 A code counts before its class, which is its first two characters. A code of a class that is not listed is a bug.
-docs/guarantees.md says what each meaning leads to, from an HTTP request to a load's segment.
+docs/outages.md says what each meaning leads to, from an HTTP request to a load's segment.
 """
 
 from __future__ import annotations

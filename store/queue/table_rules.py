@@ -1,6 +1,6 @@
 """Which rows of our own tables go when (R4, S6): the tables that grow and that no deleted job takes with it.
 
-docs/operations.md has a table with a rule, or the reason why there is none, for each of our tables; a test compares.
+docs/retention.md has a table with a rule, or the reason why there is none, for each of our tables; a test compares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each meaning of a database's error has one effect in each part of a service, as docs/operations.md says."""
+"""Each meaning of a database's error has one effect in each part of a service, as docs/outages.md says."""
 
 from __future__ import annotations
 

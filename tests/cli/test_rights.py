@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from roles import a_role, service_role
 
-SCRIPT = "the owner of the tables should run the script for it under Roles in docs/operations.md\n"
+SCRIPT = "the owner of the tables should run the script for it under Roles in docs/security.md\n"
 
 
 @pytest.mark.slow

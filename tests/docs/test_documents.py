@@ -55,7 +55,7 @@ def test_every_folder_of_a_layer_is_in_the_table_of_layers(room):
 
 
 def test_the_startup_parameters_of_a_connection_are_documented_for_poolers():
-    [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("operations.md"))
+    [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("postgresql.md"))
     source = inspect.getsource(connect.connect)
     sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(connect.PLANNER)
     known_to_pgbouncer = {"application_name", "timezone", "standard_conforming_strings"}
@@ -114,7 +114,7 @@ def test_the_board_and_the_alerts_ask_for_metrics_that_there_are():
     panels = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     alerted = set(re.findall(r"dataloader_\w+", " ".join(alerts)))
     assert alerted | set(re.findall(r"dataloader_\w+", " ".join(panels))) <= known | histograms
-    in_table = re.findall(r"^\| `(dataloader_\w+)", read("operations.md"), re.MULTILINE)
+    in_table = re.findall(r"^\| `(dataloader_\w+)", read("monitoring.md"), re.MULTILINE)
     assert set(in_table) == alerted
 
 

@@ -64,7 +64,7 @@ async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_d
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 async def test_refused_claims_are_retried_and_logged(serve, database, refusal):
-    """The process continues to serve until somebody corrects the database (docs/operations.md has the table)."""
+    """The process continues to serve until somebody corrects the database (docs/outages.md has the table)."""
     psql = partial(trio.to_thread.run_sync, database.psql)
     with service_role(database) as role:
         service = await serve(dsn=role.dsn, poll_sec=0.2)

@@ -1,4 +1,4 @@
-"""Behind a pooler in transaction mode, set up as docs/operations.md says: sessions are shared, none is lost (F24).
+"""Behind a pooler in transaction mode, set up as docs/postgresql.md says: sessions are shared, none is lost (F24).
 
 With the tests' own pooler, which assigns its connections in turn, and with PgBouncer 1.21 or later if it is installed.
 """
@@ -36,7 +36,7 @@ OF_THE_ROLE = {
 @pytest.fixture
 def documented():
     """The parameters that a pooler is to be told to ignore."""
-    text = Path(__file__).parents[2].joinpath("docs/operations.md").read_text()
+    text = Path(__file__).parents[2].joinpath("docs/postgresql.md").read_text()
     [listed] = re.findall(r"`ignore_startup_parameters = ([^`]+)`", text)
     return frozenset(name.strip() for name in listed.split(","))
 

@@ -70,7 +70,7 @@ def test_all_that_is_installed_is_locked_to_the_version_of_the_tests_and_to_hash
 def test_each_stage_is_from_the_base_that_the_builder_may_name_by_its_digest() -> None:
     assert re.search(r"^ARG BASE=", DOCKERFILE, re.MULTILINE)
     assert [*dict.fromkeys(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))] == ["${BASE}"]
-    assert "BASE=python:3.12-slim@sha256:" in (ROOT / "docs" / "operations.md").read_text()
+    assert "BASE=python:3.12-slim@sha256:" in (ROOT / "docs" / "production.md").read_text()
 
 
 def test_nothing_is_installed_but_by_its_hash_or_from_what_was_built() -> None:

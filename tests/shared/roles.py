@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 from databases import Database
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 _numbers = itertools.count(1)
 
 
@@ -38,10 +38,10 @@ def a_role(database: Database, grants: str = "") -> Iterator[Role]:
 
 
 def service_role(database: Database) -> contextmanager[Role]:
-    """Create a role with exactly the rights that docs/operations.md grants to a service."""
+    """Create a role with exactly the rights that docs/security.md grants to a service."""
     return a_role(database, _grants())
 
 
 def _grants() -> str:
-    [script] = re.findall(r"```sql\n(-- As the owner.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    [script] = re.findall(r"```sql\n(-- As the owner.*?)```", SECURITY.read_text(), re.DOTALL)
     return script

@@ -166,7 +166,7 @@ async def test_a_run_whose_failures_are_not_solved_stays_with_them(store, raw, a
     assert await prune(store, {Status.SUCCEEDED: 7}) == 1
 
 
-RULES = (Path(__file__).parents[3] / "docs" / "operations.md").read_text().partition("## Retention")[2]
+RULES = (Path(__file__).parents[3] / "docs" / "retention.md").read_text().partition("## Retention")[2]
 
 
 @pytest.mark.requirement("R4", "S6")
