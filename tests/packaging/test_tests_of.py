@@ -132,7 +132,7 @@ def test_the_guards_are_read_as_they_are():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "what", ["", "Q7", "actors/claim_cursor.py", "store/queue/lock_session.py", "row lock in the begin of a step"]
+    "what", ["", "Q7", "actors/claim_cursor.py", "store/queue/lock_session.py", "row lock in the beginning of a step"]
 )
 def test_an_answer_has_eighty_columns_and_names_tests_that_exist(what):
     lines = tests_of.answer(Index(ROOT), what)

@@ -2,7 +2,7 @@
 
 A test that cannot fail proves nothing. Each guard of the protocol has an entry here: how it is taken out of the running
 program (the product has no such switches), and the test that must then fail. tests/faults/test_broken_builds.py tries
-all of them; docs/guarantees.md shows the table. A service under test takes out the guard that the environment names.
+all of them; docs/verified.md lists them. A service under test takes out the guard that the environment names.
 """
 
 from __future__ import annotations
@@ -263,67 +263,67 @@ STEP_OUTAGES = "tests/flows/processes/test_step_outages.py"
 
 GUARDS = {
     "token in the finish": Guard(
-        "a late outcome is void",
+        "a late outcome has no effect",
         f"{STORE}/test_finish.py::test_an_outcome_with_an_old_token_changes_nothing",
         edit("store.queue.finish._FINISH", "j.token = e.token AND ", ""),
     ),
     "token in the finish of successes": Guard(
-        "a late success is void",
+        "a late success has no effect",
         f"{STORE}/test_finish.py::test_an_outcome_with_an_old_token_changes_nothing",
         edit("store.queue.finish._SUCCEED", "j.token = e.token AND ", ""),
     ),
     "token in the finish of a transaction": Guard(
-        "rows that a late run has written go with its outcome",
+        "rows of a late run are rolled back with its outcome",
         f"{STORE}/test_transaction.py::test_a_job_that_is_not_ours_any_more_has_its_rows_undone",
         edit("store.queue.finish._FINISH_PATIENTLY", "j.token = e.token AND ", ""),
     ),
     "token in the progress": Guard(
-        "late progress is void",
+        "late progress has no effect",
         f"{STORE}/test_finish.py::test_progress_and_lines_with_an_old_token_change_nothing",
         edit("store.queue.finish._PROGRESS", "j.token = p.token AND ", ""),
     ),
     "token in the log": Guard(
-        "late log lines are void",
+        "late log lines have no effect",
         f"{STORE}/test_finish.py::test_progress_and_lines_with_an_old_token_change_nothing",
         edit("store.queue.finish._LOG", "j.token = l.token AND ", ""),
     ),
     "token in the heartbeat": Guard(
-        "a run whose job is another's loses its lease",
+        "a run loses its lease when its job belongs to another run",
         f"{STORE}/test_leases.py::test_a_job_that_is_not_ours_any_more_is_lost",
         edit("store.queue.leases._BEAT", "j.token = m.token AND ", ""),
     ),
     "token in the heartbeat's join": Guard(
-        "a heartbeat does not take a run for renewed because another run of its job was",
+        "a heartbeat does not report a run as renewed because another run of its job was",
         f"{STORE}/test_leases.py::test_of_two_runs_of_one_job_only_the_one_with_the_token_is_renewed",
         edit("store.queue.leases._BEAT", " AND r.token = m.token", ""),
     ),
     "random token": Guard(
-        "a database that was restored gives no token out again",
+        "a restored database does not issue a token again",
         f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
         edit_schema(RANDOM_TOKEN, "nextval('{schema}.dl_token_seq')"),
     ),
     "random token in the plain claim": Guard(
-        "a database that was restored gives no token out again to plain claims",
+        "a restored database does not issue a token again to plain claims",
         f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
         edit("store.queue.plain_claim._CLAIM", RANDOM_TOKEN, "nextval('dl_token_seq')"),
     ),
     "stop of the former run": Guard(
-        "a job that is claimed again where it runs starts after its former run has ended",
+        "a job that is claimed again by its process starts after its former run has ended",
         f"{ACTORS}/test_run_identity.py::test_a_job_claimed_again_here_starts_after_its_former_run_ended",
         put("actors.job_runs.Runs._replace", _nothing),
     ),
     "context of each run": Guard(
-        "a handler's context variables do not reach the next job that runs in the same task",
+        "context variables of a handler do not reach the next job of the same Trio task",
         f"{ACTORS}/test_shared_tasks.py::test_what_a_handler_sets_in_its_context_does_not_reach_the_next",
         put("actors.slots.begin", _begins_in_one_context),
     ),
     "deadline of a handler that waits": Guard(
-        "a handler that shares a task until it waits is stopped before its own lease ends",
+        "a handler that shares a Trio task is stopped before its own lease ends",
         f"{ACTORS}/test_shared_tasks.py::test_a_handler_has_its_own_deadline_from_its_first_wait_on",
         put("actors.job_runs.Run.waits_in", _waits_in_any),
     ),
-    "bound of unrecorded ends": Guard(
-        "handlers run ahead of their record by half of the slots at most",
+    "limit of unrecorded ends": Guard(
+        "the number of unrecorded ends is at most half of the slots",
         f"{ACTORS}/test_slots.py::test_handlers_run_ahead_of_their_record_by_half_of_the_slots",
         put("actors.slots.Slots.used", property(attrgetter("running"))),
     ),
@@ -333,103 +333,103 @@ GUARDS = {
         put("actors.shared_scope.SharedScope.__exit__", _ends_unchecked),
     ),
     "content in the ident": Guard(
-        "what a step brings is known outside by what it is, and a restored number by nothing",
+        "the key of a step depends on its content, not on a number that a restore repeats",
         f"{PROCESSES}/test_idents.py::test_a_step_run_again_after_a_restore_has_idents_by_its_content",
         edit_schema("uuid_send(p_of) || convert_to(p_content, 'UTF8')", "uuid_send(p_of) || convert_to('', 'UTF8')"),
     ),
     "random ident": Guard(
-        "a new request under a number that a restore gives out again has another ident",
+        "a new request with a repeated number has another key",
         f"{PROCESSES}/test_idents.py::test_a_new_request_under_a_used_number_has_another_ident",
         edit_schema("coalesce(p_ident, gen_random_uuid())", "md5(p_kind)::uuid"),
     ),
     "ident of a task in its answer": Guard(
-        "a client that waits for a task that a restore undid does not get the answer of its number's new task",
+        "a client that waits for a task lost by a restore does not get another task's answer",
         "tests/flows/processes/test_step_keys.py"
         "::test_a_wait_for_a_task_undone_by_a_restore_gets_no_other_tasks_answer",
         put("store.processes.reads.check_ident", _nothing),
     ),
     "ident in a withdrawal": Guard(
-        "a caller takes back no call of another client that has its number after a restore",
+        "a caller withdraws no call of another client with the same number after a restore",
         "tests/flows/processes/test_step_keys.py::test_a_cancelled_caller_withdraws_no_call_of_another_client",
         edit_schema("AND t.ident IS NOT DISTINCT FROM p_idents[array_position(p_tasks, t.task_id)]", ""),
     ),
     "ident in the end of a delivery": Guard(
-        "a delivery ends no row that has the number of its row after a restore",
+        "a delivery ends no other row with the same number after a restore",
         f"{PROCESSES}/test_idents.py::test_a_delivery_ends_no_row_that_has_its_number_after_a_restore",
         edit_schema("AND o.ident IS NOT DISTINCT FROM p_idents[array_position(p_done, o.id)]", ""),
     ),
     "ident in the end of a message": Guard(
-        "a message is not taken for delivered because another had its number",
+        "a message does not count as delivered because another one had its number",
         f"{PROCESSES}/test_idents.py::test_a_delivery_ends_no_row_that_has_its_number_after_a_restore",
         edit("store.processes.outbox_rows._DELIVERED", "ident IS NOT DISTINCT", "$2::uuid IS NOT DISTINCT"),
     ),
     "version that a live worker serves": Guard(
-        "a process whose first step has not begun is not moved from a version that is served",
+        "a process that has not begun is not moved from a version that is served",
         f"{PROCESSES}/test_process_upkeep.py::test_an_init_process_never_moves_from_a_version_that_is_served",
         edit_schema("s.version = p.version AND s.served_until > now())\n  LOOP", "false)\n  LOOP"),
     ),
-    "version that a live worker of the release before serves": Guard(
-        "workers that show their tasks alone keep the processes that they serve",
+    "version that a live worker of the previous release serves": Guard(
+        "workers that report only their tasks keep the processes that they serve",
         f"{PROCESSES}/test_process_upkeep.py::test_an_init_process_never_moves_from_a_version_that_is_served",
         edit_schema("v_version = v_process.version OR EXISTS (", "v_version = v_process.version OR false AND EXISTS ("),
     ),
-    "memory of what was written": Guard(
-        "an outcome that is sent twice is not taken for another's",
+    "memory of written outcomes": Guard(
+        "an outcome that is sent twice is not reported as another run's",
         f"{STORE}/test_finish.py::test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void",
         edit("store.queue.finish._REST", "(j.status = 'succeeded') = (e.step = 'succeed')", "false"),
     ),
-    "passing over locked rows in the finish": Guard(
-        "a row that somebody has locked holds up no other outcome",
+    "skipping locked rows in the finish": Guard(
+        "a locked row delays no other outcome",
         f"{STORE}/test_finish.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
         edit("store.queue.finish._FINISH", "SKIP LOCKED", ""),
     ),
-    "passing over locked rows in the finish of successes": Guard(
-        "a row that another session has locked delays no other success",
+    "skipping locked rows in the finish of successes": Guard(
+        "a locked row delays no other success",
         f"{STORE}/test_finish.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
         edit("store.queue.finish._SUCCEED", "SKIP LOCKED", ""),
     ),
     "general statement for a success with an error": Guard(
-        "a success whose result could not be stored keeps the error that says so",
+        "a success whose result could not be stored keeps its error",
         f"{STORE}/test_finish.py::test_one_unstorable_row_neither_stops_the_others_nor_runs_again",
         put("store.queue.finish._are_plain", _are_successes),
     ),
-    "passing over locked rows in the progress": Guard(
-        "a row that somebody has locked holds up no other progress, and no outcome",
+    "skipping locked rows in the progress": Guard(
+        "a locked row delays no other progress and no outcome",
         f"{ACTORS}/test_outcomes.py::test_a_locked_row_delays_no_other_jobs_outcome",
         edit("store.queue.finish._PROGRESS", "SKIP LOCKED", ""),
     ),
-    "passing over locked rows in the log": Guard(
-        "a row that somebody has locked holds up no other lines, and no outcome",
+    "skipping locked rows in the log": Guard(
+        "a locked row delays no other log lines and no outcome",
         f"{ACTORS}/test_outcomes.py::test_a_locked_row_delays_no_other_jobs_outcome",
         edit("store.queue.finish._LOG", "SKIP LOCKED", ""),
     ),
     "cancel request in the finish": Guard(
-        "a job that is to be canceled does not go back to the queue",
+        "a job with a cancel request does not go back to the queue",
         f"{STORE}/test_finish.py::test_a_job_that_is_to_be_canceled_never_goes_back_to_the_queue",
         edit("store.queue.finish._FINISH", "WHEN j.cancel_requested THEN", "WHEN false THEN"),
     ),
     "refund of the attempt": Guard(
-        "a job that a drain stopped has its attempt back",
+        "a job that a drain stopped does not use an attempt",
         f"{ACTORS}/test_drain.py::test_a_job_stopped_by_the_deadline_is_released_with_its_attempt_refunded",
         edit("store.queue.finish._FINISH", "greatest(j.attempt - 1, 0)", "j.attempt"),
     ),
     "lease as the scope's deadline": Guard(
-        "a body ends before its lease can go to another",
+        "a handler ends before its lease can go to another worker",
         f"{ACTORS}/test_leases.py::test_a_body_ends_before_its_lease_though_its_key_is_safe",
         put("actors.lease.Lease.body_ends", _ends_without_lease),
     ),
     "key as the scope's deadline": Guard(
-        "a body ends before the server could give its key away",
+        "a handler ends before its key can go to another worker",
         f"{ACTORS}/test_lock_keys.py::test_a_body_ends_before_its_key_though_its_lease_is_held",
         put("actors.lease.Lease.body_ends", _ends_without_key),
     ),
     "close of a period as the scope's deadline": Guard(
-        "a run whose task stops it at the close of its work period does not go on",
+        "a run stops at the close of its work period if its task says so",
         f"{ACTORS}/test_period_ends.py::test_a_run_stops_before_the_period_end_and_a_later_run_before_the_next_one",
         put("actors.lease.Lease.body_ends", _ends_without_period),
     ),
-    "bound of a commit": Guard(
-        "a commit that waits is given up before the lease can go to another",
+    "deadline of a commit": Guard(
+        "a waiting commit is abandoned before the lease can go to another worker",
         f"{ACTORS}/test_silence.py::test_a_waiting_commit_is_abandoned_before_the_lease_ends",
         put("actors.lease.Lease.commit_ends", lambda _lease: math.inf),
     ),
@@ -439,12 +439,12 @@ GUARDS = {
         edit("store.queue.leases._BEAT", " AND (j.lease_expires_at > now()) IS TRUE", ""),
     ),
     "advisory lock in the claim": Guard(
-        "a key that is held elsewhere is not claimed",
+        "a key that is held by another session is not claimed",
         f"{STORE}/test_claim.py::test_a_key_held_elsewhere_parks_the_job_without_an_attempt",
         edit_schema("WHEN pg_try_advisory_lock(h) THEN 'run'", "WHEN pg_try_advisory_lock(h) OR true THEN 'run'"),
     ),
     "skipping unknown tasks in the claim": Guard(
-        "a claim neither locks nor writes jobs of tasks that its worker does not know",
+        "a claim neither locks nor writes jobs of unknown tasks",
         f"{STORE}/test_claim.py::test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks",
         edit_schema(
             """
@@ -454,7 +454,7 @@ GUARDS = {
         ),
     ),
     "skipping unknown tasks in the search for locked jobs": Guard(
-        "a job of an unknown task that another session has locked does not cause repeated claims",
+        "a locked job of an unknown task does not cause repeated claims",
         f"{STORE}/test_claim.py::test_a_locked_job_of_an_unknown_task_is_not_worth_another_claim",
         edit_schema(
             "j.waits_for IS NULL AND (j.task = ANY (p_tasks) OR j.cancel_requested)\n", "j.waits_for IS NULL\n"
@@ -471,7 +471,7 @@ GUARDS = {
         edit("store.queue.plain_claim._CLAIM", "NOT (j.keyed OR ", "NOT ("),
     ),
     "skipping unknown tasks in the plain claim": Guard(
-        "the plain claim neither locks nor writes jobs of tasks that its worker does not know",
+        "the plain claim neither locks nor writes jobs of unknown tasks",
         f"{STORE}/test_claim.py::test_a_claim_neither_locks_nor_writes_jobs_of_unknown_tasks",
         edit(
             "store.queue.plain_claim._CLAIM",
@@ -490,8 +490,8 @@ GUARDS = {
             "\n",
         ),
     ),
-    "passing over locked rows in the plain claim": Guard(
-        "a job that another session has locked delays no other job",
+    "skipping locked rows in the plain claim": Guard(
+        "a locked job delays no other job",
         f"{STORE}/test_plain_claim.py::test_a_job_that_another_session_has_locked_is_passed_over",
         edit("store.queue.plain_claim._CLAIM", "FOR NO KEY UPDATE SKIP LOCKED", ""),
     ),
@@ -505,85 +505,85 @@ GUARDS = {
         ),
     ),
     "return to the front with new tasks": Guard(
-        "jobs that claims have skipped are found when their task becomes known",
+        "skipped jobs are found when their task becomes known",
         f"{ACTORS}/test_unknown_tasks.py::test_a_task_that_becomes_known_between_two_claims_is_looked_for_from_the_front",
         put("actors.claim_cursor.ClaimCursor.to_front", _nothing),
     ),
-    "lock of a lane": Guard(
-        "claims at once start no more jobs of a task than it allows",
+    "lock of a limit queue": Guard(
+        "concurrent claims do not exceed the concurrency limit of a task",
         "tests/store/limits/test_limits_sql.py::test_a_lane_that_another_claim_has_locked_starts_no_job",
         edit_schema("WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED", "WHERE l.lane = v_task.name"),
     ),
-    "lanes judged apart": Guard(
-        "an error in one lane closes that lane alone",
+    "separate evaluation of limit queues": Guard(
+        "an error in one limit queue closes only that one",
         "tests/actors/test_closed_lanes.py::test_an_error_in_one_limit_queue_stops_no_other_job",
         put("actors.lane_looks.LaneLooks.refused", _refused_together),
     ),
-    "zones of the database": Guard(
-        "a time zone that the database does not know is refused where it is set",
+    "check of time zones": Guard(
+        "a time zone that the database does not know is refused",
         "tests/actors/test_zones.py::test_a_zone_that_the_database_does_not_know_is_refused",
         put("store.limits.limit_rows.aio_check_zone", _nothing_async),
     ),
-    "database's clock in the closes of periods": Guard(
-        "a run stops at the close of a period by the database's clock, by which it has started",
+    "database's clock in work periods": Guard(
+        "a run stops at the close of a period by the database's clock",
         "tests/actors/test_zones.py::test_runs_that_stop_at_a_close_go_by_the_databases_clock_of_a_zone",
         put("store.limits.limit_rows._database_is_ahead", _not_ahead),
     ),
-    "turns of partitions": Guard(
-        "a partition with most of the jobs has no more turns than another",
+    "round-robin of partitions": Guard(
+        "partition keys are served round-robin, whatever their number of jobs",
         "tests/store/limits/test_partitions.py::test_waiting_partition_keys_are_served_round_robin",
         edit_schema("SET last_partition = v_turn", "SET last_partition = NULL"),
     ),
     "lock of a supplier": Guard(
-        "concurrent claims start no more jobs than a supplier's rate limit has",
+        "concurrent claims do not exceed a supplier's rate limit",
         "tests/store/limits/test_limits_sql.py::test_a_long_lock_of_a_supplier_delays_only_its_own_lanes",
         edit_schema(
             "WHERE s.source = v_task.supplier FOR NO KEY UPDATE SKIP LOCKED", "WHERE s.source = v_task.supplier"
         ),
     ),
     "margin of a supplier": Guard(
-        "a body that would begin later than its supplier's rate limit counts it goes back",
+        "a job that would start after its rate-limit reservation goes back",
         "tests/actors/test_limits.py::test_a_body_that_would_begin_later_than_it_was_counted_goes_back",
         put("actors.slots.BEGIN_SHARE", math.inf),
     ),
     "margin before midnight": Guard(
-        "a start that might begin after midnight is counted by the day in which it begins",
+        "a start that may happen after midnight counts for the next day",
         "tests/store/limits/test_day_rate_limits.py::test_a_loads_request_counts_in_its_day_and_free_starts_may_precede_midnight",
         edit_schema("p_cost > 0 AND p_now + make_interval(secs => p_source.margin_s) >= v_midnight", "false"),
     ),
     "live lease in the claim": Guard(
-        "a key whose holder lost its session, not its lease, is not claimed",
+        "a key is not claimed while a lease of its jobs lasts, even if its lock is free",
         f"{STORE}/test_claim.py::test_a_live_lease_blocks_its_key_when_the_lock_is_gone",
         edit_schema("IF v_live IS NOT NULL THEN", "IF false THEN"),
     ),
-    "second look at a parked key": Guard(
-        "a job that was parked while its key came free is woken",
+    "second check of a parked key": Guard(
+        "a job whose key was released while it was parked becomes ready",
         f"{ACTORS}/test_keys.py::test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again",
         put("actors.dispatcher.Dispatcher._test", _nothing_async),
     ),
     "wake-up at the release": Guard(
-        "the end of a job wakes the next of its key",
+        "the end of a job makes the next job of its key ready",
         f"{STORE}/test_release_and_park.py::test_a_parked_job_starts_when_the_holder_ends",
         edit_schema("RETURN {schema}.dl_ready_next(p_hashes);", "RETURN 0;"),
     ),
     "repair of rows after a lost reply": Guard(
-        "a job whose claim nobody heard of goes back",
+        "a job whose claim had no reply goes back",
         f"{STORE}/test_claim.py::test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt",
         edit("store.queue.lock_session._GIVE_BACK", "WHERE status = 'running' AND", "WHERE false AND"),
     ),
-    "repair passes over what is just being added": Guard(
-        "a job that starts as it is added is not given back before the answer has come",
+    "repair skips jobs that are being added": Guard(
+        "a job that starts as it is added is not released before the answer",
         f"{ACTORS}/test_direct_start.py::test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair",
         edit("store.queue.lock_session._GIVE_BACK", "job_id <> ALL ($3::uuid[])", "$3::uuid[] IS NOT NULL"),
     ),
-    "no start beside a repair": Guard(
-        "no job starts as it is added while a repair is under way that does not know of it",
+    "no start during a repair": Guard(
+        "no job starts as it is added during a repair that does not know it",
         f"{STORE}/test_lock_session.py::"
         "test_no_job_is_expected_while_a_repair_may_be_under_way_that_does_not_know_of_it",
         put("store.queue.lock_session.LockSession.expect", _expects),
     ),
     "repair of an addition without an answer": Guard(
-        "a job that was added as ours, and nobody heard of it, goes back",
+        "a job that was added as running without an answer goes back",
         f"{STORE}/test_lock_session.py::test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over",
         put("store.queue.lock_session.LockSession.doubt", _forgets),
     ),
@@ -603,12 +603,12 @@ GUARDS = {
         put("actors.direct_start.DirectStart.added", lambda _starter, _jobs: None),
     ),
     "repair of locks after a lost reply": Guard(
-        "a key that a failed claim has locked comes free",
+        "a key that a failed claim has locked is released",
         f"{STORE}/test_claim.py::test_a_failed_claim_unlocks_its_surplus_locks_and_wakes_parked_jobs",
         edit("store.queue.lock_session._HELD", "WHERE locktype", "WHERE false AND locktype"),
     ),
-    "end of the ghost": Guard(
-        "a former lock session behind a dead network does not keep our keys",
+    "termination of a stale session": Guard(
+        "a former lock session behind a dead network does not keep its keys",
         f"{STORE}/test_lock_session.py::test_a_stale_former_session_is_terminated_and_does_not_keep_our_keys",
         edit("store.queue.lock_session._END_GHOST", "SELECT pg_terminate_backend(pid, 2000)", "SELECT true"),
     ),
@@ -617,13 +617,13 @@ GUARDS = {
         f"{STORE}/test_lock_session.py::test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease",
         edit("store.queue.lock_session._PING", "set_config('idle_session_timeout', $1, false)", "concat($1::text)"),
     ),
-    "a claim that waits is no silence": Guard(
-        "a locked table stops no job whose own lease holds",
+    "a waiting claim is no silence": Guard(
+        "a locked table stops no job whose own lease lasts",
         f"{ACTORS}/test_silence.py::test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds",
         put("store.queue.lock_session.LockSession.watch", _watch_sees_nothing),
     ),
     "only an answer keeps the keys": Guard(
-        "bodies stop before their keys are free, also when the network goes while a claim waits",
+        "handlers stop before their keys are free, even if the network fails during a waiting claim",
         f"{ACTORS}/test_silence.py::test_a_network_loss_during_a_waiting_claim_stops_runs_before_keys_are_free",
         put("store.queue.lock_session.LockSession.watch", _watch_is_content),
     ),
@@ -632,13 +632,13 @@ GUARDS = {
         f"{ACTORS}/test_silence.py::test_a_claim_lost_in_the_network_is_abandoned_before_runs_must_stop",
         put("store.connection.bridge.Session.drop", _nothing_async),
     ),
-    "look after a unique job went in": Guard(
+    "check after a unique job was added": Guard(
         "an older update that finds its key free does not run after a newer one",
         f"{STORE}/test_unique.py::test_an_older_one_that_finds_the_key_free_looks_for_a_newer_that_has_ended",
         edit_schema("j.version >= p_version AND j.job_id <> p_job_id", "false"),
     ),
     "lock of the job that stands for a request": Guard(
-        "it does not start before the request's transaction has committed",
+        "that job does not start before the request's transaction has committed",
         f"{STORE}/test_unique.py::test_a_job_that_stands_for_a_request_does_not_start_before_that_is_committed",
         edit_schema("AND j.superseded_by IS NULL FOR NO KEY UPDATE;", "AND j.superseded_by IS NULL;"),
     ),
@@ -652,25 +652,25 @@ GUARDS = {
         f"{STORE}/test_unique.py::test_a_run_that_is_superseded_does_not_run_again_and_the_newer_one_does",
         edit_schema("'UPDATE' AND NEW.superseded_by IS NOT NULL AND", "'UPDATE' AND false AND"),
     ),
-    "unique key of a job that comes back": Guard(
-        "nobody's UPDATE fails because a newer job has the place of an ended one",
+    "unique key of a job that is queued again": Guard(
+        "no UPDATE fails because a newer job has the key of an ended one",
         f"{STORE}/test_unique.py::test_a_retry_is_refused_while_its_unique_key_is_taken_and_plain_updates_work",
         edit_schema("    NEW.unique_key := NULL;\n", ""),
     ),
-    "mark on who is waited for": Guard(
-        "an ending and the look at the job that ends never miss each other",
+    "mark on awaited jobs": Guard(
+        "the end of a job and the evaluation of jobs that wait for it never miss each other",
         f"{STORE}/test_after.py::test_an_ending_and_the_job_that_waits_for_it_never_miss_each_other",
         edit_schema(
             "UPDATE {schema}.dl_jobs p SET awaited = true WHERE p.job_id = ANY (v_open) AND NOT p.awaited;", ""
         ),
     ),
-    "look at all that came before": Guard(
+    "check of all predecessors": Guard(
         "a job does not run before a predecessor that was retried",
         f"{STORE}/test_after.py::test_one_that_is_retried_before_the_others_end_counts_by_what_it_comes_to",
         edit_schema("(array_agg(a.after_id) FILTER (WHERE p.status IN ('queued', 'running')))[1]", "NULL::uuid"),
     ),
-    "stager below the notifications of endings": Guard(
-        "a job whose predecessors have ended runs, though nobody has heard of it",
+    "stager in addition to notifications": Guard(
+        "a job whose predecessors have ended runs even if the notification was lost",
         f"{ACTORS}/test_graphs.py::test_a_graph_runs_to_its_end_and_its_handlers_get_earlier_results",
         put("actors.stager.ready_after", _none_judged),
     ),
@@ -679,38 +679,38 @@ GUARDS = {
         f"{STORE}/test_leases.py::test_a_job_that_kills_its_worker_each_time_is_lost_despite_refunded_attempts",
         edit("store.queue.leases._REAP", f" OR least(crashes, {MAX_COUNT}) + 1 >= max_attempts", ""),
     ),
-    "second look after a jump of the clock": Guard(
-        "a database clock that jumps does not take all jobs from their workers",
+    "second check after a jump of the clock": Guard(
+        "a jump of the database's clock does not take all jobs from their workers",
         f"{STORE}/test_leases.py::test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice",
         edit("store.queue.leases._REAP", "> $3::float8, false)", "> $3::float8 + 'infinity', false)"),
     ),
     "mark of a jump of the clock": Guard(
-        "leases whose worker is cut off count for their length after the database's clock has jumped ahead",
+        "leases of cut-off workers count for their whole length after a jump of the clock",
         f"{JUMPS}::test_leases_count_for_their_length_after_the_clock_jumped_ahead",
         put("store.queue.lock_session.aio_mark_jump", _nothing_async),
     ),
-    "cut of a supplier's times": Guard(
-        "a rate limit that was used while the database's clock was ahead is not closed until then",
+    "correction of a supplier's times": Guard(
+        "a rate limit that was used while the clock was ahead is not closed until then",
         f"{JUMPS}::test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_then",
         edit_schema("SELECT * INTO v_source FROM {schema}.dl_cut_back(v_source);", ""),
     ),
-    "calls of a while with a wrong clock": Guard(
-        "what was taken while the database's clock was ahead counts when the clock is right again",
+    "calls during a wrong clock": Guard(
+        "units taken while the clock was ahead count when the clock is right again",
         f"{JUMPS}::test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_then",
         edit_schema("FROM ahead a HAVING count(*) > 0;", "FROM ahead a HAVING false;"),
     ),
-    "cut of schedules' times": Guard(
-        "a schedule whose next time was computed while the database's clock was ahead does not rest until then",
+    "correction of schedules' times": Guard(
+        "a schedule whose next time was computed while the clock was ahead does not wait until then",
         f"{JUMPS}::test_schedules_whose_next_time_the_clock_put_off_are_cut_back",
         edit("store.schedules.cut_back._CUT_BACK", "s.next_at = u.former", "false"),
     ),
     "share of each host": Guard(
-        "a host of the address that answers nothing does not hide the others",
+        "a host that does not answer does not hide the other hosts of an address",
         "tests/store/connection/test_hosts.py::test_a_host_that_is_silent_does_not_hide_the_next_one",
         put("store.connection.connect.hosts_of", _no_hosts),
     ),
     "commit of a repeated request": Guard(
-        "with a synchronous standby a request that is sent again is answered when the standby has it",
+        "a repeated request is answered when the synchronous standby has it",
         f"{FAULTS}/test_failover.py::test_a_request_sent_again_is_answered_when_the_standby_has_it",
         edit("store.queue.enqueue._REPLICATE", "<> ''", "IS NULL"),
     ),
@@ -719,58 +719,58 @@ GUARDS = {
         f"{FAULTS}/test_time.py::test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps",
         put("actors.heartbeat.Heartbeat._revive", _none_of_them),
     ),
-    "bound of the drain": Guard(
-        "a thread that never returns does not hold up the exit",
+    "deadline of the drain": Guard(
+        "a thread that never returns does not delay the exit",
         f"{FAULTS}/test_signals.py::test_a_thread_that_never_returns_is_named_and_left_behind",
         put("supervisor.drain.BOUND_S", 3_600.0),
     ),
     "doubt at the exit": Guard(
-        "a process does not leave with 0 while a claim's reply is lost",
+        "a process does not exit with 0 while a claim's reply is lost",
         f"{FAULTS}/test_signals.py::test_f10_a_claim_with_a_lost_reply_is_released_or_the_exit_code_reports_it",
         put("store.queue.lock_session.LockSession.settled", value=True),
     ),
-    "end of a process that can't stop a run": Guard(
-        "a handler that does not stop is ended with its process when its lease is gone",
+    "end of a process that cannot stop a run": Guard(
+        "a process exits when a handler continues after its lease",
         f"{FAULTS}/test_stalls.py::test_f08_f29_a_process_with_a_stuck_handler_exits_before_its_job_runs_again",
         put("supervisor.serve._leave_unstoppable", _nothing),
     ),
-    "bound of a log line's wait": Guard(
-        "a log that nobody reads does not hold up a drain",
+    "limit of a log line's wait": Guard(
+        "an unread log does not delay a drain",
         f"{FAULTS}/test_signals.py::test_f12_an_unread_log_delays_no_drain",
         put("supervisor.log_stream._may_block", _never),
     ),
-    "bound of the last word": Guard(
-        "a log that nobody reads does not hold up the exit",
+    "limit of the last log line": Guard(
+        "an unread log does not delay the exit",
         f"{FAULTS}/test_signals.py::test_f12_an_unread_log_does_not_keep_the_process_from_ending",
         put("supervisor.total_deadline.LAST_WORD_S", 3_600.0),
     ),
-    "bound of notifications": Guard(
-        "a flood of notifications ends the listening, not the leases",
+    "limit of notifications": Guard(
+        "a flood of notifications ends the listener, not the leases",
         f"{ACTORS}/test_cancel.py::test_a_flood_of_notifications_costs_their_latency_and_no_lease",
         put("store.queue.notifications.FLOOD", math.inf),
     ),
     "sign of life in restored tables": Guard(
-        "a service declares its tasks again in older tables that are restored in place",
+        "a service declares its tasks again in tables that were restored in place",
         f"{ACTORS}/test_history_watch.py::test_tasks_are_declared_again_when_older_tables_are_restored_in_place",
         edit("store.queue.worker_rows._SHOW", "coalesce((SELECT f.seen_at >=", "true OR coalesce((SELECT f.seen_at >="),
     ),
-    "lane of the task alone": Guard(
-        "a job that was put into another task's lane by SQL stops no queue",
+    "limit queue of the task alone": Guard(
+        "a job that SQL has put into another task's limit queue stops no queue",
         f"{ACTORS}/test_unknown_tasks.py::test_a_job_in_the_lane_of_another_task_stops_no_queue",
         edit_schema("IF NEW.lane <> NEW.task THEN", "IF false THEN"),
     ),
     "conditions of triggers": Guard(
-        "what another service may have left wrong in a row reaches the function that corrects it",
+        "a row that another service has left wrong reaches the function that corrects it",
         f"{STORE}/test_trigger_conditions.py::test_conditions_of_update_triggers_let_through_all_that_is_changed",
         edit_schema("NEW.waits_for IS NOT NULL OR NEW.lane <> NEW.task\n", "NEW.waits_for IS NOT NULL\n"),
     ),
-    "look at all names of a job": Guard(
-        "a job that is added by SQL has no name or key that our programs refuse",
+    "check of all names of a job": Guard(
+        "a job that is added by SQL has no invalid name or key",
         f"{STORE}/test_dl_enqueue.py::test_an_invalid_argument_is_refused_by_its_name",
         edit_schema("OR v_names ~ E'", "OR false AND v_names ~ E'"),
     ),
-    "look for unique tasks in a list of jobs": Guard(
-        "a list of jobs is added whole or not at all",
+    "check for unique tasks in a list of jobs": Guard(
+        "a list of jobs is added completely or not at all",
         f"{STORE}/test_enqueue.py::test_a_list_with_a_refused_job_of_a_unique_task_adds_nothing",
         edit("store.queue.job_inserts._ADD_ALL", "u.uniqueness IS NOT NULL", "false"),
     ),
@@ -779,38 +779,38 @@ GUARDS = {
         f"{ACTORS}/test_drain.py::test_a_drain_ends_claims_of_a_backlog_while_slots_are_free",
         put("actors.dispatcher.trio.lowlevel.checkpoint_if_cancelled", _no_checkpoint),
     ),
-    "limits keep a closing lane": Guard(
-        "limits that are set while their task's lane closes hold",
+    "limits keep a closing limit queue": Guard(
+        "limits that are set while their task's limit queue closes are kept",
         "tests/store/limits/test_unknown_blocks.py::test_limits_set_while_a_lane_closes_keep_it",
         edit("store.limits.limit_rows._NEEDED", "WHERE lane = $1", "WHERE false AND lane = $1"),
     ),
-    "mark of a claim under way": Guard(
-        "a process knows its new tasks when no earlier claim is under way, also of one lane alone",
+    "mark of a claim in progress": Guard(
+        "a process counts new tasks as known when no earlier claim is in progress",
         f"{ACTORS}/test_closed_lanes.py::test_learning_tasks_waits_for_a_claim_from_one_lane_alone",
         put("actors.dispatcher.Dispatcher._send", _sends_unmarked),
     ),
-    "lanes for jobs without one": Guard(
-        "jobs whose lane was dropped beside them are found",
+    "limit queues for jobs without one": Guard(
+        "jobs are found whose limit queue was dropped at the same time",
         "tests/store/limits/test_unknown_blocks.py::test_jobs_in_a_lane_that_was_dropped_beside_them_are_found",
         edit("store.limits.unknown_blocks._WITHOUT_LANE", "WHERE lane IS NOT NULL\nON", "WHERE false\nON"),
     ),
-    "lane of a job that is queued again": Guard(
-        "a job whose lane was dropped is ready when it is queued again",
+    "limit queue of a job that is queued again": Guard(
+        "a job whose limit queue was dropped is ready when it is queued again",
         "tests/store/limits/test_unknown_blocks.py::test_a_lane_closes_when_all_workers_of_its_queue_have_known_the_task_for_an_hour",
         edit_schema("    NEW.lane := (SELECT l.lane FROM {schema}.dl_lanes l WHERE l.lane = NEW.lane);\n", ""),
     ),
     "observed keys": Guard(
-        "a snapshot that is woven in ends at the next one that has observed the key, changed or not",
+        "an inserted snapshot ends at the next one that has observed the key, changed or not",
         "tests/store/etl/test_history_weave.py::test_a_row_that_did_not_change_later_ends_what_is_woven_in",
         put("store.etl.history_merge.aio_note_keys", _nothing_async),
     ),
     "observed times": Guard(
-        "a row that comes late, with its own time, ends at the next one of its key, changed or not",
+        "a late row ends at the next row of its key, changed or not",
         "tests/store/etl/test_history_changes.py::test_a_change_that_comes_late_ends_where_its_row_was_seen_unchanged",
         put("store.etl.history_merge.aio_note_times", _nothing_async),
     ),
-    "time at which a connection gives way": Guard(
-        "connections that come faster than they can give way end no part of the service",
+    "time at which a connection may be closed": Guard(
+        "many new connections at the same time end no part of the service",
         "tests/web/server/test_connections.py::test_a_connection_that_grows_old_while_room_is_sought_gives_way",
         put("web.server.connections.Connections.room", _room_by_seconds),
     ),
@@ -819,8 +819,8 @@ GUARDS = {
         "tests/store/schedules/test_tick.py::test_an_error_of_one_schedule_pauses_it_and_the_others_add_their_jobs",
         put("store.schedules.tick.is_temporary", _always),
     ),
-    "look at the locks": Guard(
-        "no process starts where an advisory lock is not a session's own",
+    "check of advisory locks": Guard(
+        "no process starts on a server whose advisory locks do not exclude other sessions",
         "tests/supervisor/test_server_check.py::test_a_server_whose_locks_always_succeed_is_refused",
         put("store.connection.server_check._aio_excludes", _yes),
     ),
@@ -830,28 +830,28 @@ GUARDS = {
         put("actors.failure_text.mask_text", str),
     ),
     "masking of names and keys": Guard(
-        "no answer shows a secret that stands in a queue's or task's name or in a key",
+        "no answer shows a secret in a name of a queue or task or in a key",
         "tests/web/test_secrets.py::test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown",
         put("web.shown.mask_text", str),
     ),
     "row lock in a request to a process": Guard(
-        "a call beside the last word of a run finds a job that runs it",
+        "a call during the last write of a run finds a job that runs it",
         f"{PROCESSES}/test_process_races.py::test_a_call_beside_the_last_word_of_a_run_finds_a_job_that_runs_it",
         edit_schema(
             "p.removed_at IS NULL FOR NO KEY UPDATE;\n    IF FOUND THEN\n      verdict := CASE",
             "p.removed_at IS NULL;\n    IF FOUND THEN\n      verdict := CASE",
         ),
     ),
-    "passing over locked rows in a request to many processes": Guard(
-        "nobody waits with others for a process that somebody has locked",
+    "skipping locked rows in a request to many processes": Guard(
+        "callers do not wait for a locked process of other callers",
         f"{PROCESSES}/test_asker.py::test_a_call_of_a_locked_process_waits_only_with_others_of_that_process",
         edit_schema(
             "p.key = ANY (v_called) ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED",
             "p.key = ANY (v_called) ORDER BY p.key FOR NO KEY UPDATE",
         ),
     ),
-    "row lock in the begin of a step": Guard(
-        "a step begins with what was asked for before, not with the timer",
+    "row lock in the beginning of a step": Guard(
+        "a step begins with the earlier call, not with the timer",
         f"{PROCESSES}/test_process_races.py::test_a_begin_beside_a_call_waits_for_it_and_gives_it_before_the_timer",
         edit_schema(
             "ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED) AS l;\n  IF v_sinks THEN  -- those",
@@ -859,77 +859,77 @@ GUARDS = {
         ),
     ),
     "fence in the commit of a step": Guard(
-        "a step whose wake-up job is another run's writes nothing",
+        "a step whose wake-up job belongs to another run writes nothing",
         f"{PROCESSES}/test_process_races.py::test_a_run_whose_job_is_anothers_neither_begins_nor_commits",
         edit_schema("WHERE (j.token = a.token) IS TRUE\n    FOR NO KEY", "WHERE true\n    FOR NO KEY"),
     ),
-    "mark of the step that runs": Guard(
+    "mark of the running step": Guard(
         "a step that is sent twice is written once",
         f"{PROCESSES}/test_process_races.py::test_a_commit_that_is_sent_again_is_void_and_a_begin_tells_how_it_goes_on",
         edit_schema("AND (p.running_task = a.task AND p.running_token = a.token) IS TRUE", ""),
     ),
     "token of the mark": Guard(
-        "a step that has lost its worker is found out",
+        "a step that has lost its worker is detected",
         f"{PROCESSES}/test_steps.py::test_a_step_that_lost_its_worker_is_a_zombie_or_is_run_again_as_often_as_allowed",
         edit_schema("p.running_token <> a.token AS crashed", "false AS crashed"),
     ),
     "oldest call first": Guard(
-        "calls of a process run in the order in which they came",
+        "calls of a process run in the order of arrival",
         f"{PROCESSES}/test_steps.py::test_calls_go_before_a_timer_that_is_due_and_the_oldest_first",
         edit_schema("ORDER BY t.key, t.task_id LIMIT 1", "ORDER BY t.task_id DESC LIMIT 1"),
     ),
     "hash of a request to a process": Guard(
-        "one idempotency key does not stand for two requests",
+        "an idempotency key identifies one request only",
         f"{PROCESSES}/test_steps.py::test_a_key_stands_for_one_request_and_another_one_is_a_conflict",
         edit_schema("CASE WHEN v_known.request_hash = p_hash THEN 'again' ELSE 'conflict' END", "'again'"),
     ),
-    "undoing of a request whose key is another's": Guard(
+    "rollback of a request whose key is taken": Guard(
         "a request that has lost its key leaves no process behind",
         f"{PROCESSES}/test_process_races.py::test_one_key_sent_twice_at_once_stands_for_the_request_that_came_first",
         edit_schema("IF v_made THEN  -- for", "IF false THEN  -- for"),
     ),
-    "no going on after a stop": Guard(
-        "a stop does not hit the step after the one that it was for",
+    "no next step after a stop": Guard(
+        "a stop does not affect the step after the one that it was for",
         f"{PROCESSES}/test_process_races.py::test_a_stop_beside_the_end_of_its_step_does_not_stop_the_next_one",
         edit_schema("AND (s.job_id = ANY (v_stopped)) IS NOT TRUE", ""),
     ),
-    "row lock in taking a call back": Guard(
-        "a call that has begun is not told to have been taken back",
+    "row lock in a withdrawal": Guard(
+        "a call that has begun is not reported as withdrawn",
         f"{PROCESSES}/test_process_races.py::test_a_call_is_not_taken_back_beside_its_beginning",
         edit_schema("ORDER BY p.key FOR NO KEY UPDATE) AS l;", "ORDER BY p.key) AS l;"),
     ),
     "outage that is no outcome of a step": Guard(
-        "an outage of the database within a step puts no process in error",
+        "a database outage within a step does not put its process in error",
         f"{STEP_OUTAGES}::test_an_outage_within_a_steps_transaction_runs_the_step_again_with_its_key",
         put("flows.processes.step_call.is_outage", _never),
     ),
-    "look at a step's COMMIT that had no answer": Guard(
-        "a step whose COMMIT happened without an answer does not run again",
+    "check of a step's COMMIT without an answer": Guard(
+        "a step whose COMMIT succeeded without an answer does not run again",
         f"{STEP_OUTAGES}::test_a_commit_without_an_answer_that_happened_is_not_done_again",
         put("flows.processes.driver._Drive._step", _step_until_it_ends),
     ),
     "end of a step that is written after its lease": Guard(
-        "an outage that outlasts the lease of a step puts no process in error",
+        "an outage that outlasts a step's lease does not put its process in error",
         f"{STEP_OUTAGES}::test_an_outage_that_outlasts_the_lease_puts_no_process_in_error",
         put("actors.runner._write_late", _nothing_async),
     ),
     "probe of an unclear error": Guard(
-        "a server that accepts no writes is an outage, though its error has the code of a value that is too large",
+        "a server that accepts no writes is an outage, whatever the code of its error",
         "tests/store/connection/test_error_meanings.py::test_a_probe_distinguishes_a_limit_of_a_value_from_one_of_the_server",
         put("store.connection.bridge.Crossing.is_served", _yes),
     ),
-    "bound of outages while the database serves": Guard(
-        "an outage of another queue does not run a step again without end",
+    "limit of outages while the database serves": Guard(
+        "an outage of another queue does not repeat a step without end",
         f"{STEP_OUTAGES}::test_an_outage_of_another_queue_becomes_the_steps_own_error",
         put("jobs.outages.Outages.may_repeat", _yes),
     ),
     "outages that are not counted": Guard(
-        "an outage of the queue's own database is no failed delivery, however long it lasts",
+        "an outage of the queue's own database is no failed delivery",
         f"{STEP_OUTAGES}::test_an_outage_that_a_sinks_handler_meets_is_no_failed_delivery",
         put("jobs.outages.Outages.may_repeat", _no),
     ),
     "probe of an outage that a statement can cause": Guard(
-        "an error of a step's own statement that has the code of an outage is the step's error",
+        "an error of a step's own statement is the step's error, even with the code of an outage",
         f"{STEP_OUTAGES}::test_an_error_in_the_steps_own_sql_is_the_steps_error",
         put("store.queue.transaction.can_be_raised", _never),
     ),
@@ -939,77 +939,77 @@ GUARDS = {
         put("store.schedules.tick.is_bug", _never),
     ),
     "bug of one schedule": Guard(
-        "a bug that one schedule causes pauses it, and the others add their jobs",
+        "a bug of one schedule pauses it, and the others add their jobs",
         "tests/store/schedules/test_tick.py::test_a_bug_of_one_schedule_alone_pauses_it_when_others_add_their_jobs",
         put("store.schedules.tick.is_temporary", _always),
     ),
     "deadline of a child": Guard(
-        "a body in a child process dies before its lease is over, whatever it and its supervisor do",
+        "a handler in a child process dies before its lease ends",
         f"{ACTORS}/test_children.py::test_a_lease_that_is_not_renewed_ends_the_body_before_it_is_over",
         put("actors.lease.Lease.body_is_killed", _never_killed),
     ),
     "deadline beside a Dask worker": Guard(
-        "a body beside a Dask worker dies before its lease is over when nobody can renew it",
+        "a handler beside a Dask worker dies before its lease ends",
         f"{FAULTS}/test_dask_losses.py::test_a_dask_handler_whose_service_is_cut_off_dies_before_its_job_runs_again",
         put("actors.cluster.talk.FarClock.there", _much_later),
     ),
     "kernel's timer of a child": Guard(
-        "it dies in time though the process that guards it is stopped",
+        "a child dies in time even if its guard is suspended",
         f"{ACTORS}/test_children.py::test_a_body_whose_guard_is_stopped_dies_before_its_lease_is_over_too",
         edit_guard("self._last.set(float(last))", "pass"),
     ),
     "death signal of a child": Guard(
-        "it dies with its guard",
+        "a child dies with its guard",
         f"{FAULTS}/test_children.py::test_a_handler_whose_service_and_guard_are_suspended_dies_before_its_lease_ends",
         edit_guard("_check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))", "pass"),
     ),
-    "kill of all that a child has started": Guard(
-        "what a function leaves behind dies with its process, whatever session it has made for itself",
+    "kill of all child processes": Guard(
+        "processes that a function has started die with it, in whatever session",
         f"{ACTORS}/test_children.py::test_processes_left_by_a_handler_are_killed_before_its_end_is_recorded",
         edit_guard(
             "for pid in _children_of(os.getpid()):",
             "if self._status is not None:\n                    break\n                for pid in ():",
         ),
     ),
-    "look at what a function has left behind": Guard(
-        "a function's processes do not outlive its job in a child that goes on",
+    "check for processes left by a function": Guard(
+        "processes of a function do not outlive its job in a reused child",
         f"{ACTORS}/test_children.py::test_processes_left_by_a_handler_are_killed_before_its_end_is_recorded",
         put("actors.children.process_bounds._leaves_processes", _never),
     ),
-    "look at the threads that a function has left": Guard(
-        "what a thread prints that was left behind is no line of the next job's",
+    "check for threads left by a function": Guard(
+        "output of a left thread does not reach the next job's log",
         f"{ACTORS}/test_children.py::test_a_thread_that_a_function_leaves_behind_prints_nothing_to_the_next_jobs_log",
         put("actors.children.process_bounds._leaves_threads", _never),
     ),
-    "search for what a killed guard has left": Guard(
-        "what a function has started dies though its guard was killed",
+    "search for processes left by a killed guard": Guard(
+        "processes that a function has started die even if its guard was killed",
         f"{ACTORS}/test_children.py::test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt",
         put("actors.children.child.kill_left_behind", _nothing),
     ),
     "end of a child with its service": Guard(
-        "no body outlives a service that was killed",
+        "no handler outlives a service that was killed",
         f"{FAULTS}/test_children.py::test_handlers_of_a_killed_service_die_immediately",
         edit_guard(
             "        _kill_group(self._body, signal.SIGKILL)\n", '        cause == "parent" and time.sleep(3600)\n'
         ),
     ),
     "share of the pool for reads over HTTP": Guard(
-        "slow reads of views leave a connection to enqueueing and the actors",
+        "slow reads leave a connection to enqueueing and the actors",
         "tests/web/test_fair_reads.py::test_reads_that_wait_for_the_database_leave_a_connection_to_the_queue",
         put("store.connection.read_share.ReadShare.run", _runs_in_the_pool),
     ),
     "share of one caller in the reads": Guard(
-        "slow reads of one API token leave connections to the reads of others",
+        "slow reads of one API token leave connections to others",
         "tests/store/connection/test_read_share.py::test_slow_reads_of_a_caller_leave_half_of_the_share_to_others",
         put("store.connection.read_share.FairPlaces", _for_one_caller),
     ),
-    "places of whole pages": Guard(
-        "many requests of one visitor for pages delay neither others nor the queue",
+    "slots of whole pages": Guard(
+        "many page requests of one visitor delay neither others nor the queue",
         "tests/web/test_fair_reads.py::test_pages_wait_for_the_places_of_their_visitor_and_acts_and_files_do_not",
         put("web.pages.page_server._place", _place_without_a_wait),
     ),
     "storable record of a failure": Guard(
-        "a failure is recorded whatever its source says",
+        "a failure is recorded whatever its text",
         "tests/store/etl/test_failure_rows.py::test_a_failure_with_any_text_is_recorded",
         put("store.etl.failure_rows.storable_text", _as_it_is),
     ),
@@ -1019,27 +1019,27 @@ GUARDS = {
         put("store.etl.failure_rows.meaning_of", _nothing),
     ),
     "search for a refused line": Guard(
-        "a log line or progress that the database refuses does not lose those of other jobs",
+        "a refused log line or progress does not lose those of other jobs",
         f"{ACTORS}/test_hostile_handlers.py::test_a_refused_line_or_progress_does_not_affect_other_jobs",
         put("actors.recorder.Recorder._by_halves", _all_or_nothing),
     ),
     "holder of a load": Guard(
-        "of the runs of a load one begins at a time, whatever their keys",
+        "only one run of a load begins at a time, whatever its key",
         "tests/store/etl/test_load_holders.py::test_a_second_run_of_a_load_does_not_begin_and_leaves_no_record",
         edit("store.etl.load_holders._RUNS", "IS TRUE", "IS NULL"),
     ),
     "holder in the commit of a segment": Guard(
-        "a run whose load another run holds commits nothing",
+        "a run of a load that another run holds commits nothing",
         "tests/store/etl/test_load_holders.py::test_a_run_whose_load_another_one_holds_commits_nothing",
         edit("store.etl.load_holders._FENCE", "h.run_id = j.job_id AND h.token = j.token", "true"),
     ),
     "row lock in the commit of a segment": Guard(
-        "a load is not free before a commit that is under way has ended",
+        "a load is not free before a commit in progress has ended",
         "tests/store/etl/test_load_holders.py::test_a_load_is_not_free_before_a_commit_under_way_has_ended",
         edit("store.etl.load_holders._FENCE", "FOR NO KEY UPDATE OF j FOR SHARE OF h", ""),
     ),
     "kill of a load's process": Guard(
-        "what a load's pages run in does not outlive its stop, nor does what that has started",
+        "processes of a load end when it is stopped",
         "tests/flows/etl/test_processes.py::test_a_stop_kills_running_transforms_and_their_child_processes",
         put("actors.children.child.Child.end", _nothing_async),
     ),
