@@ -145,23 +145,23 @@ imports:
 bench *args: _bench-tools
     {{ bin }}/python -m benchmarks.peers "$@"
 
-# what loads take, beside a plain script, dlt and psql (see docs/performance.md)
+# what loads take, beside a plain script, dlt and psql (see benchmarks/README.md)
 [positional-arguments]
 bench-loads *args: _bench-tools
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench-loads
     {{ bin }}/python -m benchmarks.loads "$@"
 
-# what schedules and limits promise while processes are killed, and what they cost; one table (see docs/performance.md)
+# what schedules and limits promise while processes are killed, and what they cost; one table (see benchmarks/README.md)
 [positional-arguments]
 bench-scheduling *args: _bench-tools
     {{ bin }}/python -m benchmarks.scheduling "$@"
 
-# what the admin pages weigh and take, with ten million ended jobs and beside a drain; one table (see docs/performance.md)
+# what the admin pages weigh and take, with ten million ended jobs and beside a drain; one table (see benchmarks/README.md)
 [positional-arguments]
 bench-pages *args: _bench-tools
     {{ bin }}/python -m benchmarks.pages "$@"
 
-# what durable processes take, beside the queue's own jobs and beside DBOS; one table (see docs/performance.md)
+# what durable processes take, beside the queue's own jobs and beside DBOS; one table (see benchmarks/README.md)
 [positional-arguments]
 bench-processes *args: _bench-tools
     {{ bin }}/python -m benchmarks.processes "$@"

@@ -1,12 +1,13 @@
 """The documentation as a site: `just site` builds it from docs/, offline, into build/site.
 
-Three pages stand beside docs/ (README, CHANGELOG, CONTRIBUTING); their pages of the site are read from there. Every
-warning is an error: a link, an anchor or a name in the reference that leads nowhere fails the build. Nothing is asked
-of other hosts, neither by the build nor by the pages. `llms.txt` lists all pages, with their sources, for programs.
+Pages outside of docs/ (README, CHANGELOG, CONTRIBUTING, those of benchmarks/) have stubs in docs/ and are read from
+there. Every warning is an error: a broken link, anchor or name in the reference fails the build. Neither the build nor
+the pages need other hosts. `llms.txt` lists all pages, with their sources, for programs.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import version as version_of
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
-BESIDE = {"index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
+BESIDE = {
+    "index": "README.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "benchmarks": "benchmarks/README.md",
+    "benchmark-results": "benchmarks/results.md",
+    "benchmark-decisions": "benchmarks/decisions.md",
+}
 
 project = "dataloader"
 author = "The dataloader authors"
@@ -57,6 +65,9 @@ def read(_app: Sphinx, docname: str, source: list[str]) -> None:
     text = source[0]
     if docname in BESIDE:
         stub, text = text, (DOCS.parent / BESIDE[docname]).read_text()
+        folder = Path(BESIDE[docname]).parent
+        if folder.name:
+            text = re.sub(r"(?<=\]\()(?!https?:|#)([^)]+)", lambda link: os.path.normpath(folder / link[1]), text)
         text = re.sub(r"(?<=\]\()docs/", "/", text)
         text = re.sub(r"(?<=\]\()examples/(?=\))", "/recipes/index.md", text)
         text = re.sub(r"(?<=\]\()(?!https?:|#|/)", "/../", text)
