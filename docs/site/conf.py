@@ -1,8 +1,8 @@
 """The documentation as a site: `just site` builds it from docs/, offline, into build/site.
 
-Pages outside of docs/ (README, CHANGELOG, CONTRIBUTING, those of benchmarks/) have stubs in docs/ and are read from
-there. Every warning is an error: a broken link, anchor or name in the reference fails the build. Neither the build nor
-the pages need other hosts. `llms.txt` lists all pages, with their sources, for programs.
+Pages outside of docs/ (README, CHANGELOG, CONTRIBUTING, SECURITY, those of benchmarks/) have stubs in docs/ and are
+read from there. Every warning is an error: a broken link, anchor or name in the reference fails the build. Neither the
+build nor the pages need other hosts. `llms.txt` lists all pages, with their sources, for programs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ BESIDE = {
     "benchmarks": "benchmarks/README.md",
     "benchmark-results": "benchmarks/results.md",
     "benchmark-decisions": "benchmarks/decisions.md",
+    "security-policy": "SECURITY.md",
 }
 
 project = "dataloader"

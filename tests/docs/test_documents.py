@@ -73,7 +73,11 @@ def test_settings_that_a_document_names_exist(path):
 
 @pytest.mark.parametrize(
     "path",
-    [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "benchmarks").glob("*.md"))],
+    [
+        *DOCUMENTS,
+        *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *sorted((ROOT / "benchmarks").glob("*.md")),
+    ],
     ids=lambda path: path.name,
 )
 def test_links_within_the_project_lead_somewhere(path):
