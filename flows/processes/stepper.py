@@ -4,6 +4,9 @@ Steps that arrive while a statement is in progress share the next one. A single 
 connections avoid waits for the pool. The steps of a batch that cannot be stored are sent again one by one. A locked row
 never delays the other steps of a batch: after repeated lock failures, a step waits for its row on a separate
 connection.
+
+Rejected: the gatherer of single requests (store/connection/gatherer.py). Its callers wait for their answers even if
+they are canceled. A run whose lease has ended must leave immediately, and its unsent step must not be sent any more.
 """
 
 from __future__ import annotations

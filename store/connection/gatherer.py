@@ -25,7 +25,8 @@ class _Group(Generic[R, A]):
     requests: list[R] = attrs.field(factory=list)
     answers: Mapping[int, A] = attrs.field(factory=dict)
     error: StoreUnavailable | None = None
-    ended: trio.Event = attrs.field(factory=trio.Event)
+    ended: trio.Event | None = None
+    """Event for the callers of all requests but the first, made by the second."""
 
 
 @attrs.define(eq=False)
@@ -34,11 +35,13 @@ class Gatherer(Generic[R, A]):
 
     Requests that arrive while a statement is in progress share the next one. `send` runs the statement and returns the
     answers by the requests' places. Its callers wait up to `answer_s` seconds; `too_late` is the text of their error.
+    `yields` says after a statement whether the tasks that it has woken run before its callers resume.
     """
 
     _send: Callable[[Sequence[R]], Awaitable[Mapping[int, A]]]
     _answer_s: float
     _too_late: str
+    _yields: Callable[[], bool] | None = None
     _group: _Group[R, A] = attrs.field(factory=_Group, init=False)
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
@@ -55,6 +58,8 @@ class Gatherer(Generic[R, A]):
         if place == 0:
             await self._send_group(group)
         else:
+            if group.ended is None:
+                group.ended = trio.Event()
             # As for the first request of the group: it is sent whether or not the caller still waits.
             with trio.move_on_after(self._answer_s, shield=True):
                 await group.ended.wait()
@@ -75,6 +80,10 @@ class Gatherer(Generic[R, A]):
                 finally:
                     self._turn.release()
                 group.error = None
+                if self._yields is not None and self._yields():
+                    # Two turns of the loop: in the first one the callers may still come first.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    await trio.lowlevel.cancel_shielded_checkpoint()
         except StoreUnavailable as error:
             group.error = error
         except (StoreError, BadRequest):
@@ -82,4 +91,5 @@ class Gatherer(Generic[R, A]):
         finally:
             if self._group is group:
                 self._group = _Group()  # it timed out before it was sent: it must not get more requests
-            group.ended.set()
+            if group.ended is not None:
+                group.ended.set()

@@ -1,23 +1,20 @@
-"""Adds the jobs that come one by one, together: nobody waits for others to come, and many callers cost little more."""
+"""Adds the jobs of many callers together; a job that comes alone is added immediately."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 from uuid import UUID
 
-import attrs
 import trio
 
 from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_LEASE_S, ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
-from dataloader.store.connection.bridge import Database, acquire
+from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.gatherer import Gatherer
 from dataloader.store.queue.enqueue import ANSWER_S, enqueue, enqueue_unique, row_of
 from dataloader.store.queue.job_inserts import JOB_ID, Row, aio_insert, aio_insert_started
-
-MAX_GROUP: Final = 250
-"""Jobs that came one by one and are added in one statement, at the most."""
 
 
 class Starter(Protocol):
@@ -25,7 +22,7 @@ class Starter(Protocol):
 
     @property
     def worker(self) -> str:
-        """The name of this process as `claimed_by`."""
+        """Name of this process as `claimed_by`."""
 
     def reserve(self, job: NewJob) -> str | None:
         """Reserve a slot for a job that is about to be added; return the slot's queue, or None if the job has to wait.
@@ -37,136 +34,85 @@ class Starter(Protocol):
         """Note that `jobs` were added without a slot, so that no job which is added later starts before them."""
 
     def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
-        """Of the jobs with a slot (`reserved`: their queues) `jobs` were added as ours, by a statement of `sent_at`."""
+        """Start `jobs`, which a statement of `sent_at` added as ours, and free the other slots.
+
+        `reserved` has the queue of each job with a slot.
+        """
 
     def unanswered(self, reserved: Mapping[UUID, str]) -> None:
-        """Whether the jobs with a slot were added, as ours, is unknown."""
+        """Free the slots of jobs for which it is unknown whether they were added."""
 
 
 class Enqueuer:
     """Adds jobs for one process.
 
-    Those that come one by one while a statement is under way are added by the next one, together: nobody waits for
-    others to come, and many callers cost little more than one. Each has its own answer. `starter` has those started
-    at once that find a free slot in this process.
+    Single jobs that arrive during a statement are added together by the next one; each caller gets its own answer.
+    With a `starter`, jobs that find a free slot in this process start immediately.
     """
 
     starter: Starter | None = None
 
-    def __init__(
-        self, database: Database, *, default_lease_s: int = DEFAULT_LEASE_S, answer_s: float = ANSWER_S
-    ) -> None:
-        """Leases last `default_lease_s` where neither a job nor its task says how long.
-
-        A caller waits at most `answer_s` seconds for the statement before, and for the one with its job.
-        """
-        self.answer_s = answer_s
+    def __init__(self, database: Database, *, default_lease_s: int = DEFAULT_LEASE_S) -> None:
+        """Set the lease of jobs that have none, neither from their request nor from their task, in seconds."""
         self._database = database
         self.default_lease_s = default_lease_s
-        self._group = _Group()
-        self._turn = trio.Lock()
-        # Tasks whose jobs were unique when one was added last: they are asked for as such, in one statement.
+        too_late = "the database did not answer in time; whether the job was added is unknown"
+        self._are_starting = False
+        # Added jobs start before their callers resume, since an answer over HTTP takes longer than a start.
+        self._together = Gatherer(self._insert, ANSWER_S, too_late, lambda: self._are_starting)
+        # Tasks whose last job was a unique one. Their jobs are sent as unique ones, which saves a statement.
         self._unique: set[str] = set()
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """As the function `enqueue`. Who is cancelled already adds nothing."""
+        """Add jobs as the function `enqueue` does. A caller that is already canceled adds nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
+        # A job with a key may wait for another client's transaction, so no other job is added with it.
         job = jobs[0] if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None else None
         if job is not None and (job.version is not None or job.task in self._unique):
             if (answer := await enqueue_unique(self._database, job, default_lease_s=self.default_lease_s)) is not None:
                 return [answer]
             self._unique.discard(job.task)
         elif job is not None:
-            queue = await self._with_others(job, row_of(job, self.default_lease_s))
+            queue = await self._together.ask((job, row_of(job, self.default_lease_s)))
             if queue is not None:
                 return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
         answers = await enqueue(self._database, jobs, default_lease_s=self.default_lease_s)
         if self.starter is not None:
             self.starter.added(jobs)
         if job is not None and answers[0].did != "again":
-            self._unique.add(job.task)  # that is why the statement for all others has not added it
+            self._unique.add(job.task)  # that is why the shared statement has not added it
         return answers
 
-    async def _with_others(self, job: NewJob, row: Row) -> str | None:
-        """The queue of the row that was added; None if something stands against it, or against one of its group."""
-        group = self._group
-        group.jobs.append(job)
-        group.rows.append(row)
-        if len(group.rows) == MAX_GROUP:
-            self._group = _Group()
-        if len(group.rows) == 1:
-            await self._add(group)
+    async def _insert(self, requests: Sequence[tuple[NewJob, Row]]) -> dict[int, str]:
+        """Return the queues of the jobs that were added, by the places of their requests."""
+        jobs, rows = [job for job, _ in requests], [row for _, row in requests]
+        starter, self._are_starting = self.starter, False
+        # Jobs that handlers add have a root. The statement that also starts jobs has no column for it.
+        if starter is None or any(job.root is not None for job in jobs):
+            added = await self._database.run(aio_insert, rows)
         else:
-            # As for the first: our row goes in whether or not we are there to hear of it.
-            with trio.move_on_after(self.answer_s, shield=True):
-                await group.ended.wait()
-        if group.error is not None:
-            raise StoreUnavailable(str(group.error)) from group.error
-        # For one request alone: another one with the same id in this group is answered as any that comes later.
-        return group.added.pop(row[JOB_ID], None)
+            added = await self._insert_for(starter, jobs, rows)
+        # If an ID occurs twice, the second request is sent by itself and gets the answer of a repetition.
+        return {place: queue for place, row in enumerate(rows) if (queue := added.pop(row[JOB_ID], None)) is not None}
 
-    async def _add(self, group: _Group) -> None:
-        """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
-        group.error = StoreUnavailable("the database did not answer in time; whether the job was added is unknown")
-        try:
-            # The write before, and ours.
-            with trio.move_on_after(self.answer_s, shield=True):
-                await acquire(self._turn)
-                try:
-                    if self._group is group:
-                        self._group = _Group()
-                    group.added, starts = await self._insert(group)
-                finally:
-                    self._turn.release()
-                group.error = None
-                if starts:
-                    # They begin before their callers go on: to make an answer over HTTP takes longer than a turn of the
-                    # loop. Two turns, since in the next one the callers may come first.
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-        except StoreUnavailable as error:
-            group.error = error
-        except (StoreError, BadRequest):
-            group.error = None  # one of them can't be stored: each is tried by itself
-        finally:
-            if self._group is group:
-                self._group = _Group()  # its time was over before its turn came: nobody may join it any more
-            group.ended.set()
-
-    async def _insert(self, group: _Group) -> tuple[dict[UUID, str], bool]:
-        """The ids that were added, with their queues, and whether some of them start at once."""
-        starter = self.starter
-        # What handlers add has a root, for which the statement below has no place.
-        if starter is None or any(job.root is not None for job in group.jobs):
-            return await self._database.run(aio_insert, group.rows), False
-        slots = [starter.reserve(job) for job in group.jobs]
-        reserved = {job.job_id: slot for job, slot in zip(group.jobs, slots, strict=True) if slot is not None}
+    async def _insert_for(self, starter: Starter, jobs: list[NewJob], rows: list[Row]) -> dict[UUID, str]:
+        slots = [starter.reserve(job) for job in jobs]
+        reserved = {job.job_id: slot for job, slot in zip(jobs, slots, strict=True) if slot is not None}
         if not reserved:
-            added = await self._database.run(aio_insert, group.rows)
-            starter.added(group.jobs)
-            return added, False
+            added = await self._database.run(aio_insert, rows)
+            starter.added(jobs)
+            return added
         try:
-            added, jobs, sent_at = await self._database.run(aio_insert_started, group.rows, slots, starter.worker)
+            added, started, sent_at = await self._database.run(aio_insert_started, rows, slots, starter.worker)
         except BaseException as error:
             if isinstance(error, StoreError | BadRequest) and not isinstance(error, StoreUnavailable):
-                starter.answered(reserved, [], 0)  # what the server has refused it has undone
+                starter.answered(reserved, [], 0)  # the server has rolled the statement back
             else:
                 starter.unanswered(reserved)
             raise
-        starter.answered(reserved, jobs, sent_at)
-        if len(jobs) < len(group.jobs):
-            started = {job.job_id for job in jobs}
-            starter.added(job for job in group.jobs if job.job_id not in started)
-        return added, bool(jobs)
-
-
-@attrs.define(eq=False)
-class _Group:
-    """Jobs that are added together as rows, and what came of it."""
-
-    jobs: list[NewJob] = attrs.field(factory=list)
-    rows: list[Row] = attrs.field(factory=list)
-    added: dict[UUID, str] = attrs.field(factory=dict)
-    error: StoreUnavailable | None = None
-    ended: trio.Event = attrs.field(factory=trio.Event)
+        starter.answered(reserved, started, sent_at)
+        if len(started) < len(jobs):
+            ids = {job.job_id for job in started}
+            starter.added(job for job in jobs if job.job_id not in ids)
+        self._are_starting = bool(started)
+        return added

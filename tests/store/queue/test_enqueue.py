@@ -13,8 +13,9 @@ from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavail
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import Status
-from dataloader.store.queue.enqueue import ANSWER_S, aio_enqueue_within, enqueue, rows_of
-from dataloader.store.queue.enqueuer import MAX_GROUP, Enqueuer
+from dataloader.store.connection.gatherer import MAX_GROUP
+from dataloader.store.queue.enqueue import aio_enqueue_within, enqueue, rows_of
+from dataloader.store.queue.enqueuer import Enqueuer
 
 COUNT = "SELECT count(*) FROM dl_jobs"
 
@@ -347,26 +348,6 @@ async def test_jobs_that_come_one_by_one_during_a_statement_are_added_by_the_nex
     assert all(answers[job.job_id].created for job in jobs)
     assert await raw.fetchval(COUNT) == len(jobs)
     assert await raw.fetchval(STATEMENTS) == 2
-
-
-@pytest.mark.requirement("Q12")
-async def test_no_job_joins_a_group_that_timed_out_before_its_turn(store, raw):
-    enqueuer = Enqueuer(store, answer_s=0.1)
-    errors = []
-
-    async def one():
-        with pytest.raises(StoreUnavailable) as error:
-            await enqueuer.enqueue([new()])
-        errors.append(error)
-
-    async with enqueuer._turn, trio.open_nursery() as nursery:  # as for a statement that the database does not answer
-        nursery.start_soon(one)
-        await trio.sleep(0.3)
-    assert errors
-    enqueuer.answer_s = ANSWER_S
-    [answer] = await enqueuer.enqueue([new()])
-    assert answer.created
-    assert await raw.fetchval(COUNT) == 1
 
 
 async def test_a_group_has_its_bound(store, raw, until_blocked):

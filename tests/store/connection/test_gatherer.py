@@ -1,0 +1,74 @@
+"""Gatherer: requests that arrive during a statement share the next one, and none waits longer than its deadline."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.store.connection.gatherer import Gatherer
+
+
+@pytest.mark.requirement("Q12")
+async def test_no_request_joins_a_group_that_timed_out_before_its_turn():
+    sent, answered = [], trio.Event()
+
+    async def send(requests):
+        sent.append([*requests])
+        with trio.CancelScope(shield=True):  # as a statement that the server is still cancelling
+            await answered.wait()
+        return dict(enumerate(requests))
+
+    gatherer = Gatherer(send, 0.2, "too late")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gatherer.ask, "in progress")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(StoreUnavailable, match="too late"):
+            await gatherer.ask("before its turn")
+        answered.set()
+    assert await gatherer.ask("next") == "next"
+    assert sent == [["in progress"], ["next"]]
+
+
+@pytest.mark.parametrize("yields", [True, False])
+async def test_tasks_woken_by_a_statement_run_before_its_callers_if_it_yields(yields):
+    steps, woken = [], trio.Event()
+
+    async def started():
+        await woken.wait()
+        steps.append("started")
+
+    async def send(requests):
+        await trio.lowlevel.checkpoint()
+        woken.set()
+        return dict(enumerate(requests))
+
+    gatherer = Gatherer(send, 60, "too late", lambda: yields)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(started)
+        await trio.testing.wait_all_tasks_blocked()
+        await gatherer.ask("a")
+        steps.append("answered")
+    assert steps == (["started", "answered"] if yields else ["answered", "started"])
+
+
+async def test_the_next_statement_begins_before_the_callers_of_one_that_yields_resume():
+    steps = []
+
+    async def send(requests):
+        steps.append(f"send {requests[0]}")
+        await trio.lowlevel.checkpoint()
+        return dict(enumerate(requests))
+
+    async def ask(request):
+        await gatherer.ask(request)
+        steps.append(f"answer {request}")
+
+    gatherer = Gatherer(send, 60, "too late", lambda: True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "a")
+        await trio.lowlevel.checkpoint()
+        nursery.start_soon(ask, "b")
+    assert steps == ["send a", "send b", "answer a", "answer b"]
