@@ -1,1 +1,1 @@
-"""The queue's SQL, one file a concern. The one feature of the store that the others may use."""
+"""SQL of the queue, one file for each subject. Other features of the store may import it; it imports none of them."""

@@ -1,4 +1,4 @@
-"""What one job's page needs beside its row: its attempts, out of the journal, and the args of the last success."""
+"""Data for a job's page beside its row: its attempts, from its event history, and the args of the last success."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import shown
 
 MOST_EVENTS: Final = 200
-"""The latest events of a journal, besides lines and heartbeats, that are read."""
+"""Maximum number of events read from a history, the latest ones; log lines and heartbeats are not counted."""
 _SCANNED: Final = 10_000
 _SUCCESSES: Final = 5_000
-"""The latest jobs that succeeded, among which one of the task is looked for: no index has the task."""
+"""Number of the latest succeeded jobs searched for one of the task: no index has the task."""
 _MOST_TEXT: Final = 4_000
 
-# Other services write what they like: an instant that Python has not is one of the ends of those that it has.
+# Other services may write timestamps that Python cannot represent; they are moved to the nearest that it can.
 JOURNAL: Final = f"""
 SELECT event_id, least(greatest(ts, '0001-01-02Z'), '9999-12-30Z') AS ts, kind, payload ->> 'reason' AS reason, payload ->> 'by' AS by, payload ->> 'worker' AS worker, payload ->> 'attempt' AS attempt,
        left(payload ->> 'error', {_MOST_TEXT}) AS error,
@@ -45,7 +45,7 @@ _ENDED: Final = {
 
 @attrs.frozen(kw_only=True)
 class JournalLine:
-    """A line of a journal, of the fields of ours."""
+    """Event of a job's history, with the fields that this program writes."""
 
     event_id: int
     ts: datetime
@@ -60,7 +60,7 @@ class JournalLine:
 
 @attrs.frozen(kw_only=True)
 class Attempt:
-    """An attempt. `next_at`: when the next one was due, if it failed."""
+    """Attempt of a job. If it failed, `next_at` is the time at which the next attempt was due."""
 
     number: str | None
     began: datetime | None
@@ -72,20 +72,20 @@ class Attempt:
 
     @property
     def took(self) -> timedelta | None:
-        """How long it took."""
+        """Duration of the attempt."""
         return None if self.began is None or self.ended is None else self.ended - self.began
 
 
 @attrs.frozen
 class Journal:
-    """The latest lines of a journal and the attempts in them, oldest first; `is_whole`: there are no others."""
+    """The latest events of a job and the attempts in them, oldest first. `is_whole`: the job has no other events."""
 
     lines: Sequence[JournalLine]
     is_whole: bool
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Where each began and how it ended. Waiting for a key is none."""
+        """Beginning and end of each attempt. Waiting for a lock key is not an attempt."""
         found: list[Attempt] = []
         begun: JournalLine | None = None
         for line in self.lines:
@@ -127,7 +127,7 @@ def _attempt(begun: JournalLine, end: JournalLine | None) -> Attempt:
 
 @attrs.frozen
 class Success:
-    """A job of a task that has succeeded, and its args."""
+    """Succeeded job of a task, with its args."""
 
     job_id: UUID
     finished_at: datetime
@@ -135,7 +135,7 @@ class Success:
 
 
 async def last_success(database: Database, task: str, job_id: UUID) -> Success | None:
-    """The job of the task, another than `job_id`, that succeeded last; None: none of the latest that did is of it."""
+    """Return the task's last succeeded job besides `job_id`; None if the latest successes are of other tasks."""
     return await database.run(_aio_last_success, task, job_id)
 
 

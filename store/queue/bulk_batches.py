@@ -1,8 +1,9 @@
-"""Does the next batch of an act on many jobs, in one transaction (U16).
+"""Run the next batch of a bulk operation, in one transaction (U16).
 
-It locks the act's row, so that two processes never do the same batch; it takes jobs out of the frozen set, changes
-those that are still to be changed, and counts: a process may be killed anywhere. A job that somebody has locked goes
-back behind the others. An act whose batch the database refuses, again and again, ends with the error.
+The transaction locks the operation's row, so that two processes never run the same batch. It takes jobs out of the
+frozen set, changes those that still qualify, and counts them, so that a process may be killed at any time. A job that
+another session has locked is put back behind the others. If the database refuses the batch of an operation several
+times, the operation ends with the error.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from dataloader.store.queue.leases import ENDLESS
 from dataloader.store.queue.make_ready import unpark
 
 BATCH: Final = 500
-"""Jobs that one transaction changes: their rows stay locked until it commits."""
+"""Number of jobs that one transaction changes; their rows stay locked until it commits."""
 MAX_TURNS: Final = 30
-"""A job whose row somebody has locked so many times is left as it is."""
+"""Number of attempts to lock a job's row before the job is left unchanged."""
 MAX_FAULTS: Final = 3
-"""An act ends that the database has refused so often."""
+"""Number of refusals by the database after which a bulk operation ends."""
 
 _NEXT: Final = """
 SELECT bulk_id, action, priority, actor, done, changed, jobs FROM dl_bulk
@@ -48,7 +49,7 @@ DELETE FROM dl_bulk_jobs WHERE ctid = ANY (ARRAY(
   ORDER BY bulk_id {way}, turn {way}, job_id {way} LIMIT $2))
 RETURNING job_id, turn
 """
-# What is judged is the newest version of each row. Names of statuses and conditions come from constants.
+# The newest version of each row is checked. Names of statuses and conditions come from constants.
 _TO_CHANGE: Final = """
 FROM dl_jobs WHERE job_id = ANY ($1::uuid[]) AND (status = ANY ($2::dl_status[])) IS TRUE AND ({still}) IS TRUE
 """
@@ -75,7 +76,7 @@ WHERE bulk_id = $1
 
 @attrs.frozen
 class BulkBatch:
-    """What a batch came to. `waits`: nothing could be done, since others have all its rows locked, or an error."""
+    """Result of a batch. `waits`: nothing was done, because all rows were locked or because of an error."""
 
     jobs: int = 0
     changed: int = 0
@@ -83,7 +84,7 @@ class BulkBatch:
 
 
 async def do_batch(database: Database) -> BulkBatch | None:
-    """Do the next batch of the act that has waited longest; None: no act is open that nobody else works on."""
+    """Run the next batch of the operation that has waited longest; return None if no open operation is free."""
     batch, hashes = await database.write(_aio_batch)
     await unpark(database, hashes)
     return batch
@@ -99,7 +100,7 @@ async def _aio_batch(connection: Any) -> tuple[BulkBatch | None, list[int]]:
                 return await _aio_work(connection, act)
         except Exception as error:
             if meaning_of(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}:
-                raise  # these pass: the whole transaction is rolled back, and done again later
+                raise  # temporary: the whole transaction is rolled back and repeated later
             await connection.execute(_FAULT, act["bulk_id"], said(error)[:1_000])
             return BulkBatch(waits=True), []
 
@@ -128,25 +129,25 @@ async def _aio_work(connection: Any, act: Any) -> tuple[BulkBatch, list[int]]:
 
 @attrs.frozen
 class _Work:
-    """The statements of one batch of an act, whose row is locked."""
+    """Statements of one batch of a bulk operation, whose row is locked."""
 
     connection: Any
     act: Any
     kind: ManyAct
 
     async def aio_take(self) -> dict[UUID, int]:
-        """Take jobs out of the frozen set: their turns by their ids."""
+        """Take jobs out of the frozen set; return their turns by their IDs."""
         sql = _TAKE.format(way="DESC" if self.kind.newest_first else "ASC")
         return {row["job_id"]: row["turn"] for row in await self.connection.fetch(sql, self.act["bulk_id"], BATCH)}
 
     async def aio_lock(self, ids: list[UUID]) -> list[Any]:
-        """Lock those that are to be changed and that nobody else has locked."""
+        """Lock the jobs that qualify and that no other session has locked."""
         return await self._aio_of_those(_LOCK, ids)
 
     async def aio_put_back(self, left: Mapping[UUID, int]) -> int:
-        """Put those back into the frozen set that somebody else has locked; how many there were."""
+        """Put the jobs that other sessions have locked back into the frozen set; return their number."""
         step = -1 if self.kind.newest_first else 1
-        # A row that has come to fit between the two statements is looked at again, too.
+        # A row that has begun to qualify between the two statements is also checked again.
         found = [row["job_id"] for row in await self._aio_of_those(_LOCKED_BY_OTHERS, list(left))] if left else []
         again = {job_id: left[job_id] + step for job_id in found if abs(left[job_id]) < MAX_TURNS}
         if again:
@@ -154,7 +155,7 @@ class _Work:
         return len(again)
 
     async def aio_change(self, rows: list[Any]) -> list[int]:
-        """Change the locked rows; the hashes of the keys that may have lost their next job."""
+        """Change the locked rows; return the hashes of the keys that may have lost their next job."""
         ids, operator = [row["job_id"] for row in rows], Operator(self.act["actor"])
         match self.act["action"]:
             case "cancel":

@@ -1,7 +1,8 @@
-"""Acts on many jobs in the tables (U16): they are counted, frozen and told of here; bulk_batches.py does them.
+"""Bulk operations in the tables (U16): count, freeze and report the jobs; bulk_batches.py changes them.
 
-One INSERT … SELECT freezes the jobs: a bound by time would let in what commits late, and "until nothing matches" would
-never end for what fails again. An act's row is written first, so that of two requests with the same id one begins it.
+One INSERT … SELECT freezes the jobs. A bound by time would include jobs that commit late, and repeating until no job
+matches would never end for jobs that fail again. The operation's row is written first, so that of two requests with
+the same ID only one starts it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from dataloader.store.queue.control import (
 from dataloader.store.queue.job_filters import condition
 
 COUNT_S: Final = 2.0
-"""Seconds that a count may take: a page waits for it."""
+"""Maximum duration of a count in seconds: a page waits for it."""
 
 _COLUMNS: Final = """
 bulk_id, action, priority, filter::text AS filter, actor, created_at, jobs, done, changed, error, stopped_by, ended_at,
@@ -78,10 +79,10 @@ _TELL: Final = "SELECT pg_notify('dl_bulk', '')"
 
 @attrs.frozen
 class ManyAct:
-    """What an act is for: jobs of the statuses `allowed` of which `still` says that they would be changed.
+    """Condition for the jobs of a bulk operation: a status in `allowed`, and `still`: the job would change.
 
-    `{value}` in it is the act's value. What is `newest_first` neither starts what it is about to cancel, nor retries an
-    older job of a unique key in place of a newer one.
+    `{value}` in `still` is the operation's value. With `newest_first`, a cancel does not start jobs that it is about to
+    cancel, and a retry does not retry an older job of a unique key in place of a newer one.
     """
 
     allowed: frozenset[Status]
@@ -96,12 +97,12 @@ ACTS: Final[Mapping[str, ManyAct]] = {
     "set_priority": ManyAct(TO_SET_PRIORITY.allowed, TO_SET_PRIORITY.still),
 }
 _LEFT_OUT: Final = ManyAct(OPEN, WAKES_PROCESS)
-"""What no cancel of many jobs is for."""
+"""Jobs that no bulk cancel changes."""
 
 
 @implements(CountBulk)
 async def _count(store: Store, request: CountBulk) -> BulkCount:
-    """Count the jobs; a count that takes longer than `COUNT_S` is "at least 0"."""
+    """Return the number of jobs; if counting takes longer than `COUNT_S`, "at least 0"."""
     check_act(request.change, request.chosen)
     return await store.database.run(_aio_count, request.change, request.chosen, COUNT_S)
 
@@ -148,7 +149,7 @@ async def _aio_find(connection: Any, *values: object) -> list[BulkRecord]:
 
 
 def _where(change: Change, chosen: Chosen, act: ManyAct) -> tuple[str, list[Any]]:
-    """The jobs that an act would change, as a condition, and its values."""
+    """Return the condition for the jobs that an operation would change, and its values."""
     if isinstance(chosen, JobFilter):
         allowed = act.allowed if chosen.status is None else act.allowed & chosen.status
         where, values = condition(attrs.evolve(chosen, status=allowed))
@@ -176,7 +177,7 @@ async def _aio_count(connection: Any, change: Change, chosen: Chosen, count_s: f
 
 
 def _plan_for_values(timeout: str | None = None) -> str:
-    """Which index is best depends on the filter's values."""
+    """Return the settings for a plan by the filter's values, on which the best index depends."""
     bound = {} if timeout is None else {"statement_timeout": timeout}
     return set_local({**PLANNER_OF_USERS, "plan_cache_mode": "force_custom_plan", **bound})
 
@@ -208,7 +209,7 @@ async def _aio_start(
 
 
 def _same_act(found: BulkRecord, action: str, priority: int | None, told: str) -> BulkRecord:
-    """The act that a request sent twice has begun. Raises `BadRequest` if the id belongs to another one."""
+    """Return the operation that the first of two equal requests started. Raises `BadRequest` if the ID is another's."""
     if (found.action, found.priority, found.filter) != (action, priority, msgspec.json.decode(told)):
         raise BadRequest("bulk_id", f"belongs to another bulk act, {found.bulk_id}")
     return found

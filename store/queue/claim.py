@@ -1,4 +1,4 @@
-"""A claim: what is asked for, and the result, read from the rows of dl_claim_known."""
+"""Request and result of a claim, read from the rows of dl_claim_known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloader.jobs.model import ClaimedJob
 
 @attrs.frozen
 class ClaimRequest:
-    """The arguments of `LockSession.claim`, but for `look`, which is the number of jobs to look at here."""
+    """Arguments of `LockSession.claim`, except that `look` is the number of jobs to read."""
 
     queue: str
     slots: int
@@ -27,15 +27,20 @@ class ClaimRequest:
 
 @attrs.frozen
 class Claim:
-    """What a claim brought: the jobs that are ours now, and what became of the other candidates.
+    """Result of a claim: the claimed jobs, and the state of the other candidates.
 
-    `sent_at` is `lease_time()` before the claim was sent: leases count from then. `more` tells whether more may wait
-    behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
-    at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
-    must be looked at again, after the commit and on another session. `lanes` tells of each lane that was asked for
-    why no more of it may start, and in how many seconds it is worth a look: None, when something tells. `blocked` tells
-    that many jobs of unknown tasks stand in front, `large` that jobs were left for the next claim, since the args of
-    those before them are long.
+    Attributes:
+        jobs: the claimed jobs.
+        waited_s: for each of them, the seconds between its due time and the claim.
+        more: whether more ready jobs may follow behind the last one.
+        passed_over: whether jobs were skipped because another session had locked them.
+        last: the last job that was read; the next claim may begin behind it, unless slots were missing.
+        to_test: hashes of lock keys whose parked jobs must be checked again, after the commit and on another session.
+        sent_at: `lease_time()` before the claim was sent; leases count from it.
+        lanes: for each requested lane, why no more of its jobs may start, and the seconds until the next check (None: a
+            notification will arrive).
+        blocked: whether many jobs of unknown tasks are in front.
+        large: whether jobs were left for the next claim because the args of those before them are large.
     """
 
     jobs: list[ClaimedJob]
@@ -51,7 +56,7 @@ class Claim:
 
 
 def claim_of(request: ClaimRequest, records: Sequence[Any], sent_at: float) -> Claim:
-    """Return the claim that was sent at `sent_at` and has these rows."""
+    """Return the result of the claim that was sent at `sent_at` and returned `records`."""
     jobs, waited = [], []
     to_test = set()
     passed_over = more = blocked = large = False
@@ -85,7 +90,7 @@ def claim_of(request: ClaimRequest, records: Sequence[Any], sent_at: float) -> C
 
 
 def job_of(queue: str, record: Any) -> ClaimedJob:
-    """Return the claimed job of a row."""
+    """Return the claimed job of a record."""
     return ClaimedJob(
         job_id=record["job_id"],
         token=record["token"],

@@ -1,10 +1,10 @@
-"""What an operator does to jobs and queues: cancel, retry, change of priority, run now, pause, resume (Q4, R1, R2).
+"""Actions of operators on jobs and queues: cancel, retry, set priority, run now, pause, resume (Q4, R1, R2).
 
-web/, the command line and the supervisor call it. Every action writes its row of dl_audit in its own transaction, also
-when it found nothing to change. A job's row is locked before its status is judged, so that a finish, a claim or another
-operator comes before or after, never between. The transitions are those of jobs/states.py. A job that somebody runs is
-not ended here: it is asked for, and whoever runs the job answers. A running job whose lease never ends and that nobody
-renews (`ENDLESS`) is nobody's, and is ended here.
+web/, the command line and the supervisor call this module. Each action writes its row of dl_audit in the same
+transaction, also if it found nothing to change. The job's row is locked before its status is checked, so that a finish,
+a claim or another action happens before or after, never in between. The transitions are those of jobs/states.py. A
+running job is not ended here: a cancel is requested, and its worker answers. The exception is a running job whose lease
+never ends and that no worker renews (`ENDLESS`): it has no worker, and is ended here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOCK_TIMEOUT_MS: Final = 2_000
 OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
 REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is Step.REVIVE)
 
-# {where} is put together by JobFilter from constants; the newest version of each row is judged again once it is locked.
+# JobFilter builds {where} from constants. The newest version of each row is checked again once it is locked.
 _LOCK_MANY: Final = f"""
 SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless FROM dl_jobs
 WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE {{where}} AND {{still}} LIMIT ${{limit}}))
@@ -46,7 +46,7 @@ ORDER BY job_id FOR NO KEY UPDATE
 WAKES_PROCESS: Final = """
 ((NOT keyed AND starts_with(task, queue || '.v') AND queue = 'process.' || (args ->> 'type')) IS TRUE)
 """
-"""Jobs that wake durable processes, told by what only the database's own function writes: nobody cancels them."""
+"""Jobs that wake durable processes, recognized by values that only the database function writes. None is canceled."""
 
 _LOCK: Final = f"""
 SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless,
@@ -83,7 +83,7 @@ INSERT INTO dl_job_events (job_id, queue, kind, payload)
 SELECT job_id, queue, 'requeue', jsonb_build_object('reason', 'operator', 'by', $2::text) FROM changed
 """
 
-# The trigger takes the key from a job that comes back, since nobody's UPDATE may fail: here it may.
+# The trigger clears the key of a job that is queued again, since an UPDATE must not fail there; here it may.
 _REVIVE_UNIQUE: Final = """
 UPDATE dl_jobs j SET unique_key = u.unique_key
 FROM unnest($1::uuid[], $2::text[]) AS u (job_id, unique_key) WHERE j.job_id = ANY (ARRAY[u.job_id])
@@ -93,10 +93,10 @@ PLACE_IS_FREE: Final = """
   SELECT FROM dl_jobs n
   WHERE n.unique_key = dl_jobs.unique_key AND n.status IN ('queued', 'running') AND n.superseded_by IS NULL))
 """
-"""Of many jobs that are retried those of whose unique key no job waits or runs."""
+"""Condition of a bulk retry: no job with the same unique key waits or runs."""
 
 TO_CANCEL: Final = f"((NOT (status = 'running' AND cancel_requested) OR {ENDLESS}) AND NOT {WAKES_PROCESS})"
-"""Of many jobs that are canceled those that were not asked before, and wake no process."""
+"""Condition of a bulk cancel: the job has no cancel request yet, and wakes no process."""
 
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
 
@@ -118,9 +118,13 @@ _AUDIT: Final = "INSERT INTO dl_audit (actor, action, job_id, detail) VALUES ($1
 
 @attrs.frozen
 class _Action:
-    """Something done to jobs of some statuses: its name in the audit, its statement (jobs first, then its value).
+    """Action on jobs with a status in `allowed`.
 
-    `still` says of a job that it would be changed: those that would not are none of many. `{value}` is the value there.
+    Attributes:
+        name: its name in the audit.
+        allowed: statuses of the jobs that it may change.
+        sql: its statement; the first parameter is the list of jobs, the second one the value.
+        still: condition for jobs that it would change, for bulk operations; `{value}` stands for the value.
     """
 
     name: str
@@ -140,10 +144,10 @@ _TO_POSTPONE: Final = _Action(
 
 
 async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
-    """Cancel the job (Q4): at once if it is queued; if it runs, ask for it; if it has ended, leave it as it is.
+    """Cancel a queued job immediately, or request the cancel of a running one (Q4). An ended job stays as it is.
 
-    At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`, and `Conflict` for
-    the job of a durable process.
+    A running job whose lease never ends and that no worker renews is canceled immediately. Raises `JobNotFound`, and
+    `Conflict` for the job of a durable process.
     """
     job, lock_hashes = await database.write(_aio_cancel, job_id, operator)
     await unpark(database, lock_hashes)
@@ -151,10 +155,10 @@ async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRec
 
 
 async def cancel_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
-    """Cancel at most `limit` queued and running jobs that the filter means; how many there were comes back.
+    """Cancel at most `limit` queued and running jobs that match the filter; return their number.
 
-    Jobs that were asked before are not counted again, so a caller that wants all repeats until 0. Jobs that wake
-    durable processes are left out. Raises `BadRequest` for a `limit` that is not allowed.
+    Jobs with an earlier cancel request are not counted, so a caller can repeat until the result is 0. Jobs that wake
+    durable processes are left out. Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
     count, lock_hashes = await database.write(_aio_cancel_many, job_filter, operator, limit)
@@ -165,10 +169,10 @@ async def cancel_many(database: Database, job_filter: JobFilter, operator: Opera
 async def retry(database: Database, job_id: UUID, operator: Operator, *, force: bool = False) -> JobRecord:
     """Queue a failed, canceled or lost job again as if it were new, but for its progress.
 
-    With `force` also a running job whose lease never ends and that nobody has renewed: it is canceled first. If some
-    service runs it all the same, its body may run twice.
+    With `force`, also retry a running job whose lease never ends and that no worker has renewed: it is canceled first.
+    If a service runs it nevertheless, its handler may run twice.
 
-    Raises `Conflict` for a job with another status, `JobNotFound`.
+    Raises `JobNotFound`, and `Conflict` for a job with another status.
     """
     job, lock_hashes = await database.write(_aio_retry, job_id, operator, force=force)
     await unpark(database, lock_hashes)
@@ -176,42 +180,42 @@ async def retry(database: Database, job_id: UUID, operator: Operator, *, force: 
 
 
 async def retry_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
-    """Queue at most `limit` failed, canceled and lost jobs that the filter means again; how many there were comes back.
+    """Queue at most `limit` failed, canceled and lost jobs that match the filter again; return their number.
 
-    Raises `BadRequest` for a `limit` that is not allowed.
+    Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
     return await database.write(_aio_retry_many, job_filter, operator, limit)
 
 
 async def set_priority(database: Database, job_id: UUID, priority: int, operator: Operator) -> JobRecord:
-    """Give a queued job another priority; the smallest runs first (R1).
+    """Change the priority of a queued job; the smallest runs first (R1).
 
-    Raises `BadRequest` for a priority that is not allowed, `Conflict` for a job that is not queued, `JobNotFound`.
+    Raises `BadRequest` if the priority is not allowed, `Conflict` if the job is not queued, `JobNotFound`.
     """
     check_between("priority", priority, 0, MAX_INT)
     return await database.write(_aio_act, job_id, TO_SET_PRIORITY, operator, priority=priority)
 
 
 async def run_now(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
-    """Make a queued job due at once. One that waits for its lock_key or its limits goes on waiting for them.
+    """Make a queued job due now. A job that is blocked by its lock key or a limit stays blocked.
 
-    Raises `Conflict` for a job that is not queued, `JobNotFound`.
+    Raises `Conflict` if the job is not queued, `JobNotFound`.
     """
     return await database.write(_aio_act, job_id, TO_RUN_NOW, operator)
 
 
 async def postpone(database: Database, job_id: UUID, until: datetime, operator: Operator) -> JobRecord:
-    """Let a queued job wait until an instant: what takes a `run_now` back. Raises as that does."""
+    """Make a queued job wait until `until`, which reverses a `run_now`. Raises the errors of `run_now`."""
     return await database.write(_aio_act, job_id, _TO_POSTPONE, operator, until=until)
 
 
 async def set_priority_many(
     database: Database, job_filter: JobFilter, priority: int, operator: Operator, *, limit: int = 1_000
 ) -> int:
-    """Give at most `limit` queued jobs that the filter means another priority; how many there were comes back.
+    """Change the priority of at most `limit` queued jobs that match the filter; return their number.
 
-    Jobs that have it are not counted. Raises `BadRequest` for a priority or a `limit` that is not allowed.
+    Jobs that have the priority already are not counted. Raises `BadRequest` if the priority or `limit` is not allowed.
     """
     check_between("priority", priority, 0, MAX_INT)
     check_between("limit", limit, 1, MAX_BULK)
@@ -219,25 +223,25 @@ async def set_priority_many(
 
 
 async def run_now_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
-    """Make at most `limit` jobs due that the filter means and that wait for their time; how many there were comes back.
+    """Make at most `limit` jobs due that match the filter and wait for their time; return their number.
 
-    Raises `BadRequest` for a `limit` that is not allowed.
+    Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
     return await database.write(_aio_act_many, job_filter, TO_RUN_NOW, operator, limit)
 
 
 async def pause(database: Database, queue: str, operator: Operator) -> None:
-    """Let no worker claim from the queue, in any process, until it is resumed. What runs goes on.
+    """Stop all claims from the queue, in all processes, until it is resumed. Running jobs continue.
 
-    Raises `BadRequest` for a name that is not allowed; the queue need not have jobs.
+    The queue need not have jobs. Raises `BadRequest` if the name is not allowed.
     """
     check_name("queue", queue, MAX_NAME)
     await database.write(_aio_pause, queue, operator, paused=True)
 
 
 async def resume(database: Database, queue: str, operator: Operator) -> None:
-    """End the queue's pause and wake its workers. Raises `BadRequest` for a name that is not allowed."""
+    """End the queue's pause and wake its workers. Raises `BadRequest` if the name is not allowed."""
     check_name("queue", queue, MAX_NAME)
     await database.write(_aio_pause, queue, operator, paused=False)
 
@@ -261,7 +265,7 @@ async def _aio_lock_many(
 
 @asynccontextmanager
 async def aio_short_transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction that waits for a row or table that somebody has locked, but not for long: others need the pool."""
+    """Open a transaction that waits only briefly for locked rows and tables, since other callers need the pool."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
         yield
@@ -291,7 +295,7 @@ async def _aio_cancel_many(
 
 
 async def aio_end(connection: Any, rows: list[Any], operator: Operator) -> list[int]:
-    """Cancel the locked rows as their status allows; who did it is in their journals (asyncio-flavoured).
+    """Cancel the locked rows as their status allows, and record the operator in their histories (asyncio-flavoured).
 
     Returns the hashes of the keys that may have lost their next job.
     """
@@ -305,7 +309,7 @@ async def aio_end(connection: Any, rows: list[Any], operator: Operator) -> list[
 
 
 def _is_held(row: Any) -> bool:
-    """Whether somebody runs the job, and has to be asked."""
+    """Return whether a worker runs the job, so that its cancel must be requested."""
     return row["status"] == Status.RUNNING and not row["endless"]
 
 
@@ -345,7 +349,7 @@ async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Oper
 
 
 def newest_of_keys(rows: list[Any]) -> list[Any]:
-    """Of locked rows of one unique key the newest alone: by its id, which tells its time."""
+    """Return only the newest of locked rows with the same unique key, by its ID, which contains its time."""
     newest: dict[str, UUID] = {}
     for row in rows:
         if row["unique_key"] is not None:
@@ -354,9 +358,9 @@ def newest_of_keys(rows: list[Any]) -> list[Any]:
 
 
 async def aio_revive(connection: Any, rows: list[Any], operator: Operator) -> None:
-    """Queue ended jobs again, whose locked rows have `job_id` and `unique_key` (asyncio-flavoured).
+    """Queue ended jobs again and record the operator in their histories (asyncio-flavoured).
 
-    Who did it is in their journals.
+    `rows` are locked, and have `job_id` and `unique_key`.
     """
     await connection.execute(_REVIVE, [row["job_id"] for row in rows], operator.name)
     keys = {row["job_id"]: row["unique_key"] for row in rows if row["unique_key"] is not None}
@@ -365,7 +369,7 @@ async def aio_revive(connection: Any, rows: list[Any], operator: Operator) -> No
 
 
 async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: Operator, **values: Any) -> JobRecord:
-    """Do one action to one job if its status allows it. `values`, in the statement's order, go into the log by name."""
+    """Apply one action to a job if its status allows it. `values`, in the statement's order, are audited by name."""
     async with aio_short_transaction(connection):
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
@@ -404,7 +408,7 @@ def _bulk_detail(job_filter: JobFilter, limit: int) -> dict[str, Any]:
 async def aio_audit(
     connection: Any, operator: Operator, action: str, job_id: UUID | None, detail: dict[str, Any]
 ) -> None:
-    """Write what an operator does, in the transaction that does it (asyncio-flavoured)."""
+    """Record an operator's action in the audit, in the transaction of the action (asyncio-flavoured)."""
     if operator.request_id is not None:
         detail = detail | {"request_id": operator.request_id}
     await connection.execute(_AUDIT, operator.name, action, job_id, mask(detail))

@@ -1,8 +1,8 @@
-"""How many jobs wait in which queue, for pages: counted by one process for all, and not more often than is cheap.
+"""Numbers of jobs by queue and state, for pages. One process counts for all, for a limited share of the time.
 
-Counting walks all that has not ended. Whoever finds the count old counts anew, if nobody else does so at that moment:
-the row is locked for it. A share of the time (`CountLimits`) goes into it: a count of 5 ms may be a tenth of a second
-old, one of a second 20 s. Which queues are paused is told as it is now.
+Counting reads all jobs that have not ended. A reader that finds an old count counts again, unless another one does so:
+the row is locked for it. `CountLimits` bounds the share of time spent on counting: a count of 5 ms may be 0.1 s old, a
+count of 1 s may be 20 s old. Pauses of queues are always current.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataloader.store.queue.reads import DEPTHS
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 OTHERS: Final = ""
-"""Stands for all others; no queue of ours has this name."""
+"""Name for all remaining queues together; no queue has this name."""
 
 
 def readable(instant: str) -> str:
-    """An expression as SQL, NULL where it is an instant that Python has not: other services write what they like."""
+    """Return the SQL expression `instant`, which is NULL for a timestamp that Python cannot represent."""
     return f"CASE WHEN {instant} BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN {instant} END"
 
 
@@ -38,8 +38,8 @@ SELECT d.queues::text AS queues, d.at, {_SELDOM} AS seldom, d.next_at <= stateme
    FROM dl_queues q WHERE q.paused) AS paused
 FROM dl_depths d
 """
-"""The row that `aio_depths_of` takes; a page reads it with its own."""
-# What nobody reads is not computed: without a turn the jobs are not looked at.
+"""Query for the row that `aio_depths_of` expects; a page reads it together with its own rows."""
+# PostgreSQL evaluates only what is used: without a turn no jobs are read.
 _COUNT: Final = """
 WITH turn AS MATERIALIZED (
   SELECT one FROM dl_depths WHERE next_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
@@ -57,12 +57,12 @@ _GIVE_UP: Final = "UPDATE dl_depths SET next_at = clock_timestamp() + make_inter
 
 @attrs.frozen(kw_only=True)
 class CountLimits:
-    """What a count may cost.
+    """Limits of the cost of counting.
 
     Attributes:
-        share: the part of the time in which somebody counts.
-        count_s: seconds after which a count is given up; the next one is made much later.
-        named: queues that are counted by name, those with workers and with the most jobs first.
+        share: maximum share of the time spent on counting.
+        count_s: seconds after which a count is aborted; the next one is made much later.
+        named: number of queues that are counted by name, those with workers and with the most jobs first.
     """
 
     share: float = 0.05
@@ -75,7 +75,7 @@ LIMITS: Final = CountLimits()
 
 @attrs.frozen
 class Pause:
-    """Since when a queue or a task is paused, and by whom, where that is known."""
+    """Start of a pause of a queue or a task, and the operator, as far as known."""
 
     at: datetime | None
     by: str | None
@@ -83,7 +83,7 @@ class Pause:
 
 @attrs.frozen
 class UnknownTask:
-    """Jobs that wait for a worker that knows their task, the oldest since then."""
+    """Number of jobs that wait for a worker that knows their task; the oldest has waited since `since`."""
 
     task: str
     queue: str
@@ -93,10 +93,14 @@ class UnknownTask:
 
 @attrs.frozen
 class Depths:
-    """The queues as they were counted `at`; None: nobody has come to an end with it yet. `paused` is of now.
+    """Counted queues.
 
-    `unknown_tasks` are those that no live worker of the queue knows, the ones with the most jobs first. `seldom`: a
-    count takes so long that the numbers may be seconds old, so a page should show their time.
+    Attributes:
+        queues: the queues, by name.
+        at: the time of the count; None if no count has been completed yet.
+        seldom: whether a count takes long, so that the numbers may be seconds old and a page should show their time.
+        paused: the current pauses by queue.
+        unknown_tasks: tasks that no live worker of the queue knows, those with the most jobs first.
     """
 
     queues: list[QueueRecord]
@@ -124,9 +128,9 @@ class _Paused(msgspec.Struct):
 
 
 async def read_depths(database: Database, limits: CountLimits = LIMITS) -> Depths:
-    """The queues that have work, are served or are paused, by name; counted anew where the last count is old.
+    """Return the queues that have jobs or workers or are paused; count again if the last count is old.
 
-    More than `limits.named` queues: the others are one, `OTHERS`.
+    If there are more than `limits.named` queues, the others are combined as `OTHERS`.
     """
     return await database.run(_aio_depths, limits)
 
@@ -136,7 +140,7 @@ async def _aio_depths(connection: Any, limits: CountLimits) -> Depths:
 
 
 async def aio_depths_of(connection: Any, row: Any, limits: CountLimits = LIMITS) -> Depths:
-    """As `read_depths`, of a row with the columns of `READ`, outside of a transaction (asyncio-flavoured)."""
+    """Return the result of `read_depths` for a row of `READ`, outside a transaction (asyncio-flavoured)."""
     paused = {one.queue: Pause(one.at, one.by) for one in listed_json(row["paused"], _Paused)}
     counted = (await _aio_count(connection, limits) if row["is_old"] else None) or row
     records = listed_json(counted["queues"] or "[]", QueueRecord)
@@ -158,7 +162,7 @@ async def aio_depths_of(connection: Any, row: Any, limits: CountLimits = LIMITS)
 
 
 async def _aio_count(connection: Any, limits: CountLimits) -> Any:
-    """What was counted now; None if somebody else counts, or if it takes too long."""
+    """Count now; return None if another session counts, or if it takes too long."""
     try:
         async with connection.transaction():
             await connection.execute(f"SET LOCAL statement_timeout = {limits.count_s * 1000:.0f}")

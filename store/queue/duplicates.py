@@ -1,8 +1,8 @@
-"""Finds and cancels duplicates: waiting jobs with the same task and args, whoever has added them (S6).
+"""Find and cancel duplicates: waiting jobs with the same task and args, from any source (S6).
 
-Not those whose arguments are not all that they run with: of a schedule (each has its planned time), of a later stage,
-that run after others. Nor those of unique tasks, which have no duplicates; nor, to be canceled, one that another job
-waits for.
+Jobs whose args are not their only input are left out: those of schedules, which have a planned time, of later stages,
+and those that run after others. Jobs of unique tasks are left out, too: they have no duplicates. A job that another one
+waits for is never canceled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataloader.store.queue.control import aio_audit
 from dataloader.store.queue.make_ready import unpark
 from dataloader.store.queue.reads import shown
 
-# By the hash of the args, which JSON that is equal shares, 1 and 1.0 too.
+# Equal JSON values have equal hashes, also 1 and 1.0.
 _GROUPED: Final = """
 SELECT queue, task, partition_key, count(*) AS jobs, min(created_at) AS oldest_at,
        array_agg(job_id ORDER BY awaited DESC, priority, created_at, job_id) AS ids
@@ -35,7 +35,7 @@ SELECT g.queue, g.task, g.partition_key, g.jobs, g.ids[1] AS best, b.args, g.old
 FROM ({_GROUPED}) AS g
 CROSS JOIN LATERAL (SELECT {shown("args")} FROM dl_jobs WHERE job_id = ANY (ARRAY[g.ids[1]])) AS b
 """
-# In one order, so that two who do this wait for nobody. The best must be there still, or none of its group is canceled.
+# All rows are locked in one order, so that sessions do not deadlock. A group is changed only if its best job is there.
 _CANCEL: Final = """
 WITH asked AS MATERIALIZED (
   SELECT * FROM unnest($1::uuid[], $2::uuid[]) AS u (job_id, best)
@@ -64,9 +64,9 @@ SELECT lock_hash FROM canceled
 async def list_duplicates(
     database: Database, *, task: str | None = None, queue: str | None = None, limit: int = 50
 ) -> list[DuplicateGroup]:
-    """At most `limit` (1 to 1,000) groups, the largest first. All jobs that wait are read for it.
+    """Return at most `limit` (1 to 1,000) groups, the largest first. Reads all waiting jobs.
 
-    Raises `BadRequest` for a `limit` that is not allowed.
+    Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     _check_names(task=task, queue=queue)
@@ -78,9 +78,9 @@ async def list_duplicates(
 async def cancel_duplicates(
     database: Database, tasks: list[str], operator: Operator | None, *, queue: str | None = None, limit: int = 1_000
 ) -> int:
-    """Cancel at most `limit` duplicates of the tasks, but for the best of each group; how many there were comes back.
+    """Cancel at most `limit` duplicates of the tasks, except the best job of each group; return their number.
 
-    With an `operator` the audit tells of it. Raises `BadRequest` for a `limit` that is not allowed.
+    With an `operator`, the action is audited. Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
     _check_names(queue=queue)
@@ -92,7 +92,7 @@ async def cancel_duplicates(
 
 
 def _check_names(**names: str | None) -> None:
-    """They may be another service's. Raises `BadRequest` for what can't be in the database."""
+    """Raise `BadRequest` for names that cannot be in the database. Names of other services are allowed."""
     for name, value in names.items():
         if value is not None:
             check_text(name, value, MAX_NAME)
