@@ -1,4 +1,4 @@
-"""The sign-ins of the pages that a sign-out has ended, for all processes: a cookie alone does not show it."""
+"""Sessions of the admin pages ended by a sign-out, for all processes: the cookie alone does not show the sign-out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _HAS_ENDED: Final = "SELECT EXISTS (SELECT FROM dl_ended_sessions WHERE session 
 
 
 async def end_session(database: Database, session: bytes, *, lasts_s: float) -> None:
-    """Record that a sign-in has ended. `session` is its hash, `lasts_s` for how long its cookie would be accepted."""
+    """Record that a session has ended. `session` is its hash; its cookie would be accepted for `lasts_s` seconds."""
     await database.write(_aio_end, session, lasts_s)
 
 
 async def has_ended(database: Database, session: bytes) -> bool:
-    """Tell whether a sign-in has ended by a sign-out, in any process."""
+    """Return whether a sign-out, in any process, has ended the session."""
     return await database.run(_aio_has_ended, session)
 
 

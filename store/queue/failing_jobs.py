@@ -1,6 +1,6 @@
-"""One group of errors and its jobs, as its page shows them, and when the jobs of several groups were added (R2).
+"""One error group and its jobs, for its page, and the times at which the jobs of several groups were added (R2).
 
-All of it reads `ix_dl_jobs_failing` in its order, and no more of it than a bound says.
+Each statement reads a bounded part of `ix_dl_jobs_failing`, in the order of the index.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_filters import EXACT_LINE, FAILING
 
 MAX_COUNTED: Final = 10_000
-"""Jobs of a group that are counted: so many means so many or more."""
+"""Maximum number of jobs counted in a group; this number means "this many or more"."""
 BARS: Final = 12
 DATED: Final = 1_000
-"""Of each group the newest so many are sorted into bars."""
+"""Number of the newest jobs of each group in the chart."""
 
-# BETWEEN for =: no other index has this order. With `exact` the jobs' texts are read; without, the index has all.
+# BETWEEN instead of =: no other index has this order. Only `exact` reads the jobs; otherwise the index is enough.
 _OF_GROUP: Final = f"error_group BETWEEN $1 AND $1 AND {FAILING} {{exact}}"
 _EXACT: Final = f"AND {EXACT_LINE} = ${{number}}"
 _HEAD: Final = f"""
@@ -70,7 +70,7 @@ _NEWEST: Final = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=2**128 - 1))
 
 @attrs.frozen(kw_only=True)
 class FailingJob:
-    """A job of a group of errors."""
+    """Job of an error group."""
 
     job_id: UUID
     status: Status
@@ -84,14 +84,14 @@ class FailingJob:
 
 @attrs.frozen
 class FailingJobs:
-    """A page of the jobs of a group, newest first."""
+    """Page of a group's jobs, newest first."""
 
     jobs: list[FailingJob]
     next: str | None
 
 
 async def get_error_group(database: Database, group: str) -> ErrorGroup:
-    """A group as it is now, its jobs counted up to `MAX_COUNTED`; one whose jobs are retried has none.
+    """Return a group as it is now, with its jobs counted up to `MAX_COUNTED`: 0 if all of them are being retried.
 
     Raises `ErrorGroupNotFound`, `BadRequest`.
     """
@@ -100,7 +100,7 @@ async def get_error_group(database: Database, group: str) -> ErrorGroup:
 
 
 async def aio_head(connection: Any, number: int, exact: int | None) -> ErrorGroup:
-    """`get_error_group` inside another operation (asyncio-flavoured)."""
+    """Return the result of `get_error_group` inside another operation (asyncio-flavoured)."""
     if exact is None:
         row = await connection.fetchrow(HEAD, number)
     else:
@@ -124,7 +124,7 @@ async def aio_head(connection: Any, number: int, exact: int | None) -> ErrorGrou
 
 
 async def list_failing_jobs(database: Database, group: str, *, limit: int = 50, after: After = None) -> FailingJobs:
-    """The jobs of a group, newest first: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`."""
+    """Return at most `limit` (1 to 1,000) jobs of a group, newest first, behind `after`. Raises `BadRequest`."""
     check_between("limit", limit, 1, MAX_PAGE)
     number, exact = group_key("group", group)
     behind = _NEWEST if after is None else BY_INSTANT.key(after)
@@ -138,7 +138,7 @@ async def list_failing_jobs(database: Database, group: str, *, limit: int = 50, 
 
 
 async def bars_of_groups(database: Database, groups: Sequence[str]) -> dict[str, list[int]]:
-    """When the newest `DATED` jobs of each group were added: how many in each twelfth of the time, oldest first."""
+    """Return for each group the number of its newest `DATED` jobs added in each twelfth of the time, oldest first."""
     rows = await database.run(_aio_fetch, _BARS, [group_key("group", group)[0] for group in groups])
     bars: dict[str, list[int]] = {}
     for row in rows:

@@ -1,8 +1,8 @@
-"""What failed, from the tables (R2, S6): groups of jobs by their error, the retry of a group, and the log of errors.
+"""Failures in the tables (R2, S6): error groups, the retry of a group, and the error log.
 
-A trigger gives each job that fails the number of its group, and writes the log, whoever runs the job. To count the jobs
-of all groups is one look at `ix_dl_jobs_failing`, in its order: no job is read but one of each group that is shown, and
-of these groups alone it is asked when their first and last jobs were added. Exact groups read a bounded number of jobs.
+A trigger gives each failed job the number of its group and writes the log, for jobs of every service. Counting the jobs
+of all groups is one scan of `ix_dl_jobs_failing`, in its order. It reads one job of each group that is shown, and only
+for these groups the times at which their first and last jobs were added. Exact groups read a bounded number of jobs.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from dataloader.store.queue.make_ready import unpark
 
 _Big = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _BY_SIZE: Final = PageCursor(tuple[_Big, _Big, _Big])
-"""The most jobs first: less their number, then the numbers of the group."""
+"""Order of the groups: the negative number of jobs, then the group's numbers."""
 _FIRST: Final = (-(2**63), 0, 0)
 
 MOST_WALKED: Final = 20_000
-"""Groups that a list of one task looks at, those with the most jobs first; and jobs that an exact list reads."""
+"""Maximum number of groups read for a list of one task, the largest first, and of jobs read for an exact list."""
 MOST_OF_KIND: Final = 1_000
-"""Jobs of one kind of error that an exact list reads, the newest first."""
+"""Maximum number of jobs of one kind of error that an exact list reads, the newest first."""
 
 _OF_STATE: Final = "AND (status = ANY ($1::dl_status[])) IS TRUE"
 _OF_GROUP: Final = f"FROM dl_jobs WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} {_OF_STATE}"
 _OLDEST: Final = "ORDER BY error_group, created_at, job_id LIMIT 1"
 _NEWEST: Final = "ORDER BY error_group DESC, created_at DESC, job_id DESC LIMIT"
-# All jobs of a group have its task, so the task of the newest one stands for all.
+# All jobs of a group have the same task, so the newest job gives the task.
 _GROUPS: Final = f"""
 WITH counted AS MATERIALIZED (
   SELECT error_group, NULL::bigint AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting
@@ -70,7 +70,7 @@ CROSS JOIN LATERAL (SELECT created_at {_OF_GROUP} {_OLDEST}) AS f
 JOIN dl_jobs e ON e.job_id = ANY (ARRAY[p.example])
 ORDER BY p.jobs DESC, p.error_group
 """
-# Only jobs have the whole first line, so jobs are read, up to the bounds: those of the kinds with the most jobs first.
+# Only the jobs have the whole first line, so jobs are read, up to the bounds, the kinds with the most jobs first.
 _EXACT_GROUPS: Final = f"""
 WITH kinds AS MATERIALIZED (
   SELECT error_group FROM dl_jobs WHERE error_group IS NOT NULL AND {FAILING} {_OF_STATE}
@@ -96,13 +96,13 @@ FROM page p JOIN dl_jobs e ON e.job_id = ANY (ARRAY[p.example])
 ORDER BY p.jobs DESC, p.error_group, p.exact
 """
 
-# BETWEEN for =: no other index has this order.
+# BETWEEN instead of =: no other index has this order.
 _NEXT_OF_GROUP: Final = f"""
 SELECT job_id, created_at FROM dl_jobs
 WHERE error_group BETWEEN $1 AND $1 AND {FAILING} AND (error_group, created_at, job_id) > ($1, $2, $3)
 ORDER BY error_group, created_at, job_id LIMIT $4
 """
-# The newest version of each row is judged again once it is locked: one that has begun meanwhile is left.
+# The newest version of each row is checked again once it is locked: a job that has begun meanwhile is skipped.
 _LOCK_GROUP: Final = f"""
 SELECT job_id, status, unique_key,
        CASE WHEN keyed AND status = 'queued' AND waits_for IS NULL THEN hashtext(lock_key) END AS hash
@@ -111,7 +111,7 @@ WHERE job_id = ANY ($1::uuid[]) AND (error_group = $2) IS TRUE AND (status = ANY
   AND ($4::bigint IS NULL OR {EXACT_LINE} = $4) AND (status = 'queued' OR {PLACE_IS_FREE})
 ORDER BY job_id FOR NO KEY UPDATE
 """
-# What waits for its key, or for others, goes on waiting for those; the triggers see to what is postponed.
+# A job that waits for its key or for other jobs continues to wait; the triggers handle postponed jobs.
 _MOVE: Final = """
 WITH due AS MATERIALIZED (
   SELECT id, greatest($2::timestamptz, now())
@@ -139,10 +139,10 @@ async def list_error_groups(
     limit: int = 50,
     after: After = None,
 ) -> ErrorGroupPage:
-    """Return a page of at most `limit` (1 to 1,000) groups, those with the most jobs first, from behind `after`.
+    """Return a page of at most `limit` (1 to 1,000) groups behind `after`, those with the most jobs first.
 
-    With `exact` the whole first line counts: the newest `MOST_OF_KIND` jobs of each kind of error are read, and
-    `MOST_WALKED` in all. With a `task` the largest `MOST_WALKED` groups are looked at. Raises `BadRequest`.
+    With `exact`, groups differ by the whole first line: the newest `MOST_OF_KIND` jobs of each kind of error are read,
+    and at most `MOST_WALKED` in total. With a `task`, the largest `MOST_WALKED` groups are read. Raises `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     check_state(state)
@@ -169,7 +169,7 @@ async def list_error_groups(
 
 async def _aio_groups(connection: Any, sql: str, values: list[Any]) -> list[Any]:
     async with connection.transaction(readonly=True):
-        # In the order of the index, whatever the statistics say: its groups come one after the other.
+        # The plan must follow the order of the index, whatever the statistics say: groups are contiguous there.
         await connection.execute(
             "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_bitmapscan = off;"
             " SET LOCAL enable_hashagg = off; SET LOCAL max_parallel_workers_per_gather = 0"
@@ -185,10 +185,10 @@ def _group_of(row: Any) -> ErrorGroup:
 async def retry_group(
     database: Database, wanted: GroupRetry, operator: Operator, *, limit: int = 1_000, after: After = None
 ) -> GroupRetried:
-    """Retry at most `limit` (1 to 10,000) jobs of a group, oldest first, from behind `after`, in one transaction.
+    """Retry at most `limit` (1 to 10,000) jobs of a group behind `after`, oldest first, in one transaction.
 
-    Those that failed for good are queued as if they were new; of those that wait the next attempt is moved. A job that
-    has begun meanwhile is left. Raises `ErrorGroupNotFound`, and `BadRequest`.
+    Jobs that have failed finally are queued as if they were new. For jobs that wait for a retry, the next attempt is
+    moved. A job that has begun meanwhile is skipped. Raises `ErrorGroupNotFound`, and `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_BULK)
     behind = _EARLIEST if after is None else BY_INSTANT.key(after)
@@ -211,7 +211,7 @@ async def _aio_retry_group(
         rows = [row for row in rows if row["status"] == Status.QUEUED] + ended
         if ended:
             await aio_revive(connection, ended, operator)
-        # Those that were queued again are due now.
+        # Jobs that were queued again are due now.
         is_later = wanted.at is not None or wanted.spread_s > 0
         moved = [row["job_id"] for row in rows if is_later or row["status"] == Status.QUEUED]
         await connection.execute(_MOVE, moved, wanted.at or _EARLIEST[0], wanted.spread_s)
@@ -234,7 +234,7 @@ async def list_errors(
     limit: int = 100,
     after: After = None,
 ) -> ErrorPage:
-    """A page of the log of errors, latest first: at most `limit` (1 to 1,000) rows, from behind `after`.
+    """Return a page of the error log, latest first: at most `limit` (1 to 1,000) rows behind `after`.
 
     Raises `BadRequest`.
     """
@@ -257,7 +257,7 @@ async def _aio_errors(connection: Any, sql: str, *values: Any) -> list[ErrorReco
 
 
 def error_of(row: Any) -> ErrorRecord:
-    """The record of a row of the log, with its status as text."""
+    """Return the record of a row of the log, with its status as text."""
     fields = dict(row)
     group = group_id(fields.pop("error_group"), None)
     return ErrorRecord(**fields | {"group": group, "status": Status(fields["status"])})

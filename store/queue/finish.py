@@ -1,11 +1,11 @@
-"""Writes how runs ended, what they showed and what they logged: many jobs in one statement, each fenced by its token.
+"""Write outcomes, progress and log lines of runs: many jobs in one statement, each fenced by its token.
 
-A write whose token is no longer the job's, or whose job no longer runs, changes nothing and says so. Sending a batch
-again is harmless: a job whose row already shows our token and an end is reported as written before.
+A write changes nothing, and reports it, if its token is no longer the job's or the job no longer runs. A batch may be
+sent again: a job whose row already shows our token and an end is reported as written before.
 
-A row that somebody has locked holds up no other: it is passed over, and reported for another try. Not only a psql does
-that: a claim whose snapshot is older than another's commit locks the rows which that one claimed before it sees that
-they are no longer queued, and has them until it commits.
+A locked row does not delay the others: it is skipped, and reported for another try. Not only psql sessions lock rows: a
+claim whose snapshot is older than the commit of another claim locks the rows of that claim before it sees that they are
+no longer queued, and keeps them until it commits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dataloader.jobs.stages import MAX_MOVES
 from dataloader.jobs.states import Status, Step
 
 MAX_REFUNDS: Final = 10_000
-"""How many attempts a job gets back by snoozing and draining.
+"""Maximum number of attempts that a job gets back by snoozing and draining.
 
-A job that goes on for ever is stopped by its attempts then.
+Afterwards its attempts end a job that would otherwise run forever.
 """
 
 _STATUS: Final = f"""
@@ -38,15 +38,15 @@ _STATUS: Final = f"""
              ELSE 'queued' END
  END)::dl_status
 """
-"""The status that follows a step, from the row as it is when it is written.
+"""Status that follows a step, from the row at the time of the write.
 
-A cancel request that came last still counts.
+A cancel request that arrived just before still counts.
 """
 
 RETRY_PRIORITY: Final = "coalesce((SELECT t.retry_priority FROM dl_tasks t WHERE t.task = j.task), j.priority)"
-"""The priority of a job whose run has failed or lost its worker: its task's, if that has one."""
+"""Priority of a job whose run has failed or lost its worker: its task's retry priority, if it has one."""
 
-# statement_timestamp(): in `job.transaction()` now() is when the handler began the transaction.
+# statement_timestamp(): in `job.transaction()`, now() is the time at which the handler began the transaction.
 _FINISH: Final = f"""
 WITH outcome AS MATERIALIZED (
   SELECT e.*, step IN ('snooze', 'return', 'period_end') AS refunded
@@ -85,10 +85,10 @@ SELECT token, status::text AS status FROM written
 """
 
 _FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
-"""For the one outcome of a transaction that can't be tried again: it waits for who has the row."""
+"""For the one outcome of a transaction that cannot be repeated: it waits for the row's lock."""
 
-# Writes the same as _FINISH for a batch of successes alone, and costs less. It finds its rows again by ctid. A row that
-# another session, such as the heartbeat, changes between snapshot and lock has another one, and is reported as locked.
+# Writes the same as _FINISH for a batch of successes only, and costs less. It finds its rows again by ctid. A row that
+# another session, such as the heartbeat, changes between snapshot and lock has another ctid: it is reported as locked.
 _SUCCEED: Final = """
 WITH outcome AS MATERIALIZED (
   SELECT j.ctid AS place, e.token, e.result, e.progress
@@ -116,10 +116,10 @@ WITH outcome AS MATERIALIZED (
 SELECT token FROM written
 """
 
-# A second statement, so that outcomes without a move cost nothing: the row becomes the next stage's in one write with
-# the run's end. What the stage's task does not say stays, but for the number of attempts. waits_for is NULL: the
-# trigger tells the dispatchers of the row's new queue. lane is NULL: the claim finds the one of the stage's task.
-# now(): another instant would lie ahead of a transaction's own time.
+# A separate statement, so that outcomes without a move cost nothing. The row becomes that of the next stage in the
+# write of the run's end. Values that the stage's task does not set stay, except the number of attempts. waits_for is
+# NULL: the trigger notifies the dispatchers of the row's new queue. lane is NULL: the claim finds that of the stage.
+# now(): a later timestamp would be ahead of the transaction's time.
 _MOVE: Final = f"""
 WITH outcome AS MATERIALIZED (
   SELECT e.*, j.task AS before, j.attempt,
@@ -176,9 +176,9 @@ FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS e (job_id, token, step)
 JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.job_id])
 WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succeeded') = (e.step = 'succeed'))
 """
-"""Of those not written: which were passed over, and which an earlier sending, whose reply was lost, has written."""
+"""For rows that were not written: those skipped as locked, and those written by an earlier send with a lost reply."""
 
-# Both pass over rows that somebody has locked: the outcomes of all others wait behind them.
+# Both skip locked rows, because all other outcomes wait behind this statement.
 _PROGRESS: Final = """
 WITH shown AS MATERIALIZED (
   SELECT j.job_id, p.progress
@@ -190,7 +190,7 @@ WITH shown AS MATERIALIZED (
 UPDATE dl_jobs j SET progress = s.progress::jsonb FROM shown s WHERE j.job_id = ANY (ARRAY[s.job_id]) RETURNING j.token
 """
 
-# 'succeeded': the last lines of a job whose success its own transaction has committed already.
+# 'succeeded': the last lines of a job whose own transaction has already committed its success.
 _LOG: Final = """
 WITH ours AS MATERIALIZED (
   SELECT j.job_id, j.queue, l.token
@@ -207,7 +207,7 @@ WITH ours AS MATERIALIZED (
 )
 SELECT token FROM ours
 """
-# Lines of loads also leave word where they stand; jobs without loads know nothing of it.
+# Lines of loads also record their position; jobs without loads skip this.
 _LOG_OF_LOADS: Final = f"""
 {_LOG.partition("ORDER BY l.place")[0]}
   ORDER BY l.place
@@ -237,9 +237,9 @@ WHERE j.token = m.token AND (j.status = ANY ($3::dl_status[])) IS TRUE
 
 @attrs.frozen
 class Finished:
-    """What became of the outcomes: by token the status that was written, and the tokens whose writes were void.
+    """Result of writing outcomes: the written status by token, and the tokens whose writes were void.
 
-    `locked` are tokens whose rows somebody else had locked: nothing was written, and they are to be tried again.
+    `locked` has the tokens whose rows another session had locked: nothing was written, and they must be tried again.
     """
 
     written: dict[int, Status]
@@ -248,9 +248,9 @@ class Finished:
 
 
 async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: bool = False) -> Finished:
-    """Write `outcomes` (asyncio-flavoured), in the order of their ids; a `patient` one waits for rows that are locked.
+    """Write `outcomes` in the order of their IDs (asyncio-flavoured); with `patient`, wait for locked rows.
 
-    Patience is for one outcome alone: of two batches that wait each could have what the other waits for.
+    `patient` is only for a single outcome: two batches that wait could deadlock.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.job_id)
     if ordered and not patient and _are_plain(ordered):
@@ -265,12 +265,12 @@ async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: b
 
 
 def _are_plain(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether all outcomes are successes without an error, which one that could not be stored as it was has."""
+    """Return whether all outcomes are successes without an error; one that was not stored as returned has an error."""
     return all(e.step is Step.SUCCEED and e.error is None for e in outcomes)
 
 
 async def _aio_succeed(connection: Any, outcomes: Sequence[Outcome]) -> dict[int, Status]:
-    """Write successes without an error; return the status by token of those that were written."""
+    """Write successes without an error; return the status of the written ones by token."""
     ids, tokens, _ = _columns(outcomes)
     results, progress = [e.result for e in outcomes], [e.progress for e in outcomes]
     records = await connection.fetch(_SUCCEED, ids, tokens, results, progress)
@@ -278,7 +278,7 @@ async def _aio_succeed(connection: Any, outcomes: Sequence[Outcome]) -> dict[int
 
 
 async def _aio_end(connection: Any, outcomes: Sequence[Outcome], *, patient: bool) -> dict[int, Status]:
-    """Write any outcomes; return the status by token of those that were written."""
+    """Write outcomes of any kind; return the status of the written ones by token."""
     moves = [e for e in outcomes if e.step is Step.MOVE]
     ends = [e for e in outcomes if e.step is not Step.MOVE] if moves else outcomes
     records = []
@@ -311,7 +311,7 @@ def _columns(outcomes: Sequence[Outcome]) -> tuple[list[UUID], list[int], list[s
 async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> set[int]:
     """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavoured).
 
-    The tokens of those whose rows somebody has locked come back: nothing was written, and they are to be tried again.
+    Returns the tokens whose rows another session has locked: nothing was written, and they must be tried again.
     """
     ordered = sorted(shown)
     records = await connection.fetch(_PROGRESS, *map(list, zip(*ordered, strict=True)))
@@ -322,10 +322,10 @@ async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, st
 async def aio_keep_lines(
     connection: Any, lines: Sequence[tuple[UUID, int, Any, str]], *, of_loads: bool = False
 ) -> set[int]:
-    """Keep log lines: (job_id, token, instant, payload as JSON text), in order (asyncio-flavoured).
+    """Write log lines as (job_id, token, timestamp, payload as JSON text), in order (asyncio-flavoured).
 
-    `of_loads`: some have the field `load`: where these stand is noted. The tokens of those whose rows somebody has
-    locked come back, as for progress.
+    `of_loads`: some lines have the field `load`; their position is recorded. Returns the tokens whose rows another
+    session has locked, as for progress.
     """
     records = await connection.fetch(_LOG_OF_LOADS if of_loads else _LOG, *map(list, zip(*lines, strict=True)))
     runs = {(job_id, token) for job_id, token, *_ in lines}
@@ -336,7 +336,7 @@ async def aio_keep_lines(
 async def _aio_locked(
     connection: Any, runs: set[tuple[UUID, int]], written: set[int], statuses: Sequence[Status]
 ) -> set[int]:
-    """Of runs as (job_id, token) that were not all written, the tokens of those that are ours still."""
+    """Return the tokens of the runs, given as (job_id, token), that are still ours but were not all written."""
     if len(written) == len(runs):
         return set()
     ids, tokens = zip(*sorted(runs), strict=True)

@@ -1,6 +1,6 @@
-"""Which jobs a job runs after (R8): its edges, added in one transaction with the job that waits.
+"""Dependencies of jobs (R8): edges to the jobs that a job runs after, added in the transaction that adds the job.
 
-Nothing is judged there; see `ready_after` in make_ready.py.
+Whether the job is ready is decided by `ready_after` in make_ready.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import NewJob
 
 _NAMED: Final = 5
-"""Unknown ids that an error names."""
+"""Maximum number of unknown IDs named in an error."""
 
 _ADD: Final = """
 INSERT INTO dl_job_after (job_id, after_id) SELECT * FROM unnest($1::uuid[], $2::uuid[]) AS e (job_id, after_id)
@@ -24,7 +24,7 @@ SELECT u.id FROM unnest($1::uuid[]) AS u (id) WHERE (SELECT j.job_id FROM dl_job
 
 
 def check_order(jobs: Sequence[NewJob]) -> None:
-    """Raise `BadRequest` unless each job that runs after others of the list stands behind them: no circles."""
+    """Raise `BadRequest` unless each job follows the jobs of the list that it runs after, so that no cycle exists."""
     if all(job.after is None for job in jobs):
         return
     places = {job.job_id: place for place, job in enumerate(jobs)}
@@ -35,9 +35,9 @@ def check_order(jobs: Sequence[NewJob]) -> None:
 
 
 async def aio_add_edges(connection: Any, edges: Mapping[UUID, Sequence[UUID]]) -> None:
-    """Add the edges of jobs that were added in this transaction: (job, those it runs after) (asyncio-flavoured).
+    """Add the edges of jobs added in this transaction, as (job, jobs that it runs after) (asyncio-flavoured).
 
-    Raises `BadRequest` with the first ids that no job has.
+    Raises `BadRequest` that names the first unknown IDs.
     """
     pairs = [(job_id, after_id) for job_id, after in edges.items() for after_id in after]
     if not pairs:

@@ -1,6 +1,6 @@
-"""A filter of jobs as SQL: constant fragments, one for each criterion that is given; values never enter the text.
+"""Job filter as SQL: one constant fragment for each given criterion. Values are parameters, never part of the text.
 
-`$1::text IS NULL OR queue = $1` would be one text for all, and no plan could use an index for it.
+One text with `$1::text IS NULL OR queue = $1` would serve all filters, but no plan could use an index for it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import FINAL, Status
 
 FAILING: Final = "status IN ('queued', 'failed', 'lost')"
-"""Of jobs with an `error_group`: those that failed for good or wait for a retry, as their index has it."""
+"""Condition of the index on `error_group`: jobs that have failed finally or wait for a retry."""
 EXACT_LINE: Final = "hashtextextended(dl_error_line(error), 0)"
-"""The number of an error's first line, for groups of exactly the same."""
+"""Hash of an error's first line, for groups of exactly equal errors."""
 
 _RUNNING: Final = frozenset({Status.RUNNING})
 
@@ -36,17 +36,17 @@ _FRAGMENTS: Final = {
 
 OF_ROOT: Final = "root_id = ${0}"
 THE_ROOT: Final = "job_id = ${0} AND root_id IS DISTINCT FROM ${0}"
-"""The two halves of what a root means: each has an index."""
+"""The two parts of the condition for a root; each has an index."""
 
 
 def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})") -> tuple[str, list[Any]]:
-    """The filter as a condition with parameters numbered from $1, and their values; `root` is the half that counts."""
+    """Return the filter as a condition with parameters from $1, and their values; `root` is its condition."""
     values = wanted.criteria()
-    # All statuses by name: so the planner may take ix_dl_jobs_finished for a short span, and ix_dl_jobs_status_queue
+    # With all statuses by name the planner can use ix_dl_jobs_finished for a short period, and ix_dl_jobs_status_queue
     # for a queue with few jobs.
     if "finished_from" in values or "finished_to" in values:
         values["status"] = values.get("status", FINAL) & FINAL
-    elif "worker" in values:  # who has ended is nobody's
+    elif "worker" in values:  # an ended job has no worker
         values["status"] = values.get("status", _RUNNING) & _RUNNING
     elif "queue" in values:
         values.setdefault("status", frozenset(Status))

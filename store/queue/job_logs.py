@@ -1,7 +1,7 @@
-"""A job's log (E11): the lines that it has logged, and between them where each attempt began and how it ended.
+"""A job's log (E11): the lines that it has logged, and between them the beginning and end of each attempt.
 
-Both are events of its journal, in their order, by load and by how serious they are. A page looks at so many lines of
-the journal at most, whatever it is asked for: what a filter does not find there, the next page goes on to look for.
+Both are events of its history, in order, filtered by load and level. A page reads a bounded number of events, whatever
+the filter: the next page continues the search.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dataloader.store.queue.reads import (
 )
 
 MAX_SCANNED: Final = 10_000
-"""Events of a job that one page looks at."""
+"""Maximum number of a job's events that one page reads."""
 
 ATTEMPTS: Final = ("picked", "requeue", "done", "failed", "canceled", "lost")
-"""The kinds of events that tell where an attempt begins and how it ended."""
+"""Kinds of events that mark the beginning and the end of an attempt."""
 _FAILED: Final = ("retry", "lease expired")
-"""Why a job was queued again whose attempt failed."""
+"""Reasons for queueing a job again after a failed attempt."""
 
 _EVENTS: Final = "FROM dl_job_events WHERE job_id = $1 AND event_id > $2 ORDER BY event_id"
 LEVEL_OF_EVENT: Final = f"""
@@ -40,8 +40,8 @@ CASE WHEN kind = 'log' THEN payload ->> 'level'
      WHEN kind IN ('failed', 'lost') OR kind = 'requeue' AND payload ->> 'reason' IN {_FAILED} THEN 'error'
      ELSE 'info' END
 """
-# No index serves what is in a line, so one text for all filters costs none. A job that was parked because its key is
-# held has not run: that would be a line for each look at the key.
+# No index serves the content of a line, so one text for all filters loses none. Parking because of a held lock key is
+# left out: the job has not run, and each check of the key would be a line.
 _LINES: Final = f"""
 SELECT event_id, ts, kind, {LEVEL_OF_EVENT} AS level, {shown("payload", MAX_PAYLOAD)}
 FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
@@ -59,7 +59,7 @@ FROM dl_jobs WHERE job_id = $1
 
 @attrs.frozen
 class JobLogPage:
-    """A page of a job's log, and how the job stands."""
+    """Page of a job's log, and the job's status."""
 
     task: str
     status: Status
@@ -76,14 +76,14 @@ async def list_log(
     load: str | None = None,
     most_text: int = MAX_PAGE_PAYLOADS,
 ) -> LogPage:
-    """A job's log in order, from behind `after`: at most `limit` (1 to 1,000) lines.
+    """Return at most `limit` (1 to 1,000) lines of a job's log in order, behind `after`.
 
-    A page of long lines, as other services may write them, has fewer: at most `most_text` characters together.
+    A page has at most `most_text` characters, so a page of long lines, which other services may write, has fewer lines.
 
-    `level` leaves out what is less serious, `load` what the job has logged about other loads of a flow. That an attempt
-    failed is an error, that it began or ended otherwise an info.
+    `level` leaves out lower levels, and `load` leaves out lines about other loads of a flow. A failed attempt has level
+    error; its beginning, and any other end, have level info.
 
-    Raises `JobNotFound`, and `BadRequest` for a `limit` or a `load` that is not allowed.
+    Raises `JobNotFound`, and `BadRequest` if `limit` or `load` is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     if load is not None:
@@ -96,7 +96,7 @@ async def list_log(
 async def read_job_log(
     database: Database, job_id: UUID, *, after: After = None, limit: int = 200, level: Level | None = None
 ) -> JobLogPage:
-    """As `list_log`, and how the job stands, which tells whether there will be more lines."""
+    """Return the result of `list_log` with the job's status, which tells whether more lines will follow."""
     check_between("limit", limit, 1, MAX_PAGE)
     page, job = await database.run(_aio_list, job_id, _behind(after), (_levels(level), None), limit, is_told=True)
     return JobLogPage(job["task"], Status(job["status"]), page)
@@ -120,7 +120,7 @@ async def _aio_list(
     is_told: bool,
     most_text: int = MAX_PAGE_PAYLOADS,
 ) -> tuple[LogPage, Any]:
-    """A page, and the job's row if it `is_told` of, or was looked at anyway."""
+    """Return a page, and the job's row if `is_told` or if it was read anyway."""
     async with connection.transaction(readonly=True):
         rows, more = await aio_fetch_page(
             connection,
@@ -142,7 +142,7 @@ async def _aio_list(
 
 
 def line_of(row: Mapping[str, Any]) -> LogLine:
-    """A row as a line: ours, one of ours that was cut because it was too long, or whatever a foreign service wrote."""
+    """Return a row as a line: ours, ours cut because it was too long, or any text that another service wrote."""
     payload = read_payload(row)
     if row["kind"] != "log":
         fields = payload if isinstance(payload, dict) else {}
@@ -166,7 +166,7 @@ def line_of(row: Mapping[str, Any]) -> LogLine:
 
 
 def _said(kind: str, payload: Mapping[str, Any]) -> str:
-    """What an event says of an attempt; other services may write none of its fields, and `error` has why it failed."""
+    """Return the sentence for an event of an attempt; `error` has the failure. Other services may omit any field."""
     if kind == "canceled" and (others := payload.get("failed")) and isinstance(others, dict):
         shown = [f"{job_id} {'failed' if end == 'failed' else f'was {end}'}" for job_id, end in others.items()]
         return f"the job was canceled: of those that it runs after, {', '.join([*shown[:3], '…'][: len(shown)])}"
@@ -175,7 +175,7 @@ def _said(kind: str, payload: Mapping[str, Any]) -> str:
     return _SAID.get(event, "the job was queued again").format(attempt=attempt)
 
 
-# What uses up no attempt has the number of the one before in its payload.
+# An event that uses up no attempt has the number of the previous attempt in its payload.
 _SAID: Final = {
     "picked": "{attempt} began",
     "done": "the job succeeded",

@@ -1,4 +1,4 @@
-"""A job as its page shows it: its row, its journal, and why it waits, by two statements at the most."""
+"""A job for its page: its row, its event history, and why it waits, by at most two statements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataloader.store.queue.why import FACTS, aio_reason
 
 
 def _view(*texts: str) -> str:
-    """Columns of the job, its journal as JSON, and behind that the facts of why it waits."""
+    """Columns of the job, its event history as JSON, and then the facts about why it waits."""
     return f"""
 SELECT job.*, (SELECT coalesce(json_agg(e), '[]') FROM ({JOURNAL}) AS e)::text AS journal, facts.*
 FROM ({select_job(*texts)} WHERE job_id = $1) AS job CROSS JOIN LATERAL ({FACTS}) AS facts
@@ -32,7 +32,7 @@ _BRIEF: Final = _view("progress", "result")
 
 @attrs.frozen
 class JobView:
-    """A job, the latest of its journal, and why it waits if it does."""
+    """A job, its latest events, and why it waits, if it waits."""
 
     job: JobRecord
     journal: Journal
@@ -40,7 +40,7 @@ class JobView:
 
 
 async def read_job_view(database: Database, job_id: UUID, *, brief: bool = False) -> JobView:
-    """The job as it stands, without a word about its queue; `brief`: without its args. Raises `JobNotFound`."""
+    """Return the job without the state of its queue; with `brief`, without its args. Raises `JobNotFound`."""
     return await database.run(_aio_view, job_id, _BRIEF if brief else _WHOLE)
 
 
@@ -48,7 +48,7 @@ async def _aio_view(connection: Any, job_id: UUID, sql: str) -> JobView:
     record = await connection.fetchrow(sql, job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
-    # Both parts of the row have columns of the same names.
+    # Both parts of the row have columns with the same names.
     columns = list(zip(record.keys(), record.values(), strict=True))
     at = next(place for place, (name, _) in enumerate(columns) if name == "journal")
     job = job_of(dict(columns[:at]), {})

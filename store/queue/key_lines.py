@@ -1,4 +1,4 @@
-"""The line of a lock_key: who holds it, who waits for it in which order, who ended lately."""
+"""Queue of a lock key: its holder, the waiting jobs in order, and the jobs that ended last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataloader.store.queue.why import SESSION_OF, session_of
 MOST_WAITING: Final = 50
 MOST_ENDED: Final = 10
 
-# Keys go by their hash, as the locks do: one of the same hash waits in the same line. Each part walks an index.
+# Keys are compared by their hash, as the locks are: keys with one hash wait together. Each part scans an index.
 _ROWS: Final = f"""
 (SELECT 'holds' AS part, {COLUMNS} FROM dl_jobs
  WHERE status = 'running' AND keyed AND hashtext(lock_key) = hashtext($1) ORDER BY hashtext(lock_key), job_id LIMIT 10)
@@ -30,7 +30,7 @@ UNION ALL
    AND lock_key = $1
  ORDER BY hashtext(lock_key) DESC, created_at DESC, job_id DESC LIMIT {MOST_ENDED})
 """
-# In the order of their index: no plan walks all that run.
+# In the order of the index, so that no plan scans all running jobs.
 _NOBODY: Final = """
   (SELECT true FROM dl_jobs j WHERE j.status = 'running' AND j.keyed AND hashtext(j.lock_key) = hashtext($1)
    ORDER BY hashtext(j.lock_key), j.job_id LIMIT 1) IS NULL
@@ -46,9 +46,10 @@ SELECT c.waiting, s.* FROM (
 
 @attrs.frozen(kw_only=True)
 class KeyLine:
-    """A key's line. `waiting` are the first `MOST_WAITING`, best first, of `count`; `ended` the latest.
+    """Queue of a lock key.
 
-    session: who holds it if no running job does.
+    `waiting` has the first `MOST_WAITING` of `count` jobs, best first; `ended` has the latest. `session` is the holder
+    if no running job holds the key.
     """
 
     holders: Sequence[JobRow]
@@ -59,7 +60,7 @@ class KeyLine:
 
 
 async def key_line(database: Database, key: str) -> KeyLine:
-    """The line of a key. Raises `BadRequest` for what is none."""
+    """Return the queue of a key. Raises `BadRequest` if it is not a valid key."""
     check_text("k", key, MAX_INT)
     return await database.run(_aio_line, key)
 
