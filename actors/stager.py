@@ -1,4 +1,4 @@
-"""Makes waiting jobs ready: when they are due, their key is free, their task is known, or their predecessors ended.
+"""Makes waiting jobs ready: when they are due, their key is free, or their predecessors have ended.
 
 It sleeps until the next job is due. Notifications wake it for a job that is due earlier, and for the end of a job that
 others wait for; the poller does if they were lost. After such an end it checks only the jobs that wait for it. It
@@ -10,7 +10,6 @@ it pauses between batches, in proportion to their time, so that claims and outco
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -21,7 +20,7 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_after, ready_declared, ready_due, ready_free
+from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_after, ready_due, ready_free
 from dataloader.store.queue.poll import look_for_parked
 
 log = get_logger(__name__)
@@ -39,13 +38,11 @@ MAX_REST_S: Final = 0.2
 class Stager:
     """Stager for all queues.
 
-    Jobs parked for an unknown task are made ready if this process takes jobs of the task from the queue: `served`
-    returns such queues with their tasks. After a failure it tries again in `poll_s` seconds at the latest. `due_at` is
-    the time of the next due job by Trio's clock.
+    After a failure it tries again in `poll_s` seconds at the latest. `due_at` is the time of the next due job by Trio's
+    clock.
     """
 
     database: Database
-    served: Callable[[], Sequence[tuple[list[str], list[str]]]]
     outage: Outage
     sweep_s: float
     poll_s: float
@@ -92,9 +89,6 @@ class Stager:
     async def _sweep(self) -> bool:
         """Make parked jobs ready that need not wait; return whether jobs that run after others must be checked."""
         parked = await look_for_parked(self.database)
-        if parked.for_tasks:
-            for queues, tasks in self.served():
-                await ready_declared(self.database, queues, tasks)
         if parked.for_keys:
             await ready_free(self.database)
         return parked.to_judge

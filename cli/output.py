@@ -139,8 +139,6 @@ def why_waits(job: JobRecord) -> str:
             return f"{due}, after: {first_line(job.error)}" if job.error else due
         case WaitsFor.LOCK | WaitsFor.AFTER | WaitsFor.LIMIT:
             return _FOR_OTHERS[job.waits_for].format(task=shlex.quote(cell(job.task)))
-        case WaitsFor.TASK:
-            return unknown_task(job.queue, job.task)
         case None:
             return ""
 
@@ -188,9 +186,7 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         fields |= {"created_at": job.created_at} | ({"moves": job.moves} if job.moves else {})
         if job.queue_state is not None:
             fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
-        if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT, WaitsFor.TASK} and (
-            why := why_waits(attrs.evolve(job, queue_state=None))
-        ):
+        if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT} and (why := why_waits(attrs.evolve(job, queue_state=None))):
             fields["waits_for"] = f"{job.waits_for}: {why}"
         if job.waits_for is WaitsFor.TIME:
             fields["available_at"] = job.available_at

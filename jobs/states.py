@@ -32,14 +32,12 @@ FINAL: Final = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Stat
 class WaitsFor(enum.StrEnum):
     """Reason why a queued job cannot run now; a queued job without one is ready.
 
-    TIME: `available_at` is in the future. LOCK: another job with its `lock_key` runs. TASK: a worker of the previous
-    release did not know the task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of
-    the task's supplier.
+    TIME: `available_at` is in the future. LOCK: another job with its `lock_key` runs. AFTER: a job that it runs after
+    has not ended. LIMIT: the limits of its task or of the task's supplier.
     """
 
     TIME = "time"
     LOCK = "lock"
-    TASK = "task"
     AFTER = "after"
     LIMIT = "limit"
 

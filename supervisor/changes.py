@@ -18,7 +18,6 @@ from dataloader.jobs.errors import BadRequest, ConfigError, Draining, StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.queue.make_ready import ready_declared
 from dataloader.store.queue.worker_rows import aio_show
 from dataloader.supervisor.declare import declare
 from dataloader.supervisor.drain import BOUND_S
@@ -81,7 +80,6 @@ class Changes:
             for dispatcher in parts.dispatchers:
                 if not dispatcher.by_lanes:
                     await dispatcher.learn()
-            await self._ready_parked(parts.dispatchers)
 
     async def add_queue(self, entry: Worker) -> None:
         """Add an entry, as `Supervisor.add_queue` describes."""
@@ -107,7 +105,6 @@ class Changes:
             except StoreError as error:
                 log.debug("the listener listens to the new queue when it is connected again", error=str(error))
             await self._show()
-            await self._ready_parked([dispatcher])
 
     async def remove_queue(self, queue: str) -> tuple[str, ...]:
         """Remove a queue, as `Supervisor.remove_queue` describes."""
@@ -136,14 +133,6 @@ class Changes:
             await self.parts.database.write(aio_show, self.parts.worker)
         except StoreError as error:
             log.debug("the process is shown as it was until its next heartbeat", error=str(error))
-
-    async def _ready_parked(self, dispatchers: list[Dispatcher]) -> None:
-        """Make jobs ready that have waited for a process that knows their task. If this fails, the stager does it."""
-        try:
-            for dispatcher in dispatchers:
-                await ready_declared(self.parts.database, [dispatcher.queue], list(dispatcher.tasks))
-        except StoreError as error:
-            log.debug("jobs whose task was unknown wait for the next sweep", error=str(error))
 
     async def _remove(self, queue: str, removal: _Removal) -> None:
         """Stop the claims of a queue, let its runs finish within the drain's timeout, and release the rest.

@@ -90,12 +90,6 @@ class Entries:
         for dispatcher in self.dispatchers:
             dispatcher.lane_told(lane)
 
-    def groups(self) -> list[tuple[list[str], list[str]]]:
-        """Return the served queues, with the tasks whose jobs are claimed from them."""
-        whole = [one.queue for one in self.dispatchers if not one.by_lanes]
-        parts = [([one.queue], list(one.tasks)) for one in self.dispatchers if one.by_lanes]
-        return [(whole, list(self.tasks)), *parts]
-
     def loads(self) -> dict[str, QueueLoad]:
         """Return the number of slots of each queue, and how many of them are in use."""
         slots: dict[str, list[Slots]] = {}

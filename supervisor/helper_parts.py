@@ -37,7 +37,6 @@ def helper_parts(
     entries, heartbeat, keeper = running.entries, leases.heartbeat, running.keeper
     stager = Stager(
         database=database,
-        served=entries.groups,
         outage=outage,
         sweep_s=settings.claim_backoff_s,
         poll_s=settings.poll_s,

@@ -120,11 +120,6 @@ class Child:
         """Process ID of the body."""
         return self._body
 
-    @property
-    def guard_pid(self) -> int:
-        """Process ID of the guard."""
-        return self._process.pid
-
     @classmethod
     async def start(cls, declared: wire.BodySetup) -> Child:
         """Start a child that imports its function. Raises `BodyFailed`, with the child's output, if it cannot."""

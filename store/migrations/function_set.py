@@ -9,8 +9,8 @@ one stays until a later set drops it and raises `OLDEST`.
 The files name our own objects with `{schema}`, and defaults of new jobs with `{default_priority}` and the like. They
 and their functions run with a search_path of `pg_catalog` alone, so that a role which may create objects in the schema
 can't replace a function or an operator that they use. A literal with a backslash is written as E'…', so that the
-caller's `standard_conforming_strings` does not change it. Each file revokes EXECUTE on its functions from PUBLIC
-(before that, `rights` grants it to roles that relied on it); triggers fire without it.
+caller's `standard_conforming_strings` does not change it. Each file revokes EXECUTE on its functions from PUBLIC;
+triggers fire without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 
 from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 
-NUMBER: Final = 54
+NUMBER: Final = 55
 OLDEST: Final = 53
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
@@ -44,7 +44,7 @@ FILES: Final = (
     "statistics",
     "grants",
 )
-"""In this order: rights are kept before they are taken, and given last; a trigger is made after its function."""
+"""In this order: `rights` notes the functions that are there, for `grants`; a trigger is made after its function."""
 
 _VALUES: Final = {
     "default_priority": DEFAULT_PRIORITY,

@@ -1,4 +1,4 @@
-"""Makes waiting jobs ready: their time has come, their key is free, a worker knows their task, others have ended.
+"""Makes waiting jobs ready: their time has come, their key is free, others have ended.
 
 Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at
 by key, not by row: ten thousand jobs of one key cost one probe a sweep, and one of them is woken; and all whose
@@ -13,8 +13,6 @@ from typing import Any, Final
 import attrs
 
 from dataloader.store.connection.bridge import Database
-from dataloader.store.connection.command_tag import row_count
-from dataloader.store.limits.limit_rows import aio_known
 
 BATCH: Final = 2_000
 KEYS: Final = 500
@@ -41,21 +39,6 @@ SELECT (SELECT count(*) FROM readied) AS readied,
                     THEN greatest(extract(epoch FROM available_at - clock_timestamp())::float8, 0.001) ELSE 0 END
         FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time'
         ORDER BY available_at OFFSET (SELECT count(*) FROM due) LIMIT 1) AS next_due_s
-"""
-_KNOWN: Final = """
-WITH known AS MATERIALIZED (
-  SELECT p.job_id
-  FROM unnest($1::text[]) AS q (queue) CROSS JOIN unnest($2::text[]) AS t (task)
-  CROSS JOIN LATERAL (
-    SELECT job_id FROM dl_jobs j
-    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue BETWEEN q.queue AND q.queue
-      AND hashtext(j.task) BETWEEN hashtext(t.task) AND hashtext(t.task) AND j.task = t.task
-    ORDER BY j.queue, hashtext(j.task), j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
-  ) AS p
-)
-UPDATE dl_jobs j
-SET waits_for = NULL, lane = coalesce(j.lane, (SELECT t.task FROM dl_tasks t WHERE t.task = j.task AND t.limited))
-FROM known k WHERE j.job_id = ANY (ARRAY[k.job_id])
 """
 
 
@@ -100,24 +83,6 @@ async def ready_after(database: Database, *, added: bool = True) -> Judged:
 async def _aio_ready_after(connection: Any, *limit_and_added: object) -> Judged:
     record = await connection.fetchrow("SELECT judged, more FROM dl_judge_after($1, $2)", *limit_and_added)
     return Judged(record["judged"], record["more"])
-
-
-async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str], *, most: int = BATCH) -> int:
-    """Make jobs ready that were parked because no worker knew their task, if this one does; how many there were.
-
-    At most `most` jobs of each queue and task become ready.
-    """
-    return await database.write(_aio_ready_known, list(queues), list(tasks), most)
-
-
-async def ready_declared(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
-    """The same for those of the tasks that nobody has removed since they were declared."""
-    known, _, _ = await database.run(aio_known, tasks)
-    return await ready_known(database, queues, known)
-
-
-async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str], most: int) -> int:
-    return row_count(await connection.execute(_KNOWN, queues, tasks, most))
 
 
 async def ready_free(database: Database, *, most_keys: int = KEYS) -> int:

@@ -49,8 +49,6 @@ _PARKED: Final = f"""
 SELECT
   (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'lock'
    ORDER BY hashtext(j.lock_key), j.priority, j.created_at, j.job_id LIMIT 1) IS NOT NULL AS for_keys,
-  (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'task'
-   ORDER BY j.queue, hashtext(j.task), j.created_at LIMIT 1) IS NOT NULL AS for_tasks,
   {_AFTER} AS to_judge
 """
 
@@ -77,10 +75,9 @@ class Polled:
 
 @attrs.frozen
 class Parked:
-    """Whether jobs are parked for keys, whether for tasks, and whether some that run after others are to be judged."""
+    """Whether jobs are parked for keys, and whether some that run after others are to be judged."""
 
     for_keys: bool
-    for_tasks: bool
     to_judge: bool
 
 
@@ -109,4 +106,4 @@ async def look_for_parked(database: Database) -> Parked:
 
 async def _aio_look_for_parked(connection: Any) -> Parked:
     [record] = await connection.fetch(_PARKED)
-    return Parked(record["for_keys"], record["for_tasks"], record["to_judge"])
+    return Parked(record["for_keys"], record["to_judge"])

@@ -116,7 +116,7 @@ served AS MATERIALIZED (
 ), judged AS MATERIALIZED (
   SELECT o.queue, o.task, o.jobs, o.available_at, o.created_at,
          CASE WHEN o.status = 'running' THEN 'running'
-              WHEN o.waits_for = 'task' OR coalesce(o.waits_for, 'limit') = 'limit' AND (
+              WHEN coalesce(o.waits_for, 'limit') = 'limit' AND (
                 SELECT NOT bool_or(coalesce(s.only_tasks ? o.task, o.task = ANY (s.tasks), true))
                 FROM served s WHERE s.queue = o.queue) THEN 'task'
               ELSE coalesce(o.waits_for, 'ready') END AS kind

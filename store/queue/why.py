@@ -306,9 +306,6 @@ async def _aio_of_queue(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     closed = _closed_queue(job)
     if closed is not None:
         return closed
-    if job["waits_for"] == WaitsFor.TASK:
-        text = f"A worker of the queue {job['queue']} knows the task {job['task']} now, and takes it at its next look."
-        return _reason(job, "next", text)
     if job["task_paused"]:
         return _reason(job, "task_paused", f"The task {job['task']} is paused.")
     found = await connection.fetchrow(_AHEAD_READY, *_place(job), job["queue"], job["names"])

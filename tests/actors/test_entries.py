@@ -18,8 +18,8 @@ from dataloader.testing import Signals
 from dataloader.web.services import QueueLoad
 
 ADD_FOREIGN = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
-SELECT gen_random_uuid(), 'q', $1, 'k' || random(), $3 FROM generate_series(1, $2)
+INSERT INTO dl_jobs (job_id, queue, task, lock_key)
+SELECT gen_random_uuid(), 'q', $1, 'k' || random() FROM generate_series(1, $2)
 """
 
 
@@ -54,26 +54,20 @@ async def test_an_entry_with_tasks_does_not_touch_or_read_other_jobs_of_its_queu
     ran = []
     both = tasks_named("ours", "theirs", ran=ran)
     # Before the task has its lane: a job that is found, and those of others that it is among.
-    await raw.execute(ADD_FOREIGN, "theirs", 300, None)
-    await raw.execute(ADD_FOREIGN, "ours", 1, None)
+    await raw.execute(ADD_FOREIGN, "theirs", 300)
+    await raw.execute(ADD_FOREIGN, "ours", 1)
     async with open_with(both, Worker("q", 2, ("ours",))) as supervisor:
         await until(lambda: _count(ran, 1))
         # Of our own making, among others that are more urgent; and of another service's.
         await supervisor.jobs.enqueue_many([NewJob(queue="q", task="theirs", priority=1) for _ in range(300)])
         added = await supervisor.jobs.enqueue("ours", {"n": 1}, queue="q")
         await when_ended(supervisor, added.job_id)
-        await raw.execute(ADD_FOREIGN, "ours", 1, None)
+        await raw.execute(ADD_FOREIGN, "ours", 1)
         await until(lambda: _count(ran, 3))
         waiting = "task = 'theirs' AND status = 'queued' AND waits_for IS NULL"
         assert await raw.fetchval(f"SELECT count(*) FROM dl_jobs WHERE {waiting}") == 600
         kinds = "SELECT DISTINCT kind FROM dl_job_events JOIN dl_jobs USING (job_id) WHERE task = 'theirs'"
         assert [row["kind"] for row in await raw.fetch(kinds)] == ["queued"]
-        # One whose task nobody knew who looked at it is taken from there.
-        await raw.execute(ADD_FOREIGN, "ours", 1, "task")
-        await raw.execute(ADD_FOREIGN, "theirs", 1, "task")
-        await supervisor.add_tasks(Tasks())  # it makes jobs ready that were parked for tasks of this process
-        await until(lambda: _count(ran, 4))
-        assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "theirs"
         asked = [NewJob(queue="q", task=task) for task in ("ours", "theirs")]
         assert [one.queue_state for one in await supervisor.jobs.enqueue_many(asked)] == [None, "unknown_task"]
         [worker] = await supervisor.jobs.workers()
@@ -96,10 +90,7 @@ async def _count(ran, number):
 
 
 async def _none_left(raw):
-    return (
-        await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for IS DISTINCT FROM 'task'")
-        == 0
-    )
+    return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued'") == 0
 
 
 @pytest.mark.slow
@@ -129,18 +120,6 @@ async def test_entries_of_one_queue_have_separate_slots_and_name_existing_tasks(
         await supervisor.signals.recorded.wait(9)
         assert supervisor.state.queues["q"].running == 0
     assert sorted(running) == sorted("aaabbbccc")
-
-
-@pytest.mark.slow
-@pytest.mark.requirement("S5")
-async def test_the_sweep_makes_parked_jobs_of_an_entrys_tasks_ready_and_no_others(open_with, raw):
-    ran = []
-    async with open_with(tasks_named("ours", "theirs", ran=ran), Worker("q", 2, ("ours",)), claim_backoff_s=0.2):
-        await raw.execute(ADD_FOREIGN, "theirs", 1, "task")
-        await raw.execute(ADD_FOREIGN, "ours", 1, "task")
-        await until(lambda: _count(ran, 1))
-    assert ran == [("ours", None)]
-    assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "theirs"
 
 
 @pytest.mark.slow
@@ -295,7 +274,7 @@ async def test_a_process_without_queues_is_notified_of_jobs_when_one_is_added(op
         await supervisor.signals.listening.wait()
         await supervisor.add_queue("q", 1)
         await supervisor.signals.resting.wait_until(lambda queues: queues == ("q",))
-        await raw.execute(ADD_FOREIGN, "a", 1, None)
+        await raw.execute(ADD_FOREIGN, "a", 1)
         await until(lambda: _count(ran, 1))
 
 
@@ -312,7 +291,7 @@ async def test_a_job_added_before_the_first_queue_listens_is_found_afterwards(op
         proxy.freeze("listener")
         nursery.start_soon(supervisor.add_queue, "q", 1)
         await supervisor.signals.resting.wait_until(lambda queues: queues == ("q",))
-        await raw.execute(ADD_FOREIGN, "a", 1, None)
+        await raw.execute(ADD_FOREIGN, "a", 1)
         proxy.thaw()
         await until(lambda: _count(ran, 1))
     assert supervisor.signals.listening.count == 1
@@ -363,7 +342,7 @@ async def test_a_slow_look_at_a_few_ready_jobs_does_not_put_off_the_next_one(ope
         # With a pause of thirty seconds each that would take two minutes.
         with trio.fail_after(60):
             for number in range(1, 5):
-                await raw.execute(ADD_FOREIGN, "a", 1, None)
+                await raw.execute(ADD_FOREIGN, "a", 1)
                 await until(lambda number=number: _count(ran, number))
 
 

@@ -23,7 +23,6 @@ COPY = "CREATE TABLE backup AS SELECT * FROM dl_jobs"
 RESTORE = """
 TRUNCATE dl_jobs CASCADE;
 INSERT INTO dl_jobs SELECT * FROM backup;
-SELECT setval('dl_token_seq', 1, false)
 """
 
 

@@ -209,11 +209,11 @@ def test_status_wait_prints_why_a_job_waits(start, add, on_database, database):
     waiting = start("status", job_id, "--wait", DL_DB_DSN=database.dsn)
     said = "the job waits: attempt 2 of 5 is due at 2040-01-02 03:04:05Z, after: ValueError: token=***"
     assert waiting.stderr.readline().rstrip() == said
-    database.psql("update dl_jobs set waits_for = 'task'")
+    database.psql("update dl_workers set tasks = '{}'")
     unknown = "no worker of the queue 'q' knows the task 't'; is its name right?"
     assert waiting.stderr.readline() == f"the job waits: {unknown}\n"
     assert f"task: {unknown}\n" in on_database("status", job_id).stdout
-    database.psql("update dl_jobs set waits_for = 'lock'")
+    database.psql("update dl_workers set tasks = '{t}'; update dl_jobs set waits_for = 'lock'")
     assert waiting.stderr.readline() == "the job waits: another job with its lock_key runs\n"
     database.psql(
         "update dl_jobs set attempt = 3, status = 'running', waits_for = null, heartbeat_at = now(),"

@@ -117,7 +117,10 @@ def test_a_column_of_noughts_gives_way_to_one_that_says_something(on_terminal, d
     database.psql(ROWS)
     header, *_, last = on_terminal(80, "queues")
     assert ("UNKNOWN_TASK" in header, last.startswith("no room")) == (False, False)
-    database.psql("update dl_jobs set waits_for = 'task' where queue = 'nobody.serves.this'")
+    database.psql(
+        "insert into dl_workers (worker, host, pid, version, queues, tasks)"
+        " values ('w', 'h', 1, '1', '{\"nobody.serves.this\": 1}', '{}')"
+    )
     header, *_ = on_terminal(80, "queues")
     assert "UNKNOWN_TASK" in header
     assert "BLOCKED" not in header

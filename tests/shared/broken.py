@@ -299,13 +299,13 @@ GUARDS = {
     ),
     "random token": Guard(
         "a restored database does not issue a token again",
-        f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
-        edit_schema(RANDOM_TOKEN, "nextval('{schema}.dl_token_seq')"),
+        f"{STORE}/test_leases.py::test_a_restored_database_gives_no_token_out_again",
+        edit_schema(RANDOM_TOKEN, "nextval('{schema}.former_tokens')"),
     ),
     "random token in the plain claim": Guard(
         "a restored database does not issue a token again to plain claims",
-        f"{STORE}/test_leases.py::test_a_restored_sequence_gives_no_token_out_again",
-        edit("store.queue.plain_claim._CLAIM", RANDOM_TOKEN, "nextval('dl_token_seq')"),
+        f"{STORE}/test_leases.py::test_a_restored_database_gives_no_token_out_again",
+        edit("store.queue.plain_claim._CLAIM", RANDOM_TOKEN, "nextval('former_tokens')"),
     ),
     "stop of the former run": Guard(
         "a job that is claimed again by its process starts after its former run has ended",

@@ -52,7 +52,7 @@ UPDATE dl_jobs SET available_at = available_at - make_interval(secs => $2),
 WHERE queue = 'process.' || $1 AND status = 'queued'
 """
 CLAIM = """
-UPDATE dl_jobs SET status = 'running', token = nextval('dl_token_seq'), claimed_by = 'w',
+UPDATE dl_jobs SET status = 'running', token = (random() * 1e15)::bigint + 1, claimed_by = 'w',
   lease_expires_at = now() + interval '60 s'
 WHERE job_id = $1 AND status = 'queued' AND waits_for IS NULL RETURNING token
 """

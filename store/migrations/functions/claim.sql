@@ -6,7 +6,7 @@
 -- = ANY (ARRAY[…]): for a table without a page each walk costs the same, and for these there is only one to choose.
 
 -- A token is 53 random bits (exact in JSON), never 0: no state of the database decides it, so a database that was restored, or a
--- standby that was promoted, cannot issue a token again. Tokens have no order. dl_token_seq is for programs of earlier releases.
+-- standby that was promoted, cannot issue a token again. Tokens have no order.
 
 -- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
 -- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.

@@ -7,19 +7,11 @@ DECLARE
 BEGIN
   FOR v_grant IN
     SELECT DISTINCT format('GRANT EXECUTE ON FUNCTION %s TO %s', n.oid::regprocedure, a.grantee::regrole)
-    FROM (VALUES ('dl_claim_jobs', 'dl_claim'), ('dl_claim_runs', 'dl_claim'), ('dl_claim_runs', 'dl_claim_jobs'),
-                 ('dl_claim_known', 'dl_claim'), ('dl_claim_known', 'dl_claim_jobs'), ('dl_claim_known', 'dl_claim_runs'),
-                 ('dl_budgets_left', 'dl_units_left'), ('dl_day', 'dl_units_left'), ('dl_turns', 'dl_open_lanes'),
-                 ('dl_lane_cursor', 'dl_open_lanes'), ('dl_limits_seen', 'dl_budgets_left'), ('dl_zone_offset_s', 'dl_opens_in'),
-                 ('dl_lease_counts', 'dl_free_keys'), ('dl_cut_back', 'dl_budgets_left'),
+    FROM (VALUES ('dl_turns', 'dl_open_lanes'), ('dl_lane_cursor', 'dl_open_lanes'), ('dl_limits_seen', 'dl_budgets_left'),
+                 ('dl_zone_offset_s', 'dl_opens_in'), ('dl_lease_counts', 'dl_free_keys'), ('dl_cut_back', 'dl_budgets_left'),
                  ('dl_enqueue_job', 'dl_enqueue'), ('dl_add_unique', 'dl_enqueue'), ('dl_unique_key', 'dl_enqueue'),
-                 ('dl_process_ask_many', 'dl_process_ask'), ('dl_process_request', 'dl_process_ask'),
-                 ('dl_process_request_many', 'dl_process_ask'), ('dl_process_begin_steps', 'dl_process_begin'),
-                 ('dl_process_commit_steps', 'dl_process_commit'), ('dl_process_forget_ident', 'dl_process_begin'),
-                 ('dl_process_tried_by_ident', 'dl_process_begin'), ('dl_process_withdraw', 'dl_process_take_back'),
-                 ('dl_process_settle_rows', 'dl_process_settle'),
-                 ('dl_process_ident', 'dl_process_begin'), ('dl_process_ident', 'dl_process_ask'), ('dl_process_ident', 'dl_process_act'),
-                 ('dl_process_move', 'dl_process_wake'), ('dl_process_move', 'dl_process_ask_many'), ('dl_process_move_some', 'dl_process_wake')) AS f (new, former)
+                 ('dl_process_ident', 'dl_process_act'), ('dl_process_move', 'dl_process_wake'),
+                 ('dl_process_move_some', 'dl_process_wake')) AS f (new, former)
     JOIN pg_class c ON c.oid = '{schema}.dl_jobs'::regclass
     JOIN pg_proc n ON n.pronamespace = c.relnamespace AND n.proname = f.new
     JOIN pg_proc p ON p.pronamespace = c.relnamespace AND p.proname = f.former
@@ -27,15 +19,6 @@ BEGIN
     WHERE f.new <> ALL (string_to_array(current_setting('dataloader.functions'), ' '))
       AND f.former = ANY (string_to_array(current_setting('dataloader.functions'), ' '))
       AND a.grantee NOT IN (0, p.proowner)
-    UNION ALL
-    -- Only services may write the audit.
-    SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', n.oid::regprocedure, a.grantee::regrole)
-    FROM pg_class c
-    JOIN pg_proc n ON n.pronamespace = c.relnamespace AND n.proname = 'dl_jobs_built_in'
-    JOIN pg_class p ON p.relnamespace = c.relnamespace AND p.relname = 'dl_audit'
-    CROSS JOIN LATERAL aclexplode(p.relacl) AS a
-    WHERE c.oid = '{schema}.dl_jobs'::regclass AND a.privilege_type = 'INSERT' AND a.grantee NOT IN (0, p.relowner)
-      AND n.proname <> ALL (string_to_array(current_setting('dataloader.functions'), ' '))
     UNION ALL
     SELECT format('GRANT %s ON %s TO %s', a.privilege_type, n.oid::regclass, a.grantee::regrole)
     FROM (VALUES ('dl_process_types', 'dl_processes', 'dl_process_move'), ('dl_etl_observed', 'dl_etl_history', 'dl_claim_known'),

@@ -46,7 +46,7 @@ BEGIN
     OR ((NEW.status = 'queued' OR TG_OP = 'INSERT')
         AND (NEW.waits_for = 'after' AND NEW.waits_on IS NULL
              OR NEW.waits_for = 'limit' AND (NEW.lane IS NULL OR NEW.available_at > now())))
-    OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after', 'limit')
+    OR NEW.waits_for NOT IN ('time', 'lock', 'after', 'limit')
     OR TG_OP = 'UPDATE' AND (
       (NEW.status = 'queued' AND NEW.waits_for = 'time' AND NEW.available_at <= now())
       -- A parked job is postponed; our park sets both columns in one statement.

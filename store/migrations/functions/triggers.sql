@@ -8,23 +8,12 @@ DECLARE
   v_trigger record;
   v_made_from text;
 BEGIN
-  -- The document's own two, whose duty ours do, and those of former sets. They are dropped first, since that takes the stronger lock.
+  -- The document's own two, whose duty ours do. They are dropped first, since that takes the stronger lock.
   FOR v_trigger IN
     SELECT tgname AS name FROM pg_trigger
-    WHERE tgrelid = '{schema}.dl_jobs'::regclass AND tgname = ANY (ARRAY[
-      'dl_jobs_notify_ins', 'dl_jobs_notify_upd', 'dl_jobs_failing_ins', 'dl_jobs_failing_upd', 'dl_jobs_unwatch'])
+    WHERE tgrelid = '{schema}.dl_jobs'::regclass AND tgname = ANY (ARRAY['dl_jobs_notify_ins', 'dl_jobs_notify_upd'])
   LOOP
     EXECUTE format('DROP TRIGGER %I ON {schema}.dl_jobs', v_trigger.name);
-  END LOOP;
-  FOR v_trigger IN
-    -- Not another role's function of this name, nor one that a trigger of another table uses: to drop it would end the upgrade.
-    SELECT p.oid::regprocedure AS function
-    FROM pg_class c JOIN pg_proc p ON p.pronamespace = c.relnamespace AND p.proowner = c.relowner AND p.pronargs = 0
-                                  AND p.proname IN ('dl_jobs_failing', 'dl_jobs_unwatch')
-    WHERE c.oid = '{schema}.dl_jobs'::regclass
-      AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid)
-  LOOP
-    EXECUTE format('DROP FUNCTION %s', v_trigger.function);
   END LOOP;
 
   FOR v_trigger IN

@@ -62,7 +62,7 @@ def ledgers(database, raised):
         try:
             async with p.transaction() as t:
                 # As after a lease that has ended.
-                await trio.to_thread.run_sync(database.psql, "UPDATE dl_jobs SET token = nextval('dl_token_seq')")
+                await trio.to_thread.run_sync(database.psql, "UPDATE dl_jobs SET token = (random() * 1e15)::bigint + 1")
                 await t.execute(INSERT, "lost")
                 t.done = written(p, "lost")
         except Exception as error:

@@ -24,6 +24,12 @@ SELECT gen_random_uuid(), 'q', 't', 'k' || i, 'succeeded', i FROM generate_serie
 INSERT INTO dl_source_calls (source, at, n) VALUES ('s', now(), 3);
 INSERT INTO dl_processes (type, process_id) VALUES ('pay', 'a');
 """
+PARKED = """
+INSERT INTO dl_tasks (task, limited, layout, declared_by) VALUES ('laned', true, 1, 'w');
+INSERT INTO dl_lanes (lane) VALUES ('laned');
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
+SELECT gen_random_uuid(), 'q', task, task, 'task' FROM unnest('{laned,plain}'::text[]) AS task;
+"""
 OF_ROWS = """
 SELECT (SELECT jsonb_agg(j ORDER BY token) FROM dl_jobs j), (SELECT jsonb_agg(c) FROM dl_source_calls c),
        (SELECT jsonb_agg(p) FROM dl_processes p)
@@ -70,6 +76,14 @@ async def test_a_former_database_gets_the_new_list_and_the_schema_of_a_new_one(f
     assert await converted.fetchrow(OF_ROWS) == rows
     await check(store)
     assert await migrate(store) == []
+
+
+async def test_jobs_that_were_parked_for_their_unknown_task_are_ready_after_the_upgrade(former):
+    store, converted = former
+    await converted.execute(PARKED)
+    await migrate(store)
+    waiting = "SELECT task, waits_for, lane FROM dl_jobs WHERE status = 'queued' ORDER BY task"
+    assert list(map(tuple, await converted.fetch(waiting))) == [("laned", "limit", "laned"), ("plain", None, None)]
 
 
 async def test_a_database_without_the_last_former_files_is_refused_and_left_as_it_is(former, empty_database):

@@ -32,17 +32,6 @@ CREATE TRIGGER deleted AFTER DELETE ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTIO
 """
 BITE = "INSERT INTO pg_temp.bait (status, available_at) VALUES ('queued', 'infinity')"
 
-# Names of functions that earlier sets had, and that this one drops.
-FORMER = """
-CREATE FUNCTION public.dl_jobs_unwatch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
-CREATE FUNCTION public.dl_jobs_unwatch(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
-CREATE TABLE public.theirs (one int);
-CREATE TRIGGER a BEFORE INSERT ON public.theirs FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_unwatch();
-CREATE TRIGGER b BEFORE INSERT ON public.theirs FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_failing();
-"""
-OF_FORMER = """
-SELECT oid::regprocedure::text FROM pg_proc WHERE proname IN ('dl_jobs_failing', 'dl_jobs_unwatch') ORDER BY 1
-"""
 CAUGHT = "SELECT DISTINCT caught FROM {schema}.loot"
 
 # What the functions call, and what is a better match for their arguments than PostgreSQL's own.
@@ -152,7 +141,7 @@ async def test_functions_and_operators_of_others_do_not_stand_in_for_those_that_
             await creator.execute(STAND_INS)
             # Whoever says less than he means is caught.
             await raw.execute(
-                "SELECT nextval('dl_token_seq') WHERE 'queued'::dl_status = 'queued'::dl_status"
+                "SELECT nextval('dl_process_task_seq') WHERE 'queued'::dl_status = 'queued'::dl_status"
                 " AND cardinality('{1}'::int[]) = (SELECT count(*) FROM unnest('{1}'::int[]))"
             )
             assert await raw.fetchval("SELECT count(*) FROM loot WHERE caught = 'postgres'") == 4
@@ -168,19 +157,6 @@ async def test_functions_and_operators_of_others_do_not_stand_in_for_those_that_
             await raw.execute(INSERT_EACH)
             await raw.execute(UPDATE_EACH)
             assert await raw.fetch(CAUGHT.format(schema="public")) == []
-
-
-async def test_functions_of_others_with_names_of_former_ones_stop_no_upgrade(database, store, raw):
-    await raw.execute("CREATE FUNCTION dl_jobs_failing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
-    with a_role(database, "GRANT CREATE ON SCHEMA public TO jobs_service") as role:
-        async with raw_connection(role.dsn) as creator:
-            await creator.execute(FORMER)
-            left = [("dl_jobs_failing()",), ("dl_jobs_unwatch()",), ("dl_jobs_unwatch(integer)",)]
-            for change, kept in ("SELECT", left), ("DROP TRIGGER b ON theirs", left[1:]):
-                await creator.execute(change)
-                await raw.execute("UPDATE dl_function_sets SET number = number - 1")
-                assert await migrate(store) == [f"functions {function_set.NUMBER}"]
-                assert await raw.fetch(OF_FORMER) == kept
 
 
 async def test_a_role_that_may_only_insert_needs_no_right_on_anything_of_ours(database, raw):

@@ -37,7 +37,7 @@ INSERT INTO dl_process_events (key, event_id, task_id, payload)
 UPDATE dl_processes SET last_event_id = 10 + {number} WHERE process_id = 'p0';
 """
 CLAIM = """
-UPDATE dl_jobs SET status = 'running', token = nextval('dl_token_seq'), claimed_by = 'w',
+UPDATE dl_jobs SET status = 'running', token = (random() * 1e15)::bigint + 1, claimed_by = 'w',
   lease_expires_at = now() + interval '60 s'
 WHERE queue = 'process.pay' AND status = 'queued' AND waits_for IS NULL
 RETURNING (args ->> 'key')::bigint AS key, job_id, token

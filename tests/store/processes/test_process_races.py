@@ -16,7 +16,7 @@ from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_t
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
 CLAIM = """
-UPDATE dl_jobs SET status = 'running', token = nextval('dl_token_seq'), claimed_by = 'w',
+UPDATE dl_jobs SET status = 'running', token = (random() * 1e15)::bigint + 1, claimed_by = 'w',
   lease_expires_at = now() + interval '60 s'
 WHERE queue = 'process.pay' AND status = 'queued' AND waits_for IS NULL
 RETURNING (args ->> 'key')::bigint, job_id, token

@@ -33,7 +33,7 @@ class Engine:
     def claim(self):
         """Take the wake-up job, as a claim would."""
         row = self.sql(
-            "UPDATE dl_jobs SET status = 'running', token = nextval('dl_token_seq'), claimed_by = 'w',"
+            "UPDATE dl_jobs SET status = 'running', token = (random() * 1e15)::bigint + 1, claimed_by = 'w',"
             " lease_expires_at = now() + interval '60 s'"
             " WHERE queue = 'process.pay' AND status = 'queued' AND waits_for IS NULL"
             " RETURNING args ->> 'key', job_id, token"

@@ -18,7 +18,7 @@ from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.queue.leases import Beat, reap
-from dataloader.store.queue.make_ready import Staged, ready_due, ready_known
+from dataloader.store.queue.make_ready import Staged, ready_due
 from dataloader.store.queue.reads import list_jobs
 
 TRY_LOCK = "WHEN pg_try_advisory_lock(h)"
@@ -102,8 +102,6 @@ async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(star
     assert [await row_of(job_id, "status") for job_id in (ended, lost, unknown)] == ["succeeded", "lost", "queued"]
     assert {job.job_id for job in (await list_jobs(store, JobFilter(lock_key=name))).jobs} == {ended, lost}
     assert ids(await worker.claim(tasks=(name,))) == {unknown}
-    await raw.execute("UPDATE dl_jobs SET status = 'queued', waits_for = 'task' WHERE job_id = $1", unknown)
-    assert await ready_known(store, ["q"], [name]) == 1
 
 
 async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, add_job, raw):
@@ -176,7 +174,6 @@ async def test_a_claimed_job_carries_what_the_row_says(start_worker, add_job, ra
     [
         {"available_at": "now() + interval '1 hour'"},
         {"waits_for": "'lock'"},
-        {"waits_for": "'task'"},
         {"queue": "'other'"},
         {"status": "'running'"},
         {"status": "'lost'"},

@@ -32,7 +32,7 @@ async def journal(store, job_id):
 
 
 @pytest.mark.requirement("Q4")
-@pytest.mark.parametrize("waits_for", ["NULL", "'time'", "'lock'", "'task'"])
+@pytest.mark.parametrize("waits_for", ["NULL", "'time'", "'lock'"])
 async def test_a_queued_job_with_any_waiting_reason_is_canceled_immediately(store, add_job, waits_for):
     job_id = await add_job(waits_for=waits_for, available_at=LATER if waits_for == "'time'" else "now()")
     job = await control.cancel(store, job_id, ALICE)
@@ -210,7 +210,7 @@ async def test_priorities_can_be_changed_with_any_waiting_reason(store, raw, add
     before = await add_job(queue="'other'")
     reasons = {"time": {"available_at": LATER}, "after": {"waits_on": f"'{before}'", "when_failed": "'cancel'"}}
     ids = {}
-    for reason in (None, WaitsFor.TIME, WaitsFor.LOCK, WaitsFor.TASK, WaitsFor.AFTER):
+    for reason in (None, WaitsFor.TIME, WaitsFor.LOCK, WaitsFor.AFTER):
         waits_for = "NULL" if reason in (None, "time", "after") else f"'{reason}'"
         ids[reason] = await add_job(waits_for=waits_for, error="'before'", **reasons.get(reason, {}))
     for reason, job_id in ids.items():
@@ -218,7 +218,7 @@ async def test_priorities_can_be_changed_with_any_waiting_reason(store, raw, add
         assert (job.priority, job.waits_for) == (3, reason)
     [group] = (await failures.list_error_groups(store)).groups
     wanted = JobFilter(error_group=group.group)
-    assert [await control.set_priority_many(store, wanted, 4, ALICE, limit=n) for n in (4, 4, 4)] == [4, 1, 0]
+    assert [await control.set_priority_many(store, wanted, 4, ALICE, limit=n) for n in (3, 3, 3)] == [3, 1, 0]
     for reason, job_id in ids.items():
         job = await reads.get_job(store, job_id)
         assert (job.priority, job.waits_for) == (4, reason)
@@ -237,11 +237,9 @@ async def test_a_waiting_jobs_priority_can_be_changed(store, add_job):
 
 
 async def test_run_now_starts_a_delayed_job_and_leaves_one_blocked_by_its_key_waiting(store, raw, add_job):
-    delayed, unknown, parked = [
-        await add_job(waits_for=waits_for, available_at=LATER) for waits_for in ("'time'", "'task'", "'lock'")
-    ]
-    jobs = [await control.run_now(store, job_id, ALICE) for job_id in (delayed, unknown, parked)]
-    assert [job.waits_for for job in jobs] == [None, None, WaitsFor.LOCK]
+    waiting = [await add_job(waits_for=waits_for, available_at=LATER) for waits_for in ("'time'", "'lock'")]
+    jobs = [await control.run_now(store, job_id, ALICE) for job_id in waiting]
+    assert [job.waits_for for job in jobs] == [None, WaitsFor.LOCK]
     assert await raw.fetchval("SELECT bool_and(available_at <= now()) FROM dl_jobs")
 
 

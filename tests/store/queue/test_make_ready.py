@@ -19,7 +19,7 @@ from dataloader.actors.stager import MAX_REST_S, REST, Stager
 from dataloader.jobs.model import NewJob
 from dataloader.store.queue import make_ready, poll
 from dataloader.store.queue.enqueue import enqueue
-from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_due, ready_known
+from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_due
 from dataloader.store.queue.poll import Parked
 
 SOON = "now() + interval '50 milliseconds'"
@@ -120,7 +120,7 @@ async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store
 @pytest.mark.requirement("Q2")
 async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
     """Also by one that a client whose clock is ahead made 'for now'."""
-    stager = Stager(database=store, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=3600, poll_s=3600)
+    stager = Stager(database=store, outage=Outage(), sweep_s=3600, poll_s=3600)
     heard = trio.Event()
     due = []
     async with raw_connection(database.dsn) as listener, trio.open_nursery() as nursery:
@@ -160,7 +160,7 @@ async def test_a_stager_that_ends_keep_awake_finds_a_job_that_was_added(store, r
             stager.wake.set()
 
     watched = WatchedDatabase(store, after=aio_note)
-    stager = Stager(database=watched, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=sweep_s, poll_s=3600)
+    stager = Stager(database=watched, outage=Outage(), sweep_s=sweep_s, poll_s=3600)
     [first] = await enqueue(store, [NewJob(queue="q", task="t")])
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
 
@@ -187,23 +187,6 @@ async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_jo
     assert await raw.fetchval(f"SELECT count(*) FROM dl_jobs WHERE {predicate}") == 0
 
 
-@pytest.mark.requirement("Q6")
-async def test_a_job_that_a_former_release_parked_goes_to_the_lane_of_its_task(store, raw, add_job):
-    await raw.execute("INSERT INTO dl_tasks (task, limited, layout, declared_by) VALUES ('laned', true, 1, 'w')")
-    await raw.execute("INSERT INTO dl_lanes (lane) VALUES ('laned')")
-    jobs = [await add_job(task=f"'{task}'", waits_for="'task'") for task in ("laned", "plain")]
-    assert await ready_known(store, ["q"], ["laned", "plain"]) == 2
-    rows = [await raw.fetchrow("SELECT waits_for, lane FROM dl_jobs WHERE job_id = $1", job_id) for job_id in jobs]
-    assert [tuple(row) for row in rows] == [("limit", "laned"), (None, None)]
-
-
-async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job):
-    for task in ("'known'", "'known'", "'known'", "'other'"):
-        await add_job(task=task, waits_for="'task'")
-    assert [await ready_known(store, ["q"], ["known"], most=2) for _ in range(3)] == [2, 1, 0]
-    assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "other"
-
-
 @attrs.define
 class Rounds:
     """In the place of a database: answers the stager's statements with batches, (seconds, what it comes to)."""
@@ -214,7 +197,7 @@ class Rounds:
 
     async def run(self, operation, *_args):
         assert operation is poll._aio_look_for_parked
-        return Parked(for_keys=False, for_tasks=False, to_judge=False)
+        return Parked(for_keys=False, to_judge=False)
 
     async def write(self, operation, *_args):
         if operation is make_ready._aio_ready_after:
@@ -232,7 +215,7 @@ class Rounds:
 async def rounds_of(*batches):
     """Let a stager meet batches; when each of them began."""
     rounds = Rounds(list(batches))
-    stager = Stager(database=rounds, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=60, poll_s=60)
+    stager = Stager(database=rounds, outage=Outage(), sweep_s=60, poll_s=60)
     async with trio.open_nursery() as nursery:
         await nursery.start(stager.run)
         await rounds.done.wait()

@@ -58,11 +58,11 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for, priority)
   SELECT gen_random_uuid(), 'q', 't', 'parked 1', 'lock', 200 FROM generate_series(1, {number} / 3) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_expires_at, token)
-  SELECT gen_random_uuid(), 'q', 't', 'running ' || i, 'running', 'z', now() + interval '2 h', nextval('dl_token_seq')
+  SELECT gen_random_uuid(), 'q', 't', 'running ' || i, 'running', 'z', now() + interval '2 h', i
   FROM generate_series(1, {number} / 10) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, status, claimed_by, lease_expires_at, token)
   SELECT gen_random_uuid(), 'keyless', 't', 'none ' || i, false, 'running', 'z', now() + interval '2 h',
-         nextval('dl_token_seq')
+         {number} + i
   FROM generate_series(1, {number} / 10) AS i;
 """
 # What can't run. It is older than WORK, and what is delayed or parked is as urgent, so whoever does not leave it out
@@ -248,10 +248,6 @@ async def ready_due(_connection, measuring):
     await make_ready._aio_ready_due(measuring, make_ready.BATCH)
 
 
-async def ready_known(_connection, measuring):
-    await make_ready._aio_ready_known(measuring, ["q"], ["u"], make_ready.BATCH)
-
-
 async def poll_all(_connection, measuring):
     await poll._aio_poll(measuring, ["q", "keyless", "none"], ["lane", "t"], ["t", "u"])
 
@@ -286,7 +282,6 @@ OPERATIONS = [
     unpark,
     sweep,
     ready_due,
-    ready_known,
     poll_all,
     look_for_parked,
     add,
@@ -304,7 +299,7 @@ BY_SESSIONS = [
     show_progress,
     release,
 ]
-BY_THE_POOL = [reap, unpark, ready_due, ready_known, poll_all, look_for_parked, add, add_started]
+BY_THE_POOL = [reap, unpark, ready_due, poll_all, look_for_parked, add, add_started]
 
 
 async def measure(connection, operations=OPERATIONS):

@@ -35,7 +35,7 @@ from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.queue import control
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.leases import Beat, aio_revive, reap
-from dataloader.store.queue.make_ready import ready_after, ready_due, ready_free, ready_known, unpark
+from dataloader.store.queue.make_ready import ready_after, ready_due, ready_free, unpark
 
 pytestmark = pytest.mark.full
 
@@ -242,7 +242,6 @@ class World:
     async def sweep(self, _a, _b):
         while (await ready_after(self.store)).jobs:
             pass
-        await ready_known(self.store, ["q"], TASKS)
         await ready_free(self.store)
         await ready_due(self.store)
 

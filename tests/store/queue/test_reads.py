@@ -387,16 +387,17 @@ async def test_queues_count_open_jobs_by_reason_and_never_finished_ones(store, r
     await add_job(queue="'a'")
     await add_job(queue="'a'", available_at=LATER)
     await add_job(queue="'a'", waits_for="'lock'", available_at=LATER)
-    await add_job(queue="'a'", waits_for="'task'")
+    await add_job(queue="'a'", task="'unknown'")
     await add_job(queue="'a'", status="'running'")
     for status in ("succeeded", "failed", "canceled", "lost"):
         await add_job(queue="'done'", status=f"'{status}'")
     await add_job(queue="'b'", status="'running'")
     await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('b', true), ('empty', true), ('resumed', false)")
     await raw.execute(
-        "INSERT INTO dl_workers (worker, host, pid, version, queues, seen_at) VALUES"
-        " ('w1', 'h', 1, '1', '{\"a\": 2, \"idle\": 5}', now()), ('w2', 'h', 2, '1', '{\"a\": 1}', now()),"
-        " ('dead', 'h', 3, '1', '{\"gone\": 1}', now() - interval '2 min')"
+        "INSERT INTO dl_workers (worker, host, pid, version, queues, tasks, seen_at) VALUES"
+        " ('w1', 'h', 1, '1', '{\"a\": 2, \"idle\": 5}', '{t}', now()),"
+        " ('w2', 'h', 2, '1', '{\"a\": 1}', '{t}', now()),"
+        " ('dead', 'h', 3, '1', '{\"gone\": 1}', NULL, now() - interval '2 min')"
     )
     a, b, empty, idle = await reads.list_queues(store)
     assert (a.queue, a.ready, a.delayed, a.blocked, a.unknown_task, a.running, a.paused) == ("a", 2, 1, 1, 1, 1, False)
