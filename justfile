@@ -192,6 +192,7 @@ site: setup
 # write the pages of docs/ that are generated from the code; a test fails while they are not current
 reference:
     {{ bin }}/python docs/site/http_routes.py
+    {{ bin }}/python docs/site/python_reference.py
 
 # load the European Central Bank's rates, on an embedded database
 [no-exit-message]

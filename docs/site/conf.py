@@ -1,7 +1,7 @@
 """The documentation as a site: `just site` builds it from docs/, offline, into build/site.
 
 Pages outside of docs/ (README, CHANGELOG, CONTRIBUTING, SECURITY, those of benchmarks/) have stubs in docs/ and are
-read from there. Every warning is an error: a broken link, anchor or name in the reference fails the build. Neither the
+read from there. Every warning is an error: a broken link or anchor fails the build. Neither the
 build nor the pages need other hosts. `llms.txt` lists all pages, with their sources, for programs.
 """
 
@@ -34,9 +34,8 @@ project = "dataloader"
 author = "The dataloader authors"
 copyright = author  # noqa: A001 - Sphinx's name
 release = version_of("dataloader-supervisor")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton"]
 exclude_patterns = ["site/**"]
-default_role = "literal"  # docstrings quote names with single backticks
 highlight_language = "none"
 smartquotes = False  # JSON in a sentence is copied as it is
 
@@ -53,12 +52,6 @@ copybutton_exclude = ".linenos, .gp, .go"
 myst_heading_anchors = 4
 myst_enable_extensions = ["tasklist"]
 myst_enable_checkboxes = True
-
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
-python_use_unqualified_type_names = True
-napoleon_use_rtype = False
 
 
 def read(_app: Sphinx, docname: str, source: list[str]) -> None:

@@ -20,8 +20,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^( *)```(\{?[\w-]*\}?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 SHOWN = {"", "text", "caddy", "nginx", "console"}
 """Drawings, output and other programs' files. Commands within them are looked at all the same."""
-BUILT = {"{toctree}", "{eval-rst}"}
-"""The site's build reads them."""
+BUILT = {"{toctree}"}
+"""The site's build reads it."""
 BEFORE = """
 CREATE ROLE shop; CREATE ROLE jobs_service; DROP INDEX ix_dl_jobs_ready;
 CREATE TABLE procrastinate_jobs (id int, task_name text, args jsonb, queue_name text, lock text, priority int,
