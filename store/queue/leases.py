@@ -1,10 +1,10 @@
-"""Leases: one statement renews all of a process's jobs (Q8), another takes back what expired (Q10).
+"""Leases: one statement renews all of a process's jobs (Q8), another one reclaims expired jobs (Q10).
 
-Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their
-lease. Such a row is `UNKNOWN`, not lost, and is asked for again soon. A heartbeat never renews an expired lease:
-between its end and now another job of its key may have started. Only on the session that holds the key (`aio_revive`),
-where that can't be, a lease is renewed that has expired because the database's clock jumped (F32); and anywhere, by its
-token alone, that of a job without a key.
+Both skip rows that another session has locked: a row locked in a psql session must not cost other jobs their lease. The
+heartbeat reports such a row as `UNKNOWN`, not as lost, and it is asked for again soon. A heartbeat never renews an
+expired lease, because another job with the same key may have started since it expired. There are two exceptions for
+leases that expired because the database's clock jumped (F32): a job with a key on the session that holds the key
+(`aio_revive`), where no other job can have started, and a job without a key on any session, by its token alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dataloader.store.queue.make_ready import aio_unpark
 
 log = get_logger(__name__)
 
-# No ORDER BY: who passes over locked rows can't deadlock, and without sorts (PLANNER) the whole primary key was walked.
+# No ORDER BY: sessions that skip locked rows cannot deadlock, and without sorts (PLANNER) the whole primary key was
+# scanned.
 _BEAT: Final = """
 WITH mine AS MATERIALIZED (
   SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bool[]) AS m (job_id, token, journal)
@@ -63,10 +64,10 @@ RETURNING j.token
 """
 
 _RUN_START: Final = "greatest(j.run_started_at, j.started_at)"
-"""When the run began whose lease has ended; other services' claims do not write the former."""
+"""Start of the run whose lease has expired. Claims of other services do not write `run_started_at`."""
 
 MAX_ENDLESS: Final = 100
-"""The most jobs with an endless lease that a sweep tells of, of each kind."""
+"""Maximum number of jobs with an endless lease that a sweep reports, of each kind."""
 _UNRENEWED: Final = """
 NOT coalesce(heartbeat_at, started_at, created_at)
     BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
@@ -74,16 +75,16 @@ NOT coalesce(heartbeat_at, started_at, created_at)
 ENDLESS: Final = f"""
 status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity') AND {_UNRENEWED}
 """
-"""A running job whose lease never ends, and that nobody has renewed for as long as a lease lasts.
+"""Condition for a running job whose lease never ends and that no worker has renewed for the length of a lease.
 
-Somebody wrote it so by hand: each claim and heartbeat, ours and the document's, sets a lease that ends. No reaper takes
-it back; an operator can end it.
+Such a lease was written by hand: each claim and heartbeat, ours and the document's, sets a lease that ends. The reaper
+does not end these jobs; an operator can.
 """
 
 MAX_COUNT: Final = 2**31 - 2
-"""The largest count of crashes, which another role may have written, to which one can be added."""
+"""Largest count of crashes, which another role may have written, to which 1 can be added."""
 
-# A run whose lease has ended is taken to have lasted until then.
+# A run whose lease has expired counts as having run until then.
 _REAP: Final = f"""
 WITH clock AS MATERIALIZED (
   SELECT extract(epoch FROM now())::float8 AS now,
@@ -133,10 +134,10 @@ FROM clock
 """
 
 JUMP_S: Final = 2.0
-"""The least change of the database's clock against ours that is a jump."""
+"""Minimum change of the database's clock against ours that counts as a jump, in seconds."""
 _MARK_JUMP: Final = "UPDATE dl_history SET clock_jumped_at = clock_timestamp()"
 PLAUSIBLE_S: Final = 10.0
-"""The most by which the database's clock is thought to be wrong: times that are further ahead are cut back."""
+"""Maximum plausible error of the database's clock in seconds: times that are further ahead are cut back."""
 # A lease that never ends was written by hand (ENDLESS).
 _CUT_BACK: Final = f"""
 WITH ahead AS MATERIALIZED (
@@ -153,7 +154,7 @@ SELECT count(*) FROM cut
 
 
 class Beat(enum.Enum):
-    """What a heartbeat found of one job; `EXPIRED`: ours still, but by the database's clock its lease has ended."""
+    """Result of a heartbeat for one job; `EXPIRED`: still ours, but its lease has ended by the database's clock."""
 
     RENEWED = enum.auto()
     UNKNOWN = enum.auto()
@@ -163,7 +164,7 @@ class Beat(enum.Enum):
 
 @attrs.frozen
 class Pulse:
-    """One job's answer: its token, what was found, and whether its cancellation is wanted."""
+    """Answer for one job: its token, the result of the heartbeat, and whether its cancel is requested."""
 
     token: int
     beat: Beat
@@ -171,12 +172,15 @@ class Pulse:
 
 
 async def aio_rehearse(connection: Any) -> None:
-    """Prepare the heartbeat's statement on a new connection, so that the first beat is one round trip as all others."""
+    """Prepare the heartbeat's statement on a new connection, so that the first beat takes one round trip, too."""
     await aio_beat(connection, [(UUID(int=0), -1, False)])
 
 
 async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> list[Pulse]:
-    """Renew the leases of (job_id, token, journal it) (asyncio-flavoured), in the order of their ids."""
+    """Renew the leases of `runs` in the order of their IDs (asyncio-flavoured).
+
+    `runs` are (job_id, token, whether to write an event).
+    """
     ordered = sorted(runs)
     records = await connection.fetch(_BEAT, *map(list, zip(*ordered, strict=True)))
     return [Pulse(record["token"], _found(record), record["cancel_requested"]) for record in records]
@@ -191,10 +195,10 @@ def _found(record: Any) -> Beat:
 
 
 async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
-    """Renew leases of (job_id, token), expired or not (asyncio-flavoured); the tokens of those that are ours come back.
+    """Renew leases of (job_id, token), expired or not, and return the tokens that are ours (asyncio-flavoured).
 
-    For jobs with a key only on the session that holds it: no other job of the key can have started, and none can while
-    this runs. A job without one can have been started by no other: it would have another token.
+    Jobs with a key only on the session that holds it: no other job with the key can have started, and none can start
+    while this runs. A job without a key has not been started elsewhere, since its token would have changed.
     """
     records = await connection.fetch(_REVIVE, *map(list, zip(*sorted(runs), strict=True)))
     return {record["token"] for record in records}
@@ -202,12 +206,17 @@ async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[i
 
 @attrs.frozen
 class Reaped:
-    """What a sweep took back: by `hashes` the keys of those that had one, whose next jobs have been woken already.
+    """Result of a sweep of expired leases.
 
-    `ahead_s` is the database's clock less Trio's, or up to `took_s` more than that, if the statement waited before the
-    server looked at its clock. `jumped` tells that it has changed too much, and nothing was taken. `became` has the
-    queue and the new status of each job taken. `endless` are running jobs whose lease never ends and that nobody renews
-    (`ENDLESS`): some whose lease has no end, and some whose lease ends at infinity.
+    Attributes:
+        hashes: hashes of the keys of the ended runs; the next jobs of these keys have already been woken.
+        ahead_s: the database's clock minus Trio's, or up to `took_s` more if the statement waited before the server
+            read its clock.
+        jumped: whether this difference has changed too much, so that no run was ended.
+        became: the queue and the new status of each changed job.
+        took_s: the duration of the statement in seconds.
+        endless: running jobs whose lease never ends and that no worker renews (`ENDLESS`): some whose lease has no end,
+            and some whose lease ends at infinity.
     """
 
     hashes: list[int]
@@ -226,30 +235,30 @@ async def reap(
     jump_s: float = math.inf,
     most_endless: int = MAX_ENDLESS,
 ) -> Reaped:
-    """Take back up to `limit` jobs whose lease has ended: to the queue, or `lost` with the attempts used up (Q10).
+    """Queue up to `limit` jobs with an expired lease again, or end them as `lost` if no attempt is left (Q10).
 
-    Nothing if the database's clock is not `ahead_s` of Trio's, by `jump_s` at the most. It reports at most
+    Changes no job if the database's clock differs from Trio's by more than `jump_s` from `ahead_s`. Reports at most
     `most_endless` jobs with an endless lease, of each kind.
     """
     return await database.write(_aio_reap, limit, ahead_s, jump_s, most_endless)
 
 
 async def aio_mark_jump(connection: Any) -> None:
-    """Note that the database's clock has jumped ahead (asyncio-flavoured).
+    """Record that the database's clock has jumped ahead (asyncio-flavoured).
 
-    Leases that were renewed before count for their whole length from now on, for claims and sweeps of all processes: a
-    worker that can't reach the database goes by its own clock.
+    For claims and sweeps of all processes, leases that were renewed before the jump count for their whole length from
+    now on: a worker that cannot reach the database goes by its own clock.
     """
     try:
         await connection.execute(_MARK_JUMP)
-    except NO_RIGHT as error:  # no claim fails by that
+    except NO_RIGHT as error:  # a claim must not fail because of this
         log.warning("the jump of the database's clock can't be noted", error=said(error))
 
 
 async def aio_cut_back_leases(connection: Any) -> int:
     """Cut leases that are longer than any that the clock grants now; return their number (asyncio-flavoured).
 
-    The clock was ahead when they were granted. A live worker renews its own in any case.
+    The clock was ahead when they were granted. A live worker renews its leases in any case.
     """
     count: int = await connection.fetchval(_CUT_BACK)
     return count

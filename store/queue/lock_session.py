@@ -1,23 +1,23 @@
-"""The process's one session that holds advisory locks: claims are made on it, keys are freed on it, it is kept alive.
+"""The one session of a process that holds advisory locks: it makes claims, frees keys, and is kept alive.
 
-Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to the hash of the key that is held
-for it, None where it has no key, or has lost it (the job is still ours to stop). What a claim adds to it is added while
-the session's turn is held, so that a repair never takes a claim that just succeeded for a lost one. A job that another
-connection adds as ours is announced before (`expect`), and repairs pass it over until its answer has come.
+It records the jobs of this worker: `tokens` maps the token of each claimed job that is not released to the hash of the
+key held for it. The value is None for a job without a key, and for one that has lost its key (it is still ours to
+stop). A claim adds its jobs while it has the session, so that a repair never takes a successful claim for a lost one. A
+job that another connection adds as ours is announced first (`expect`); repairs skip it until its answer has arrived.
 
-Whatever goes wrong in a claim leaves two things unknown: locks that were taken and rows that were committed. Before the
-next claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt.
-When the session was lost, the next one ends the former (a ghost may live on behind a dead network) and takes the locks
-again; jobs whose lock was taken by another meanwhile are reported through `lost`.
+A failed claim leaves two things unknown: which locks were taken, and which rows were committed. Before the next claim,
+`_aio_repair` compares both with memory: it unlocks surplus locks, and queues unknown rows again without counting the
+attempt. After a lost session, the next one terminates the former, which may have survived behind a dead network, and
+takes the locks again. Jobs whose lock went to another session meanwhile are reported through `lost`.
 
-Each ping compares the database's clock with ours, and so does a new session before its first claim. If it has jumped
-ahead, leases that another clock has granted look ended though their workers may be at work: the repair before the next
-claim notes the jump in the database, and they count for their whole length from then on.
+Each ping compares the database's clock with ours, and so does a new session before its first claim. After a jump ahead,
+leases granted before it look expired although their workers may be alive. The repair before the next claim records the
+jump in the database, and from then on these leases count for their whole length.
 
-The server ends a silent session after its idle timeout. The keys are safe for that long from the last moment at which
-the server is known to have heard from us or to have been at work for us: a claim that waits for a locked table is no
-silence. Whether it is at work is asked on another connection (`watch`); when the network is gone, that has no answer
-either, and the keys are safe no longer than the last answer says.
+The server ends a silent session after its idle timeout. The keys are safe for that time from the last moment at which
+the server is known to have received a message of ours or to have been working for us: a claim that waits for a locked
+table is not silence. `watch` asks on another connection whether the server is working. If the network is down, it has
+no answer either, and the keys are safe only for the time that the last answer allows.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 IDLE_SHARE: Final = 0.8
-"""The server ends a session silent for this share of the shortest lease, so that a ghost frees its keys in time."""
+"""Share of the shortest lease after which the server ends a silent session, so that its keys are freed in time."""
 
 MIN_PING_S: Final = 1.0
 
 DOUBT_S: Final = 2.0
-"""How long a statement whose answer was lost may go on in the server: for so long repairs look for its jobs again."""
+"""Seconds that a statement with a lost answer may still run in the server. Until then, repairs search for its jobs."""
 
 _CLAIM: Final = "SELECT * FROM dl_claim_known($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _RELEASE: Final = "SELECT dl_release($1)"
@@ -95,7 +95,7 @@ SELECT pid, backend_start, current_setting('max_locks_per_transaction')::int AS 
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
 _END_GHOST: Final = "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
-"""Waits for its end: while it goes on, so do its locks, and we would take ourselves for a stranger."""
+"""Waits until the session has ended: until then it holds its locks, which we would attribute to another worker."""
 _PING: Final = """
 SELECT current_setting('transaction_read_only') = 'off', extract(epoch FROM clock_timestamp())::float8
 FROM set_config('idle_session_timeout', $1, false)
@@ -104,7 +104,7 @@ _STATE: Final = """
 SELECT state = 'active' AS at_work, state_change FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2
 """
 _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
-"""Pauses before each attempt to take our locks again: a claim or a look of somebody else may hold one for a moment."""
+"""Pauses before each attempt to take our locks again: a claim or a check of another session may hold one briefly."""
 
 
 class LockSession:
@@ -113,9 +113,9 @@ class LockSession:
     def __init__(
         self, database: Database, worker: str, *, lost: Callable[[list[int]], None], doubt_s: float = DOUBT_S
     ) -> None:
-        """`worker` becomes `claimed_by`; `lost` is told the tokens of running jobs whose key went to another.
+        """`worker` becomes `claimed_by`. `lost` receives the tokens of running jobs whose key went to another session.
 
-        For `doubt_s` seconds repairs look again for the jobs of a statement whose answer was lost.
+        For `doubt_s` seconds, repairs search again for the jobs of a statement whose answer was lost.
         """
         self.worker = worker
         self.tokens: dict[int, int | None] = {}
@@ -146,19 +146,19 @@ class LockSession:
 
     @property
     def connected(self) -> bool:
-        """True while the session is open, as far as we know."""
+        """Whether the session is open, as far as we know."""
         return self._session.connected
 
     @property
     def settled(self) -> bool:
-        """False while rows may be ours that memory doesn't know: a claim is under way, or an answer was lost."""
+        """Whether all our rows are in memory: no claim is in progress, and no answer was lost."""
         return self._settled.is_set()
 
     def expect(self, job_id: UUID) -> bool:
-        """A job is about to be added as ours on another connection: no repair gives it back until `adopt` or `doubt`.
+        """Announce a job that another connection adds as ours: no repair gives it back before `adopt` or `doubt`.
 
-        False, and nothing is expected, while a repair may be under way that does not know of the job, and if the same
-        job is expected or in doubt already.
+        Returns False, and announces nothing, if a repair that does not include the job may be running, or if the job is
+        already expected or in doubt.
         """
         if self._repairing or job_id in self._expected or job_id in self._doubted:
             return False
@@ -166,20 +166,20 @@ class LockSession:
         return True
 
     def adopt(self, job_id: UUID, token: int | None) -> None:
-        """The answer has come: the job is ours, with this token, or (None) is not."""
+        """Record the answer for an expected job: it is ours with this token, or (None) it is not ours."""
         self._expected.discard(job_id)
         if token is not None:
             self.tokens[token] = None
 
     def doubt(self, job_id: UUID) -> None:
-        """No answer has come: if the job was added as ours, a repair gives it back."""
+        """Record that no answer has arrived: if the job was added as ours, a repair gives it back."""
         self._expected.discard(job_id)
         self._doubted[job_id] = trio.current_time() + self._doubt_s
         if self.settled:
             self._settled = trio.Event()
 
     async def wait_settled(self) -> None:
-        """Return when no row is ours that memory doesn't know; the repair of a later claim or ping sees to it."""
+        """Wait until all our rows are in memory; the repair of a later claim or ping achieves this."""
         while not self.settled:
             await self._settled.wait()
 
@@ -197,12 +197,12 @@ class LockSession:
     ) -> Claim:
         """Claim up to `slots` jobs of `queue` whose task is in `tasks`; jobs of other tasks are skipped.
 
-        A job whose key is held is parked, for `backoff_s` seconds at most. `look` at more than `slots`, and what can't
-        run is parked many at a time. Those up to `after`, the `last` of a
-        former claim, are not looked at, unless a key that is freed now has made one ready.
+        A job whose key is held is parked, for at most `backoff_s` seconds. With `look` larger than `slots`, the claim
+        reads that many jobs, and parks all of those that cannot run. Jobs up to `after`, the `last` of a former claim,
+        are not read, unless a key that is freed now has made one of them ready.
 
-        `limited` are those of `tasks` that have a lane, `lanes` those of them that are worth a look. With `tasks` None
-        only jobs of these lanes are looked at.
+        `limited` are the tasks that have a lane, `lanes` those of them whose lane should be read. If `tasks` is None,
+        only jobs of these lanes are read.
 
         Keys that were released meanwhile are freed first, in the same statement.
         """
@@ -231,55 +231,55 @@ class LockSession:
         return await self._session.write(operation, *args)
 
     def forget(self, token: int) -> None:
-        """The job's run has ended and is recorded (or is somebody else's now).
+        """Forget a job whose run has ended and is recorded, or that now belongs to another worker.
 
-        Its key, if it has one, is to be freed at the next chance.
+        Its key, if it has one, is freed at the next opportunity.
         """
         lock_hash = self.tokens.pop(token, None)
         if lock_hash is not None:
             self._to_release.append(lock_hash)
 
     async def release(self) -> None:
-        """Free the keys of what was forgotten, and wake their next jobs, unless a claim takes them along."""
+        """Free the keys of forgotten jobs and wake their next jobs, unless a running claim does so."""
         while self._claims:
             await self._claimed.wait()
-            # Whoever claims again does so in the turn in which its last claim came back.
+            # A caller that claims again does so immediately after its last claim has returned.
             await trio.lowlevel.checkpoint()
         if self._to_release:
             await self._session.write(self._aio_release)
 
     async def ping(self, shortest_lease_s: float) -> None:
-        """Show the server that we live, and tell it after how long a silence to take us for dead."""
+        """Show the server that this session is alive, and set the silence after which the server ends it."""
         idle_s = shortest_lease_s * IDLE_SHARE
-        # A second try, on a new connection, must come before the server ends the session.
+        # A second attempt, on a new connection, must happen before the server ends the session.
         timeout_s = max(idle_s / 4, MIN_PING_S)
         sent_at = await self._session.write_within(timeout_s, self._aio_ping, idle_s)
         self._idle_s = idle_s
         self.safe_until = sent_at + idle_s
 
     async def repair(self) -> None:
-        """Make the server agree with memory after a claim or a session was lost; else there is nothing to do."""
+        """Make the server agree with memory after a claim or a session was lost; otherwise do nothing."""
         if self._needs_repair:
             await self._session.write(self._aio_release)
 
     async def watch(self, timeout_s: float) -> bool:
-        """Ask on another connection, for `timeout_s` seconds at most, whether the server is at work on the session.
+        """Ask on another connection, for at most `timeout_s` seconds, whether the server is working on the session.
 
-        To be called while an operation has the session for long. True means that the server is at work: our keys are as
-        safe as after a ping. If the server was idle, and since the same moment, at two looks at one operation, that
-        operation's request or answer is lost: the session is dropped, and the operation raises `StoreUnavailable`.
+        Call it while an operation takes long on the session. True means that the server is working: our keys are as
+        safe as after a ping. If two checks of one operation find the server idle since the same time, the operation's
+        request or answer is lost: the session is dropped, and the operation raises `StoreUnavailable`.
 
-        Raises `StoreUnavailable` when the other connection has no answer.
+        Raises `StoreUnavailable` if the other connection gets no answer.
         """
         if self._keys_are_with is None:
             return False
         operation = self._session.operation
         sent_at, state = await self._beside.write_within(timeout_s, _aio_state, *self._keys_are_with)
         if state is not None and state["at_work"]:
-            # Not by how long it has been idle else: that would be measured by a clock that may jump.
+            # The server's own time of idleness is not used: its clock may jump.
             self.safe_until = max(self.safe_until, sent_at + self._idle_s)
             return True
-        # A server that does not track what its sessions do knows nothing of this one either.
+        # A server that does not track the activity of sessions reports nothing for this one either.
         idle_since = None if state is None else state["state_change"]
         seen = None if idle_since is None or operation is None else (operation, idle_since)
         if seen is not None and seen == self._idle_when_seen:
@@ -294,11 +294,11 @@ class LockSession:
         await self._beside.close()
 
     def holds(self, token: int) -> bool:
-        """Whether we have this run's key, as far as we know; False for one that has none."""
+        """Return whether we hold this run's key, as far as we know; False for a run without a key."""
         return self.tokens.get(token) is not None
 
     async def revive(self, runs: Sequence[tuple[UUID, int]], *, timeout_s: float) -> set[int]:
-        """Renew expired leases of (job_id, token) whose keys we hold (F32); the tokens of those come back."""
+        """Renew expired leases of (job_id, token) whose keys we hold (F32); return the tokens of the renewed ones."""
         return await self._session.write_within(timeout_s, self._aio_revive, runs) if runs else set()
 
     async def cut(self) -> None:
@@ -307,22 +307,22 @@ class LockSession:
         await self._beside.cut()
 
     async def close(self) -> None:
-        """End the session; the server frees what it still holds."""
+        """End the session; the server frees the keys that it still holds."""
         await self._session.close()
         await self._beside.close()
 
     async def _aio_claim(self, connection: Any, request: ClaimRequest) -> Claim:
         if self._needs_repair:
             await self._aio_repair(connection)
-        # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
-        # locks and rows behind that nobody knows.
+        # If the claim ends before its reply is in memory, it may leave unknown locks and rows behind; also after a
+        # deadlock, which is followed by another attempt.
         suspect, self._suspect = self._suspect, True
         if self.settled:
             self._settled = trio.Event()
         try:
             claim = await self._aio_claim_either_way(connection, request)
         except asyncpg.PostgresError as error:
-            # What the server has refused it has undone, but for the locks.
+            # The server has undone what it refused, except the locks.
             if not suspect and not self._doubted and not isinstance(error, UNANSWERED):
                 self._settled.set()
             raise
@@ -365,28 +365,29 @@ class LockSession:
 
     @contextlib.contextmanager
     def _freeing(self) -> Iterator[list[int]]:
-        """The keys that a statement frees, for as long as it takes."""
+        """Take the keys that a statement frees; if it fails, keep them for the next one."""
         hashes, self._to_release = self._to_release, []
         try:
             yield hashes
         except BaseException:
-            # Unlocked or not, the repair finds out; that nobody woke the next job is mended by asking again.
+            # The repair finds out whether they were unlocked; asking again wakes the next jobs, if that has not
+            # happened.
             self._suspect = True
             self._to_release.extend(hashes)
             raise
 
     async def _aio_ping(self, connection: Any, idle_s: float) -> float:
-        # Nothing that could wait for a table, such as a repair: whoever waits for long counts as silent here.
+        # No statement that could wait for a table, such as a repair: a long wait would count as silence here.
         sent_at = lease_time()
         if idle_s < self._idle_s:
-            # The server may go by it though we never hear of that.
+            # The server may use the new value even if its answer is lost.
             self._idle_s = idle_s
             self.safe_until = min(self.safe_until, sent_at + idle_s)
         await self._aio_ask(connection, idle_s)
         return sent_at
 
     async def _aio_ask(self, connection: Any, idle_s: float) -> None:
-        """Say after how long a silence the session ends; read whether the server takes writes, and its clock."""
+        """Set the silence after which the session ends; read whether the server accepts writes, and its clock."""
         asked_at = lease_time()
         self.writable, shown = await connection.fetchrow(_PING, str(int(idle_s * 1000)))
         earliest, latest = shown - lease_time(), shown - asked_at
@@ -396,7 +397,7 @@ class LockSession:
         self._ahead_s = latest
 
     async def _aio_revive(self, connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
-        # After the session's turn has come: a new one has taken its locks again by now, or knows which it has not.
+        # Only now, when the operation has the session: a new one has taken its locks again, or knows which it has lost.
         held = [(job_id, token) for job_id, token in runs if self.holds(token)]
         return await aio_revive(connection, held) if held else set()
 
@@ -409,10 +410,10 @@ class LockSession:
         for lock_hash in self._held():
             with contextlib.suppress(ValueError):
                 surplus.remove(lock_hash)
-        # Keys of ended jobs are surplus, or went with a former session; their next jobs were not woken.
+        # Keys of ended jobs are surplus, or were lost with a former session; their next jobs were not woken.
         now = trio.current_time()
         with self._freeing() as freed:
-            # Until a repair has its answer: one that went with its session may be under way in the server still.
+            # Until the repair has its answer: one that was lost with its session may still run in the server.
             self._repairing = True
             ours = self.worker, list(self.tokens), list(self._expected)
             unknown, returned = await connection.fetchrow(_GIVE_BACK, *ours)
@@ -421,7 +422,7 @@ class LockSession:
                 await connection.fetchval(_UNLOCK, surplus)
             if surplus or freed:
                 await connection.fetchval("SELECT dl_ready_next($1)", [*{*surplus, *freed}])
-        # A row that somebody else has locked at the moment is given back by the next repair.
+        # The next repair gives back rows that another session has locked now.
         self._suspect = returned < unknown
         self._doubted = {job_id: until for job_id, until in self._doubted.items() if until > now}
         self._settle()
@@ -429,7 +430,7 @@ class LockSession:
             log.warning("repaired after an interrupted claim", locks=len(surplus), jobs=returned)
 
     async def _aio_connected(self, connection: asyncpg.Connection[Any]) -> None:
-        """A new session: the former one is ended, its locks are taken again."""
+        """Begin a new session: terminate the former one and take its locks again."""
         self._keys_are_with = None
         if self._ghost is not None:
             await connection.fetchval(_END_GHOST, *self._ghost)

@@ -1,7 +1,7 @@
-"""Searches in the two logs that grow for ever, the log of errors and the operators' log, newest first (Q4, R2).
+"""Searches in the two logs that are never emptied, the log of errors and the operators' log, newest first (Q4, R2).
 
-What is searched for has no index, so one request looks through `LOOKED` rows at most: then it gives what it has found,
-and where the next one goes on. No reader makes the server walk through all that ever happened.
+The searched values have no index, so a request reads at most `LOOKED` rows. It returns the matches and the position
+where the next request continues: no reader makes the server scan a whole log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloader.store.queue.failures import error_of
 from dataloader.store.queue.reads import aio_read_page, audit_record
 
 LOOKED: Final = 20_000
-"""Rows that one request looks through."""
+"""Maximum number of rows that one request reads."""
 
 _ERRORS: Final = (
     "error_id, at, job_id, task, queue, attempt, worker, status::text AS status, error_group, error",
@@ -40,10 +40,12 @@ _EARLIER: Final = "SELECT EXISTS (SELECT FROM {table} WHERE {id} < $1)"
 
 @attrs.frozen
 class Found:
-    """What a search has found, latest first.
+    """Result of a search, latest first.
 
-    next: where the next request goes on; None: there is no more. looked: that is where this one gave up looking, and
-    not the end of a page.
+    Attributes:
+        rows: the found rows.
+        next: where the next request continues; None if there are no more rows.
+        looked: whether the search stopped there because it had read `LOOKED` rows, not at the end of a page.
     """
 
     rows: list[Any]
@@ -61,13 +63,13 @@ async def search_errors(
     limit: int = 20,
     after: After = None,
 ) -> Found:
-    """Runs that failed, latest first: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`."""
+    """Return the latest failed runs: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`."""
     for name, text in (("task", task), ("queue", queue)):
         if text is not None:
             check_text(name, text, MAX_INT, empty=True)
     number = None if group is None else group_key("group", group)[0]
     terms = {"task = ": task, "queue = ": queue, "error_group = ": number, "job_id = ": job_id}
-    # Of a group and of a job there is an index.
+    # Groups and jobs have an index.
     far = group is not None or job_id is not None
     found = await database.run(_aio_look, _ERRORS, terms, limit, after, far=far)
     return attrs.evolve(found, rows=list(map(error_of, found.rows)))
@@ -84,7 +86,7 @@ async def search_audit(
     limit: int = 50,
     after: After = None,
 ) -> Found:
-    """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`. Raises `BadRequest`.
+    """Return the latest actions of operators: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`.
 
     A page of long details has fewer rows, as in `list_audit`.
     """

@@ -16,16 +16,19 @@ from dataloader.store.connection.bridge import Database
 
 BATCH: Final = 2_000
 KEYS: Final = 500
-"""Keys looked at in one statement; each takes a place in the server's lock table while it lasts."""
+"""Number of keys checked in one statement; each takes a place in the server's lock table meanwhile."""
 IDLE: Final = 500
-"""Parked jobs of idle queues readied at once for a key: who serves them again parks them, with an event for each."""
+"""Number of parked jobs of idle queues woken together for a key.
+
+A later worker parks them again, with an event each.
+"""
 JUDGED: Final = 500
-"""Jobs that run after others and are judged in one transaction."""
+"""Number of jobs that run after others and are evaluated in one transaction."""
 _FIRST_KEY: Final = -(2**31) - 1
 
-# The ids as an array: one walk along the primary key instead of one look-up for each. The next job is the first behind
-# as many as were taken, in the same snapshot and order: if some that are due were locked, it is one of those or of the
-# taken, which is due as well.
+# The IDs as an array: one scan of the primary key instead of one lookup for each. The next due job is the first one
+# behind as many as were taken, in the same snapshot and order. If some due jobs were locked, it is one of those or one
+# of the taken, which is due as well.
 _READY: Final = """
 WITH due AS MATERIALIZED (
   SELECT job_id FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' AND available_at <= now()
@@ -44,9 +47,10 @@ SELECT (SELECT count(*) FROM readied) AS readied,
 
 @attrs.frozen
 class Staged:
-    """How many jobs became ready, and in how many seconds the next falls due.
+    """Number of jobs that became ready, and seconds until the next one falls due.
 
-    0: others are due, more than a batch or locked by somebody. None: none waits for its time.
+    `next_due_s` is 0 if more jobs are due than a batch has, or if some are locked, and None if no job waits for its
+    time.
     """
 
     readied: int
@@ -65,17 +69,17 @@ async def _aio_ready_due(connection: Any, most: int) -> Staged:
 
 @attrs.frozen
 class Judged:
-    """How many jobs were judged, and whether others are left, more than a batch or locked by somebody."""
+    """Number of evaluated jobs, and whether others are left because of the batch size or a lock."""
 
     jobs: int
     more: bool
 
 
 async def ready_after(database: Database, *, added: bool = True) -> Judged:
-    """Make jobs ready, or cancel them, whose predecessors have all ended; at most a batch.
+    """Make jobs ready, or cancel them, if all their predecessors have ended; at most a batch.
 
-    With `added` also jobs that were added since (or queued again): a look at those costs more, until a vacuum, the more
-    were added together.
+    With `added`, also check jobs that were added or queued again since: the more were added together, the slower is
+    this check until the next vacuum.
     """
     return await database.write(_aio_ready_after, JUDGED, added)
 
@@ -86,9 +90,10 @@ async def _aio_ready_after(connection: Any, *limit_and_added: object) -> Judged:
 
 
 async def ready_free(database: Database, *, most_keys: int = KEYS) -> int:
-    """Wake the next job of every key that jobs are parked for and nobody holds; one statement looks at `most_keys`.
+    """Wake the next job of every free key that jobs wait for; one statement checks `most_keys` keys.
 
-    The net below the holders' own wake-ups. With it those whose queue nobody claims from, ahead of others of their key.
+    This is the fallback for lost wake-ups by the holders. It also wakes the jobs of queues that no worker claims from,
+    if they are ahead of other jobs with their key.
     """
     return await database.write(_aio_ready_free, most_keys)
 
@@ -107,13 +112,14 @@ async def _aio_ready_free(connection: Any, most_keys: int) -> int:
 
 
 async def unpark(database: Database, hashes: Sequence[int]) -> int:
-    """Wake the next job of each of these keys that nobody holds; how many jobs were woken.
+    """Wake the next job of each of these keys that is free; return the number of jobs that were woken.
 
-    After the commit of what may have freed a key or parked a job for it: the key has to be looked at in a new snapshot.
+    Call it after the commit of the change that may have freed a key or parked a job for it: the key has to be checked
+    in a new snapshot.
     """
     return await database.write(aio_unpark, hashes) if hashes else 0
 
 
 async def aio_unpark(connection: Any, hashes: Sequence[int]) -> int:
-    """As `unpark` (asyncio-flavoured), in no transaction."""
+    """Do the same as `unpark`, outside a transaction (asyncio-flavoured)."""
     return int(await connection.fetchval("SELECT dl_unpark($1::int[])", hashes))

@@ -1,7 +1,8 @@
-"""Pages of queues, workers and task types by name, whose cursors give no secret away that stands in a name (Q16).
+"""Pages of queues, workers and task types by name, with cursors that reveal no secret contained in a name (Q16).
 
-A page goes on behind the name of its last row. In the cursor stands the name; instead of one that has a secret in it,
-or is longer than a queue's, its SHA-256, and the row that has it is looked for.
+A page begins behind the name of the last row of the former page, and the cursor contains this name. If the name has a
+secret in it, or is longer than names of queues may be, the cursor contains its SHA-256, and the row with this hash is
+searched.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ SELECT task FROM dl_tasks WHERE $1::float8 > 0 AND encode(sha256(convert_to(task
 
 
 async def page_of_queues(database: Database, *, limit: int = 200, after: After = None) -> QueuePage:
-    """At most `limit` (1 to 1,000) queues by name, from behind `after`.
+    """Return at most `limit` (1 to 1,000) queues by name, from behind `after`.
 
-    Raises `BadRequest` for a `limit` that is not allowed, and when the queue at the place `after` has gone.
+    Raises `BadRequest` if `limit` is not allowed, or if the queue at `after` does not exist any more.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     queues = await list_queues(database, limit=limit + 1, after=await _name(database, after, _QUEUE_OF_DIGEST))
@@ -46,7 +47,10 @@ async def page_of_queues(database: Database, *, limit: int = 200, after: After =
 
 
 async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: After = None) -> WorkerPage:
-    """At most `limit` (1 to 1,000) workers by name, from behind `after`. Raises as `page_of_queues`."""
+    """Return at most `limit` (1 to 1,000) workers by name, from behind `after`.
+
+    Raises the errors of `page_of_queues`.
+    """
     check_between("limit", limit, 1, MAX_PAGE)
     behind = await _name(database, after, _WORKER_OF_DIGEST)
     workers = await list_workers(database, limit=limit + 1, after=behind or "")
@@ -54,7 +58,10 @@ async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: A
 
 
 async def page_of_tasks(database: Database, *, limit: int = 200, after: After = None) -> TaskPage:
-    """At most `limit` (1 to 1,000) task types by name, from behind `after`. Raises as `page_of_queues`."""
+    """Return at most `limit` (1 to 1,000) task types by name, from behind `after`.
+
+    Raises the errors of `page_of_queues`.
+    """
     check_between("limit", limit, 1, MAX_PAGE)
     behind = await _name(database, after, _TASK_OF_DIGEST)
     tasks = await database.run(aio_task_states, behind or "", limit + 1)
@@ -62,13 +69,13 @@ async def page_of_tasks(database: Database, *, limit: int = 200, after: After = 
 
 
 def _place(name: str) -> str:
-    """What stands for a name in a cursor."""
+    """Return the text for a name in a cursor."""
     shows_itself = len(name) <= MAX_NAME and mask_text(name) == name and not name.startswith(_DIGEST)
     return name if shows_itself else _DIGEST + sha256(name.encode()).hexdigest()
 
 
 async def _name(database: Database, after: After, sql: str) -> str | None:
-    """The name at the place `after`."""
+    """Return the name at the place `after`."""
     if after is None:
         return None
     place = BY_NAME.key(after)

@@ -1,8 +1,8 @@
-"""Gathers what failed into groups, and adds the jobs that tell operators of them (S6).
+"""Gather failures into groups, and add the jobs that notify operators of them (S6).
 
-Triggers note failures in the transactions in which they happen, while `until` of dl_notice_watch has not passed. A
-notice is gathered into the row of its group by whoever locks it first, and told by whoever locks the group: each in one
-transaction with the jobs that tell, so that a process may be killed anywhere.
+Triggers write failures in the transactions in which they happen, until the time `until` of dl_notice_watch. The first
+session that locks a notice gathers it into the row of its group. The session that locks a group adds the jobs that
+notify of it. Each step is one transaction, so that a process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dataloader.store.queue.enqueue import row_of
 from dataloader.store.queue.job_inserts import aio_insert
 
 GATHER_S: Final = 10.0
-"""So long after its first failure a group is told of."""
+"""Seconds between the first failure of a group and its notification."""
 AGAIN_S: Final = 300.0
-"""So long after that it is told of next."""
+"""Minimum seconds between two notifications of a group."""
 GATHERED: Final = 5_000
-"""Notices that one transaction gathers."""
+"""Number of notices that one transaction gathers."""
 TOLD: Final = 200
-"""Groups that one transaction tells of."""
+"""Number of groups that one transaction notifies of."""
 MAX_ATTEMPTS: Final = 10
 
-# Once an hour: the row is read by each failure, and written by who tells.
+# Only once an hour: each failure reads the row, which this writes.
 _WATCH: Final = """
 INSERT INTO dl_notice_watch AS w (until) VALUES (now() + interval '1 day')
 ON CONFLICT (one) DO UPDATE SET until = excluded.until WHERE w.until < now() + interval '23 hours'
 """
-# Other services may write names of any length: an index stores at most 2,704 bytes of a group.
+# Other services may write names of any length; an index stores at most 2,704 bytes of a group.
 _TAKE: Final = f"""
 DELETE FROM dl_notices WHERE notice_id = ANY (ARRAY(
   SELECT notice_id FROM dl_notices ORDER BY notice_id LIMIT $1 FOR UPDATE SKIP LOCKED))
@@ -76,7 +76,7 @@ FROM dl_notice_groups WHERE waiting > 0
 
 @attrs.frozen
 class Told:
-    """How many jobs were added, and in how many seconds a group is to be told of; None: none waits."""
+    """Number of added jobs, and seconds until the next notification of a group; None if no group waits."""
 
     added: int
     next_in_s: float | None
@@ -84,7 +84,7 @@ class Told:
 
 @attrs.define(eq=False)
 class _Gathered:
-    """The failures of a group that one transaction gathers."""
+    """Failures of a group that one transaction gathers."""
 
     first: Any
     last: Any
@@ -100,9 +100,9 @@ async def tell(
     again_s: float = AGAIN_S,
     default_lease_s: int = DEFAULT_LEASE_S,
 ) -> Told:
-    """Gather what has failed, and add the jobs that tell `targets` of the groups that are due.
+    """Gather the failures, and add the jobs that notify `targets` of the groups that are due.
 
-    A group is told of `gather_s` seconds after its first failure, and then at most every `again_s` seconds.
+    A group is due `gather_s` seconds after its first failure, and then at most every `again_s` seconds.
     """
     return await database.write(_aio_tell, targets, (gather_s, again_s), default_lease_s)
 
@@ -138,7 +138,7 @@ async def _aio_gather(connection: Any, taken: Sequence[Any]) -> None:
         group.times += record["times"]
         if record["job_id"] is not None and len(group.job_ids) < MAX_JOBS:
             group.job_ids.append(str(record["job_id"]))
-    # In one order, so that two who gather wait for each other and not in a ring.
+    # All sessions gather in one order, so that they do not deadlock.
     rows = [
         (
             *key,

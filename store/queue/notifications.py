@@ -1,8 +1,9 @@
-"""The channels of NOTIFY, and a connection that listens to them: what it hears comes as typed messages.
+"""Channels of NOTIFY, and a connection that listens to them and delivers typed messages.
 
-Whoever may connect to the database may notify, as often as he likes, and what reads this connection also reads the
-heartbeats': a connection on which too many notifications come is ended at once, before they take the time that leases
-need. Rejected: to read it more slowly; the server keeps what is unread, for all databases, until its space is full.
+Every role that may connect to the database may send any number of notifications, and the thread that reads this
+connection also reads the heartbeats. So a connection that receives too many notifications is ended immediately, before
+they take the time that leases need. Reading more slowly was rejected: the server keeps unread notifications, for all
+databases, until its space is full.
 """
 
 from __future__ import annotations
@@ -23,66 +24,66 @@ from dataloader.store.connection.connect import connect
 
 @attrs.frozen
 class QueueReady:
-    """A job of this queue became ready."""
+    """Job of this queue that became ready."""
 
     queue: str
 
 
 @attrs.frozen
 class JobDue:
-    """A job was added that falls due at this second (Unix time by the database's clock)."""
+    """Added job that falls due at this second (Unix time by the database's clock)."""
 
     due_at: float
 
 
 @attrs.frozen
 class CancelRequested:
-    """The run that has this token is to be canceled."""
+    """Cancel request for the run with this token."""
 
     token: int
 
 
 @attrs.frozen
 class JobChanged:
-    """A job that somebody watches has another status or progress."""
+    """New status or progress of a watched job."""
 
     job_id: UUID
 
 
 @attrs.frozen
 class TaskAnswered:
-    """A task of a durable process, which somebody waits for, has its answer."""
+    """Answer of a durable process's task that a caller waits for."""
 
     task_id: int
 
 
 @attrs.frozen
 class JobToJudge:
-    """A job that runs after others is to be looked at: one that it waits for has `ended`, or else it was added."""
+    """Need to check a job that runs after others: a predecessor has `ended`, or the job was added."""
 
     ended: bool
 
 
 @attrs.frozen
 class LaneTold:
-    """A job of this lane waits or has ended; if it has no name, limits have changed."""
+    """Job of this lane that waits or has ended; without a name, a change of limits."""
 
     lane: str
 
 
 @attrs.frozen
 class SchedulesChanged:
-    """Schedules were stored, resumed or removed: one may be due earlier than was known."""
+    """Schedules were stored, resumed or removed: one may be due earlier than known."""
 
 
 @attrs.frozen
 class SomethingFailed:
-    """A job or a schedule has failed, and operators are to be told of it."""
+    """Failure of a job or a schedule that operators must be notified of."""
 
 
 @attrs.frozen
 class BulkBegun:
-    """An act on many jobs has begun."""
+    """Start of a bulk operation."""
 
 
 Notification = (
@@ -99,7 +100,7 @@ Notification = (
 )
 
 FLOOD: Final = 5_000
-"""More notifications than this in `FLOOD_S` seconds are a flood: to read them takes about a tenth of that time."""
+"""Maximum number of notifications in `FLOOD_S` seconds; reading them takes about 10 % of that time."""
 FLOOD_S: Final = 0.5
 
 _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
@@ -116,18 +117,18 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
 }
 CHANNELS: Final = frozenset(_CHANNELS)
 OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop", "dl_lane"})
-"""Those that matter to a process which runs jobs."""
+"""Channels that a process needs to run jobs."""
 OF_WAITING: Final = frozenset({"dl_changed"})
-"""Those that matter to a process which waits for jobs."""
+"""Channels that a process needs to wait for jobs."""
 OF_ANSWERS: Final = frozenset({"dl_answered"})
-"""Those that matter to a process which waits for durable processes."""
+"""Channels that a process needs to wait for durable processes."""
 
 
 class Listening:
-    """An open listener. `lost` is set when its connection ends; `ping` proves that it lives."""
+    """Open listener. `lost` is set when its connection ends; `ping` checks that it is alive."""
 
     def __init__(self, crossing: Crossing, connection: Any, deliver: Callable[[Notification], None]) -> None:
-        """Use `open_listener`."""
+        """Do not call this directly; use `open_listener`."""
         self.lost = trio.Event()
         self.flooded = False
         self._crossing = crossing
@@ -139,23 +140,23 @@ class Listening:
         self._heard_since = trio.current_time()
 
     def notified(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
-        """Deliver what is ours, unless too much comes."""
+        """Deliver notifications of our channels, unless there are too many."""
         if self.flooded:
-            return  # what was read before the connection ended
+            return  # read before the connection ended
         now = trio.current_time()
         if now - self._heard_since >= FLOOD_S:
             self._heard, self._heard_since = 0, now
         self._heard += 1
         if self._heard > FLOOD:
             self.flooded = True
-            self._connection.terminate()  # without a word, which would wait behind all that is unread
+            self._connection.terminate()  # a polite close would wait behind all unread notifications
             return
-        # A payload that is none of ours (anybody may NOTIFY) costs nothing.
+        # Any role may send NOTIFY, so invalid payloads are ignored.
         with contextlib.suppress(ValueError):
             self._deliver(_CHANNELS[channel](str(payload)))
 
     async def listen(self, channels: Iterable[str]) -> bool:
-        """Listen to these, too; whether some of them are new. Raises `StoreUnavailable`."""
+        """Listen to these channels, too; return whether some of them are new. Raises `StoreUnavailable`."""
         async with self._turn:
             new = sorted(set(channels) - self._channels)
             for channel in new:
@@ -164,10 +165,13 @@ class Listening:
             return bool(new)
 
     async def ping(self, timeout_s: float) -> None:
-        """Ask the server for an answer; `StoreUnavailable` if none comes within `timeout_s`: a dead peer is silent."""
+        """Wait for an answer of the server.
+
+        Raises `StoreUnavailable` if none arrives within `timeout_s`: the peer is dead.
+        """
         with trio.move_on_after(timeout_s):
-            # Of all statements this one: it also lets go of notifications that all have read. After the queue was full
-            # the server does so at the next notification only, which it refuses.
+            # This statement also removes notifications that all listeners have read. Once the queue was full, the
+            # server otherwise removes them only at the next notification, which it refuses.
             usage = "SELECT pg_notification_queue_usage()"
             async with self._turn:
                 await self._crossing.run(self._connection.fetchval, usage, timeout=timeout_s)
@@ -179,13 +183,13 @@ class Listening:
 async def open_listener(
     database: Database, deliver: Callable[[Notification], None], channels: Iterable[str]
 ) -> AsyncIterator[Listening]:
-    """Listen to `channels` for the length of a block.
+    """Listen to `channels` for the duration of a block.
 
-    `deliver` is called within the driver, in the turn in which a notification comes: it neither blocks nor raises.
+    The driver calls `deliver` as soon as a notification arrives: it must neither block nor raise.
 
     Raises:
-        NotificationFlood: more than `FLOOD` notifications came within `FLOOD_S` seconds; the connection is ended.
-        StoreUnavailable: it can't be opened, or was lost before it listened.
+        NotificationFlood: more than `FLOOD` notifications arrived within `FLOOD_S` seconds; the connection is ended.
+        StoreUnavailable: the connection cannot be opened, or was lost before it listened.
     """
     crossing = database.crossing
     connection = await crossing.run(connect, database.options, direct=True, role="listener")

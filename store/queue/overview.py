@@ -1,6 +1,6 @@
-"""What the first page shows, by one statement: the depths, what needs somebody, what runs, what ended an hour.
+"""Data of the first page, read by one statement: depths, problems, running jobs, and runs ended per hour.
 
-Each part of it is bounded: it reads the newest rows of a log, or so many jobs at the most.
+Each part is bounded: it reads the newest rows of a log, or a maximum number of jobs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 LONG_S: Final = 60.0
-"""A job of an unknown task that waits for longer, or a schedule that is later, is shown."""
+"""Seconds after which a job of an unknown task that waits, or a late schedule, is shown."""
 HOURS: Final = 24
 RUNNING: Final = 10
 EACH: Final = 10
-"""Lines of one kind that are shown."""
+"""Maximum number of lines of one kind."""
 MOST: Final = 10_000
-"""Jobs that are counted for one line."""
+"""Maximum number of jobs counted for one line."""
 ERRORS: Final = 5_000
-"""Rows of the log of errors that are read."""
+"""Number of rows of the error log that are read."""
 
 _LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
 _PARTS: Final = {
@@ -111,7 +111,7 @@ FROM ({READ}) AS depths
 
 @attrs.frozen
 class PausedTask:
-    """A paused task with jobs that wait; since when and by whom, where that is known."""
+    """Paused task with waiting jobs; start and operator of the pause, as far as known."""
 
     task: str
     since: datetime | None
@@ -121,7 +121,7 @@ class PausedTask:
 
 @attrs.frozen
 class TroubledSchedule:
-    """A schedule that a failure has `paused`, that is `late`, or that has `missed` so many times since yesterday."""
+    """Schedule that was `paused` by a failure, is `late`, or has `missed` `times` runs since yesterday."""
 
     name: str
     what: str
@@ -132,7 +132,7 @@ class TroubledSchedule:
 
 @attrs.frozen
 class RecentError:
-    """Failures of the last hour with one error: how many, and when the last was."""
+    """Failures of the last hour with one error: their number, and the time of the last one."""
 
     number: int
     failures: int
@@ -142,13 +142,13 @@ class RecentError:
 
     @property
     def group(self) -> str:
-        """The id of their group."""
+        """ID of their group."""
         return group_id(self.number, None)
 
 
 @attrs.frozen
 class GoneProcess:
-    """A process that has ended without signing off, and when it was seen last."""
+    """Process that has ended without signing off, and the time of its last sign of life."""
 
     worker: str
     since: datetime
@@ -164,7 +164,10 @@ class ProcessCount:
 
 @attrs.frozen
 class RunningJob:
-    """A job that runs since then; without a `worker`, another service runs it. `is_declared`: its task, by ours."""
+    """Job that has run since `since`; without a `worker`, another service runs it.
+
+    `is_declared`: this service has its task.
+    """
 
     job_id: UUID
     queue: str
@@ -177,7 +180,7 @@ class RunningJob:
 
 @attrs.frozen
 class Hour:
-    """Runs that ended in an hour, by what came of their jobs."""
+    """Numbers of runs that ended in an hour, by the status of their jobs."""
 
     hour: datetime
     succeeded: int
@@ -187,7 +190,7 @@ class Hour:
 
 @attrs.frozen(kw_only=True)
 class Overview:
-    """What the first page shows. `failed`: failures of the last hour, up to `ERRORS`; `running`: the longest first."""
+    """Data of the first page. `failed`: failures of the last hour, up to `ERRORS`; `running`: the longest first."""
 
     paused_tasks: list[PausedTask]
     schedules: list[TroubledSchedule]
@@ -200,7 +203,7 @@ class Overview:
 
 
 async def read_overview(database: Database) -> tuple[Depths, Overview]:
-    """All of it, by one statement; the depths are counted anew if it is time."""
+    """Read all of it by one statement; the depths are counted again if they are old."""
     depths, row = await database.run(_aio_overview)
     lists: dict[str, Any] = {name: listed_json(row[name], kind) for name, kind in _KINDS.items()}
     return depths, Overview(**lists, failed=row["failed"])
@@ -219,7 +222,7 @@ _KINDS: Final = {
 
 async def _aio_overview(connection: Any) -> tuple[Depths, Any]:
     async with connection.transaction(readonly=True):
-        # It reads what is newest of each table, and sorts little.
+        # The statement reads the newest rows of each table, and sorts little.
         await connection.execute("SET LOCAL enable_sort = on; SET LOCAL enable_seqscan = on")
         row = await connection.fetchrow(_OVERVIEW)
     return await aio_depths_of(connection, row), row

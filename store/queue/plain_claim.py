@@ -1,13 +1,13 @@
-"""The plain claim: one prepared statement for ready jobs that need no lock but those of their rows.
+"""The plain claim: one prepared statement for ready jobs that need no lock except those of their rows.
 
 The general claim, `dl_claim_known`, serves every job, with keys, limits, stages and cancel requests, and runs up to ten
-statements for that. functions/claim.sql describes what both have in common: which jobs are looked at, in which order,
-what is written, and when more may wait. They differ in two ways:
+statements for that. functions/claim.sql describes their common rules: which jobs are read, in which order, which values
+are written, and when more jobs may wait. They differ in two ways:
 
 * The plain claim takes all of its candidates or none. If one of them is not plain, the general claim follows: skipping
   that job would change the order.
 * It finds its rows again by ctid. A row that another session has changed between snapshot and lock has another ctid. It
-  stays as it is, and counts as a row that another session has locked.
+  stays unchanged, and counts as a row that another session has locked.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataloader.store.queue.claim import Claim, ClaimRequest, job_of
 from dataloader.store.queue.lease_clock import lease_time
 
 GENERAL_CLAIMS: Final = 50
-"""The claims of a queue that are general without a plain one before them, after one that found a job that is not plain.
+"""Number of a queue's claims that skip the plain one, after one that found a job that is not plain.
 
-So a queue of such jobs rarely has its candidates locked twice.
+So candidates of a queue of such jobs are rarely locked twice.
 """
 
 # `start` is evaluated before the rows are read and `found` after all are, so the difference of the counters is the

@@ -1,6 +1,6 @@
-"""One look at all that notifications tell of, in case some were lost: an idle process sends little else.
+"""Poll for everything that notifications announce, in case some were lost; an idle process sends little else.
 
-Each part of it is one probe of the index that the work itself goes by, so it costs the same at any backlog.
+Each part is one probe of the index that the work itself uses, so its cost does not depend on the backlog.
 """
 
 from __future__ import annotations
@@ -55,13 +55,18 @@ SELECT
 
 @attrs.frozen
 class Polled:
-    """What there is to do.
+    """Work found by a poll.
 
-    In `job_in_s` seconds the next job falls due that waits for its time, in `schedule_in_s` the next schedule; 0 or
-    less: now, None: none does. `to_judge`: a job has ended that others wait for, or one was added that runs after
-    others. `ready` are queues with a job that could be claimed, `lanes` queues and lanes in which one waits. `limits`
-    is another number when what a process keeps in memory of the tasks' limits has changed: which there are and have a
-    lane, their retry delays, their periods.
+    Attributes:
+        job_in_s: seconds until the next job that waits for its time falls due; 0 or less if it is due, None if none
+            waits.
+        schedule_in_s: the same for the next schedule.
+        bulk: whether a bulk operation is open.
+        to_judge: whether a job has ended that others run after, or a job was added that runs after others.
+        ready: queues with a job that can be claimed.
+        lanes: queues and lanes in which a job waits.
+        limits: a number that changes with everything that a process keeps in memory of the tasks' limits: which tasks
+            exist and have a lane, their retry delays, and their work periods.
     """
 
     job_in_s: float | None
@@ -82,7 +87,7 @@ class Parked:
 
 
 async def poll(database: Database, queues: Sequence[str], lanes: Sequence[str], tasks: Sequence[str]) -> Polled:
-    """Look at all of it: of ready jobs, of those in lanes and of limits at those of `queues`, `lanes` and `tasks`."""
+    """Poll once: for ready jobs of `queues`, for jobs in `lanes`, and for the limits of `tasks`."""
     return await database.run(_aio_poll, queues, lanes, tasks)
 
 
@@ -100,7 +105,7 @@ async def _aio_poll(connection: Any, *queues_lanes_and_tasks: Sequence[str]) -> 
 
 
 async def look_for_parked(database: Database) -> Parked:
-    """Look for jobs that a wake-up may have missed: who sweeps does the rest only if there are some."""
+    """Check whether jobs are parked that a wake-up may have missed; only then must a sweep continue."""
     return await database.run(_aio_look_for_parked)
 
 

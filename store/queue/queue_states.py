@@ -1,7 +1,7 @@
-"""How queues stand for the jobs in them: paused, without a worker, or with every slot taken.
+"""States of queues, for the jobs in them: paused, without a worker, or with every slot taken.
 
-Read when somebody looks at a queued job, so that claims and enqueues pay nothing for it. A queue is served by the
-processes in `dl_workers`; services of others are not there, and may serve it all the same.
+They are read only when a caller asks about a queued job, so that claims and enqueues have no overhead. A queue is
+served by the processes in `dl_workers`. Other services are not there, although they may serve the queue.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 REMEMBERED_S: Final = 1.0
 ASK_WITHIN_S: Final = 0.5
-"""How long a trigger may be held up for what its answer says of the queue."""
+"""Maximum delay of an answer to a trigger for the state of its queue, in seconds."""
 UNSAID_S: Final = 0.1
-"""The statement ends so long before that."""
+"""Seconds by which the statement's timeout ends before that."""
 _MOST_RUNNING: Final = 10_000
-"""Running jobs of a queue that are counted: with more it may be full without being called so."""
+"""Maximum number of a queue's running jobs that are counted; with more, a full queue may not be reported as full."""
 
-# Jobs of other services may run in the queue, and take no slot of ours.
+# Jobs of other services may run in the queue, and take none of our slots.
 _STATES: Final = f"""
 WITH served AS MATERIALIZED (
   SELECT slots.queue, slots.number::int AS slots, w.worker, w.tasks, w.only_tasks -> slots.queue AS only_tasks
@@ -55,7 +55,7 @@ SELECT asked.queue, asked.task,
 FROM unnest($1::text[], $2::text[]) AS asked (queue, task) JOIN states s ON s.queue = asked.queue
 """
 
-# The replicas of a service are alike: a row for each kind of them, or one without a worker.
+# Replicas of a service are equal: one row for each service, or one row without a worker.
 _PAUSED_AND_SERVED: Final = """
 SELECT p.paused, w.queues, w.tasks, w.only_tasks
 FROM (SELECT ARRAY(SELECT queue FROM dl_queues WHERE paused) AS paused) AS p
@@ -65,7 +65,7 @@ LEFT JOIN (SELECT DISTINCT queues, tasks, only_tasks FROM dl_workers
 
 
 async def aio_queue_states(connection: Any, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], QueueState]:
-    """Return what keeps jobs of these queues and tasks waiting, where something does (asyncio-flavoured)."""
+    """Return the states that keep jobs of these queues and tasks waiting, where there is one (asyncio-flavoured)."""
     asked = sorted(set(jobs))
     if not asked:
         return {}
@@ -76,16 +76,17 @@ async def aio_queue_states(connection: Any, jobs: Iterable[tuple[str, str]]) -> 
 
 @attrs.frozen
 class Served:
-    """Which queues are paused, which have workers, and what those know.
+    """Paused queues, queues with workers, and the tasks that these know.
 
-    `workers` are the queues that some workers serve, each time with the tasks that these know; None: they don't tell.
+    `workers` pairs queues that some workers serve with the tasks that these workers know; None if they do not report
+    them.
     """
 
     paused: frozenset[str]
     workers: Sequence[tuple[frozenset[str], frozenset[str] | None]]
 
     def state_of(self, queue: str, task: str) -> QueueState | None:
-        """PAUSED, NO_WORKER, UNKNOWN_TASK, or None for a queue with a worker that may know the task."""
+        """Return PAUSED, NO_WORKER, UNKNOWN_TASK, or None for a queue with a worker that may know the task."""
         if queue in self.paused:
             return QueueState.PAUSED
         known = [tasks for queues, tasks in self.workers if queue in queues]
@@ -95,17 +96,17 @@ class Served:
 
 
 async def read_served(database: Database, within_s: float = ASK_WITHIN_S) -> Served | None:
-    """How the queues stand, or None if the database has not said so in `within_s` seconds."""
+    """Return the states of the queues, or None if the database has not answered within `within_s` seconds."""
     until = trio.current_time() + within_s
     with contextlib.suppress(StoreError), trio.move_on_at(until):
-        # The statement's own time is over first: a cancellation would end the connection.
+        # The statement's own timeout comes first: a cancellation would end the connection.
         return await database.run(_aio_served, until - UNSAID_S)
     return None
 
 
 async def _aio_served(connection: Any, until: float) -> Served | None:
     left_s = until - trio.current_time()
-    # Not the driver's to raise: the session would take its connection for lost.
+    # The driver's TimeoutError must not leave this function: the session would treat its connection as lost.
     with contextlib.suppress(TimeoutError):
         if left_s > 0:
             rows = await connection.fetch(_PAUSED_AND_SERVED, ALIVE_WITHIN_S, timeout=left_s)
@@ -130,10 +131,10 @@ def _names(values: Iterable[object]) -> frozenset[str]:
 
 @attrs.define
 class ServedQueues:
-    """Which queues were paused and which had workers at most a second ago, however many ask; for answers to triggers.
+    """Paused queues and queues with workers, at most a second old for any number of readers; for answers to triggers.
 
-    One small read a second, whatever the number of triggers and of queues; whoever comes while it is made waits for it.
-    `remembered_s` is for how many seconds an answer is kept, `ask_within_s` how many a read may take.
+    There is one small read per second, for any number of triggers and queues; callers that arrive during the read wait
+    for it. An answer is kept for `remembered_s` seconds, and a read may take `ask_within_s` seconds.
     """
 
     _database: Database
@@ -144,9 +145,10 @@ class ServedQueues:
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     async def enqueue(self, enqueuer: Enqueuer, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none; each that is queued comes back with what keeps it from being taken.
+        """Add jobs, all or none; return each queued one with the state of its queue that delays its claim.
 
-        The queues are read first, which may be cancelled: once the jobs are in the queue their ids come back.
+        The queues are read first, while the call can still be cancelled: once the jobs are stored, their IDs are
+        returned.
         """
         known = await self.known()
         enqueued = await enqueuer.enqueue(jobs)
@@ -158,7 +160,7 @@ class ServedQueues:
         ]
 
     async def known(self) -> Served | None:
-        """How the queues stand; None while the database does not tell."""
+        """Return the states of the queues; None while the database does not answer."""
         if self._is_old:
             async with self._turn:
                 if self._is_old:
