@@ -1,8 +1,8 @@
-"""Makes waiting jobs ready: their time has come, their key is free, others have ended.
+"""Make waiting jobs ready: jobs that are due, whose key is free, or whose predecessors have ended.
 
-Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at
-by key, not by row: ten thousand jobs of one key cost one probe a sweep, and one of them is woken; and all whose
-queue nobody claims from, lest those of other queues wait behind them.
+Jobs become ready oldest first and in batches, so that many jobs that fall due together starve no other job. Jobs parked
+for a key are checked by key, not by row: for ten thousand jobs with one key, a sweep needs one probe and wakes one of
+them. It also wakes the jobs of queues that no worker claims from, so that jobs of other queues do not wait behind them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What readers see: one job, pages of jobs, journals, queues, workers, the operators' log. Nothing here writes.
+"""Reads for callers: jobs, pages of jobs, event histories, queues, workers, the operators' log. Nothing here writes.
 
-Lists are paged by key, newest first: an offset would read all it skips. `job_filters` makes their conditions.
+Lists are paged by key, newest first: an offset would read all rows that it skips. `job_filters` builds the conditions.
 
-A page filtered by `task` alone walks the index by age until it is full; an index would cost every claim and finish
-more than that rare long walk, which the statement timeout ends, is worth. Jobs of a `lock_key` that have ended have an
-index; those that have not are looked for among all that have not.
+A page filtered by `task` alone scans the index by age until it is full. The scan is rarely long, and the statement
+timeout ends it; an index would add more than that to every claim and finish. Ended jobs of a `lock_key` have an index;
+its other jobs are searched among all jobs that have not ended.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ from dataloader.store.queue.queue_states import aio_queue_states
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 MAX_PAGE_TEXT: Final = 1_000_000
-"""The most characters that a page's rows bring with them: args, results, errors, details. One row always fits."""
+"""Maximum number of characters in a page's rows: args, results, errors, details. One row always fits."""
 MAX_LISTED_NAME: Final = 2_000
-"""Bytes of a queue's or a task's name up to which it is listed by name. Only other services write longer ones."""
+"""Maximum length of listed names of queues and tasks, in bytes. Only other services write longer ones."""
 MAX_SHOWN: Final = 2 * MAX_JSON
-"""Longer args, progress or results are shown by their beginning; PostgreSQL writes JSON with more spaces than we do."""
+"""Longer args, progress or results are truncated. PostgreSQL writes JSON with more spaces than we do."""
 MAX_PAYLOAD: Final = 128 << 10
-"""A longer payload of an event is shown by its beginning. Ours are shorter."""
+"""A longer payload of an event is truncated. Ours are shorter."""
 MAX_PAGE_PAYLOADS: Final = 8 << 20
-"""The most characters that a page's events bring with them, which is as many as a page of our longest lines has."""
+"""Maximum number of characters in a page's events, which is the length of a page of our longest lines."""
 PLAN_OF_A_LIST: Final = "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on"
-"""Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and three
-jobs are better sorted than found by age."""
+"""Settings for a list: the best index depends on the values.
+
+A plan for any values scans by age to find the three jobs of a queue, and it is faster to sort three jobs.
+"""
 _MOST_FETCHED: Final = 16
-"""Rows that are fetched at once: how long they are is not known before."""
+"""Number of rows fetched together: their length is not known before."""
 
 
 def shown(column: str, most: int = MAX_SHOWN) -> str:
-    """A column of JSON in a SELECT, as text: whole up to `most` bytes, then its beginning. `shown_json` reads it."""
+    """Return the SELECT expression of a JSON column as text, truncated above `most` bytes. `shown_json` reads it."""
     text = f"{column}::text"
     beginning = f"jsonb_build_object('truncated', left({text}, {MAX_BEGINNING}), 'bytes', octet_length({text}))::text"
     return f"CASE WHEN octet_length({text}) > {most} THEN {beginning} ELSE {text} END AS {column}"
 
 
-# Rows from before the triggers took away what another service writes there may have any text.
+# Rows from before the triggers cleared values of other services may have any text there.
 _REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result", "previous")
 _NAMES: Final = ("queue", "task", "lock_key", "partition_key", "idempotency_key")
@@ -66,20 +68,20 @@ _COLUMNS: Final = """
        CASE WHEN when_failed IS NOT NULL THEN ARRAY(
          SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100
        ) END AS after"""
-# As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
-# a megabyte of 1e308 is fifty when PostgreSQL writes it.
+# As text, so that the length of a page is known before it is decoded, and bounded, whichever program wrote it: 1 MB of
+# 1e308 has 50 MB when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
 _CHANGED: Final = "created_at, started_at, heartbeat_at, finished_at"
 
 
 def select_job(*texts: str) -> str:
-    """`SELECT … FROM dl_jobs` of what `job_of` reads; of `_JSON` only these, which may be long."""
+    """Return `SELECT … FROM dl_jobs` with the columns for `job_of`, and only `texts` of the long columns `_JSON`."""
     columns = [shown(name) if name in texts else f"NULL AS {name}" for name in _JSON]
     return f"SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, {', '.join(columns)}, {_ERROR} FROM dl_jobs "
 
 
 _SELECT_JOB: Final = select_job(*_JSON)
-# An attempt that ended for another one is in no column: the journal's last line has its time.
+# The end of an attempt that another one follows is in no column: the last event has its time.
 _SELECT_ONE_JOB: Final = _SELECT_JOB.replace(
     f"greatest({_CHANGED})",
     f"greatest({_CHANGED},"
@@ -103,7 +105,7 @@ SELECT event_id, job_id, queue, ts, kind, {shown("payload", MAX_PAYLOAD)} FROM d
 WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
 """
 
-# Jobs that wait are grouped by task: that no live worker of their queue knows it is derived, once for each task.
+# Waiting jobs are grouped by task, so that the check for a live worker of their queue that knows it runs once per task.
 _OPEN: Final = """
 served AS MATERIALIZED (
   SELECT q.queue, q.slots::int AS slots, w.tasks, w.only_tasks -> q.queue AS only_tasks
@@ -149,9 +151,9 @@ SELECT * FROM ({QUEUES}) AS page
 WHERE ($2::text IS NULL OR queue > $2) AND octet_length(queue) <= {MAX_LISTED_NAME} ORDER BY queue LIMIT $3
 """
 
-# Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
+# Every caller that may trigger jobs can invent queues, so those with workers come first, then those with the most jobs.
 MOST_UNKNOWN: Final = 10
-"""Unknown tasks of a queue that are named."""
+"""Maximum number of unknown tasks named for a queue."""
 DEPTHS: Final = f"""
 WITH {_OPEN}, queues AS ({_QUEUES}),
      named AS (SELECT queue FROM queues WHERE octet_length(queue) <= {MAX_LISTED_NAME}
@@ -194,7 +196,7 @@ async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> 
 
 
 def job_of(record: Mapping[str, Any], states: Mapping[tuple[str, str], QueueState]) -> JobRecord:
-    """The picture of a row with the columns of `select_job`."""
+    """Return the record of a row with the columns of `select_job`."""
     status, waits_for = Status(record["status"]), record["waits_for"]
     derived = {
         "status": status,
@@ -207,16 +209,16 @@ def job_of(record: Mapping[str, Any], states: Mapping[tuple[str, str], QueueStat
 
 
 async def get_job(database: Database, job_id: UUID) -> JobRecord:
-    """The job as it stands (Q3). Raises `JobNotFound`.
+    """Return the job (Q3). Raises `JobNotFound`.
 
-    Args, progress, a result or what a stage has returned, if longer than `MAX_SHOWN` or nested deeper than `MAX_DEPTH`,
-    are an object with their beginning (`truncated`) and `bytes`.
+    Args, progress, a result, or the result of a stage that is longer than `MAX_SHOWN` or nested deeper than `MAX_DEPTH`
+    is replaced by an object with its beginning (`truncated`) and its length (`bytes`).
     """
     return await database.run(aio_get_job, job_id)
 
 
 async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
-    """`get_job` inside another operation (asyncio-flavoured)."""
+    """Do the same as `get_job` inside another operation (asyncio-flavoured)."""
     record = await connection.fetchrow(_SELECT_ONE_JOB + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
@@ -224,7 +226,7 @@ async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
 
 
 async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
-    """`aio_get_job` without args and result, which may be long, and without a word about its queue."""
+    """Do the same as `aio_get_job`, without args and result, which may be long, and without the state of its queue."""
     record = await connection.fetchrow(_SELECT_JOB_BRIEFLY + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
@@ -232,7 +234,7 @@ async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
 
 
 async def results_of(database: Database, job_id: UUID) -> dict[UUID, AfterResult]:
-    """What the jobs came to that the job runs after, by their ids."""
+    """Return the results of the jobs that the job runs after, by their IDs."""
     return await database.run(_aio_results, job_id)
 
 
@@ -246,11 +248,12 @@ async def _aio_results(connection: Any, job_id: UUID) -> dict[UUID, AfterResult]
 
 
 async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 50, after: After = None) -> JobPage:
-    """A page of at most `limit` (1 to 1,000) jobs, newest first, from behind `after`, the `next` of the page before.
+    """Return a page of jobs, newest first.
 
-    A page of long jobs has fewer: see `MAX_PAGE_TEXT`.
+    The page has at most `limit` (1 to 1,000) jobs from behind `after`, the `next` of the page before. A page of long
+    jobs has fewer: see `MAX_PAGE_TEXT`.
 
-    Raises `BadRequest` for a `limit` that is not allowed.
+    Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     key = None if after is None else BY_INSTANT.key(after)
@@ -259,7 +262,7 @@ async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 5
     jobs = []
     for record in records:
         jobs.append(job_of(record, states))
-        # Each may be long: the loop must turn in between.
+        # Each row may be long, so other Trio tasks must run in between.
         await trio.lowlevel.checkpoint()
     return JobPage(jobs, BY_INSTANT.text((jobs[-1].created_at, jobs[-1].job_id)) if more else None)
 
@@ -267,7 +270,10 @@ async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 5
 def list_statement(
     select: str, job_filter: JobFilter, limit: int, after: tuple[datetime, UUID] | None
 ) -> tuple[str, list[Any]]:
-    """The statement of a page, newest first, and its values; `select` is `SELECT … FROM dl_jobs`, with `created_at`."""
+    """Return the statement of a page, newest first, and its values.
+
+    `select` is `SELECT … FROM dl_jobs`, with `created_at`.
+    """
     roots = (OF_ROOT, THE_ROOT) if job_filter.root is not None else (OF_ROOT,)
     conditions = [condition(job_filter, root=root) for root in roots]
     values = conditions[0][1]
@@ -289,7 +295,7 @@ def list_statement(
 async def _aio_list(
     connection: Any, sql: str, values: list[Any], limit: int
 ) -> tuple[list[Any], dict[tuple[str, str], QueueState], bool]:
-    """The rows of a page, how their queues stand, and whether there are more."""
+    """Return the rows of a page, the states of their queues, and whether there are more."""
     async with connection.transaction(readonly=True):
         await connection.execute(PLAN_OF_A_LIST)
         records, more = await aio_fetch_page(
@@ -301,9 +307,10 @@ async def _aio_list(
 async def aio_fetch_page(
     connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str], most: int
 ) -> tuple[list[Any], bool]:
-    """Rows of a statement, in a transaction: at most `limit`, whose `texts` have at most `most` characters together.
+    """Return at most `limit` rows of a statement, and whether there are more (asyncio-flavoured).
 
-    One row always fits. Also whether there are more (asyncio-flavoured).
+    It must run in a transaction. The columns `texts` of all rows have at most `most` characters together; one row
+    always fits.
     """
     records: list[Any] = []
     size = 0
@@ -320,7 +327,7 @@ async def aio_fetch_page(
 async def aio_read_page(
     connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str]
 ) -> tuple[list[Any], bool]:
-    """`aio_fetch_page` in a separate transaction, with at most `MAX_PAGE_TEXT` characters (asyncio-flavoured)."""
+    """Do the same as `aio_fetch_page` in its own transaction, with `MAX_PAGE_TEXT` characters (asyncio-flavoured)."""
     async with connection.transaction(readonly=True):
         return await aio_fetch_page(connection, sql, values, limit, texts=texts, most=MAX_PAGE_TEXT)
 
@@ -333,13 +340,13 @@ async def list_events(
     limit: int = 200,
     most_text: int = MAX_PAGE_PAYLOADS,
 ) -> EventPage:
-    """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines, from behind `after`.
+    """Return the job's event history (Q11), oldest first: at most `limit` (1 to 1,000) events, from behind `after`.
 
-    A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is an object with its beginning
-    (`truncated`) and `bytes`. A page of long ones has fewer lines, one at least: together they have at most `most_text`
-    characters.
+    A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is replaced by an object with its beginning
+    (`truncated`) and its length (`bytes`). A page of long payloads has fewer events, but at least one: together they
+    have at most `most_text` characters.
 
-    Raises `JobNotFound` when there is no such job, `BadRequest` for a `limit` that is not allowed.
+    Raises `JobNotFound` if the job does not exist, `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     events = []
@@ -347,7 +354,7 @@ async def list_events(
     records, more = await database.run(_aio_events, job_id, behind, limit, most_text)
     for record in records:
         events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
-        # Each may be long: the loop must turn in between.
+        # Each row may be long, so other Trio tasks must run in between.
         await trio.lowlevel.checkpoint()
     return EventPage(events, BY_NUMBER.text(events[-1].event_id) if more else None)
 
@@ -363,20 +370,21 @@ async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int, mos
 
 
 def read_payload(record: Mapping[str, Any]) -> Any:
-    """What stands in the `payload` of a row in which it is text."""
+    """Return the `payload` of a row that has it as text."""
     return None if record["payload"] is None else shown_json(record["payload"])
 
 
 async def list_queues(database: Database, *, limit: int | None = None, after: str | None = None) -> list[QueueRecord]:
-    """Every queue that has work, is served or is paused, by name.
+    """Return every queue that has jobs or workers or is paused, by name.
 
-    Counts what has not ended only, however long the history is. At most `limit` of them, those behind the name `after`.
+    Only jobs that have not ended are counted, so the length of the history does not matter. At most `limit` queues are
+    returned, from behind the name `after`.
     """
     return await database.run(_aio_queues, _QUEUE_PAGE, ALIVE_WITHIN_S, after, limit)
 
 
 async def count_queues(database: Database, *, most: int, rest: str) -> list[QueueRecord]:
-    """The same for at most `most` queues, those with workers first, and all others together under the name `rest`."""
+    """Return the same for at most `most` queues, those with workers first, and the sum of all others named `rest`."""
     return await database.run(_aio_queues, DEPTHS, ALIVE_WITHIN_S, most, rest)
 
 
@@ -389,9 +397,9 @@ async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueReco
 
 
 async def list_workers(database: Database, *, limit: int | None = None, after: str = "") -> list[WorkerRecord]:
-    """The processes that live, by name: those that have shown themselves in the last `ALIVE_WITHIN_S` seconds.
+    """Return the live processes by name: those with a sign of life in the last `ALIVE_WITHIN_S` seconds.
 
-    At most `limit` of them, those behind the name `after`.
+    At most `limit` of them are returned, from behind the name `after`.
     """
     return await database.run(_aio_workers, after, limit)
 
@@ -401,11 +409,11 @@ async def _aio_workers(connection: Any, after: str, limit: int | None) -> list[W
 
 
 async def list_audit(database: Database, *, limit: int = 100, after: After = None) -> AuditPage:
-    """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`.
+    """Return the latest actions of operators: at most `limit` (1 to 1,000) rows, from behind `after`.
 
     A page of long details has fewer: see `MAX_PAGE_TEXT`.
 
-    Raises `BadRequest` for a `limit` that is not allowed.
+    Raises `BadRequest` if `limit` is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     newest = 2**63 - 1 if after is None else BY_NUMBER.key(after)
@@ -414,14 +422,14 @@ async def list_audit(database: Database, *, limit: int = 100, after: After = Non
 
 
 def audit_record(row: Mapping[str, Any]) -> AuditRecord:
-    """The record of a row of the audit, whose `detail` is text."""
+    """Return the record of a row of the audit, whose `detail` is text."""
     return AuditRecord(**{**row, "detail": stored_object(row["detail"])})
 
 
 async def ping(database: Database, timeout_s: float) -> None:
-    """Return if the database answers within `timeout_s` seconds, else raise `StoreUnavailable`.
+    """Return if the database answers within `timeout_s` seconds, otherwise raise `StoreUnavailable`.
 
-    With a server that is frozen rather than gone, asyncpg takes up to the options' `connect_timeout_s` longer.
+    If the server hangs without closing connections, asyncpg takes up to `connect_timeout_s` of the options longer.
     """
     with trio.move_on_after(timeout_s):
         await database.run(_aio_ping, timeout_s)
@@ -430,7 +438,7 @@ async def ping(database: Database, timeout_s: float) -> None:
 
 
 async def answers(database: Database, timeout_s: float) -> bool:
-    """Whether the database answers within `timeout_s` seconds, as `ping`."""
+    """Return whether the database answers within `timeout_s` seconds, as `ping` checks it."""
     try:
         await ping(database, timeout_s)
     except StoreError:

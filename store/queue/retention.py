@@ -1,8 +1,8 @@
-"""Deletes ended jobs that are too old to keep, with their journals, by status (R4).
+"""Delete ended jobs after their retention period, with their event histories, by status (R4).
 
-The pruner calls `prune` until it has nothing left to delete, and then sleeps. Each batch is small and a transaction of
-its own, oldest jobs first. It skips locked rows, so that nobody waits for the deletion. It never deletes a job that has
-not ended, nor one that such a job runs after. Other tables are in table_rules.py.
+The pruner calls `prune` until it has nothing left to delete, and then sleeps. Each batch is small and a separate
+transaction, oldest jobs first. It skips locked rows, so that no session waits for the deletion. It never deletes a job
+that has not ended, nor one that such a job runs after. The rules for other tables are in table_rules.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count
 
-# What failed in a load stays until it is solved: it tells which rows are missing, and how to ask for them again.
-# The array makes the planner fetch the chosen rows by the primary key; the status is judged again on the locked row.
-# Who waits for a job is looked up for each by itself: as a join, all edges of waiting jobs were gone through for each.
+# A job with failed records of a load stays until they are solved: it tells which rows are missing, and how to request
+# them again. The array makes the planner fetch the chosen rows by the primary key; the status is checked again on the
+# locked row. The dependents of each job are searched separately: a join read all edges of waiting jobs for each job.
 _DELETE_JOBS: Final = """
 DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
   SELECT j.job_id FROM dl_jobs j WHERE j.status = $1 AND j.finished_at < now() - make_interval(days => $2)
@@ -30,12 +30,12 @@ DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
 
 
 async def prune(database: Database, days: Mapping[Status, int], *, batch: int = 1_000) -> int:
-    """Delete one batch of each status; how many rows went comes back, so that the caller repeats until it is 0.
+    """Delete one batch of each status; return the number of deleted rows, so that the caller can repeat until it is 0.
 
     Args:
-        database: where.
-        days: for each final status, after how many days its jobs go; 0, or no entry, keeps them for ever.
-        batch: how many jobs of a status go at most.
+        database: the database.
+        days: for each final status, the days after which its jobs are deleted; 0, or no entry, keeps them forever.
+        batch: maximum number of jobs of a status.
 
     Raises:
         ValueError: `days` has a status that is not final.

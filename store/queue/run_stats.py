@@ -1,9 +1,9 @@
-"""Statistics of runs in the database (R3): processes append sums, the pruner folds them by hour, readers see both.
+"""Statistics of runs in the database (R3): processes append sums, the pruner folds them by hour, readers read both.
 
-A process sums up the runs that end and appends a row for each queue, task and outcome once a second, and the reaper one
-for the runs that it takes back. Tried and rejected: a row written by the finish's own statement, which made a batch of
-64 dearer by 5 to 10 % and a single finish by more. What is lost by the sums is the last second of a process that is
-killed or loses its database; nothing is counted twice.
+Once a second, a process appends a row with the sum of ended runs for each queue, task and outcome. The reaper appends
+one for the runs that it ends. A row written by the statement of the finish was tried and rejected: it made a batch of
+64 slower by 5 to 10 %, and a single finish by more. A process that is killed or loses its database loses the sums of
+its last second; nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataloader.jobs.run_stats import BY_RUN, RunOutcome, RunStats, RunStatsPage
 from dataloader.store.connection.bridge import Database
 
 Key = tuple[str, str, str]
-"""The queue, the task and the outcome of runs."""
+"""Queue, task and outcome of runs."""
 FOLDED: Final = 20_000
-"""Appended rows that one statement folds."""
+"""Number of appended rows that one statement folds."""
 
 _ADD: Final = """
 INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s)
@@ -32,9 +32,12 @@ SANE: Final = f"""
 runs BETWEEN 1 AND 1000000000000 AND total_s BETWEEN 0 AND 1e15 AND max_s BETWEEN 0 AND 1e15
 AND outcome IN ({", ".join(f"'{outcome}'" for outcome in RunOutcome)})
 """
-"""The rows of runs that are summed. Rows that another program wrote are left out: they could overflow a sum."""
+"""Condition for rows that are summed.
 
-# Rows are read in the order in which they lie, so no plan but a walk over the table is possible, nor a better one.
+Invalid rows, which another program wrote, are left out: they could overflow a sum.
+"""
+
+# Rows are read in their physical order, so the only possible plan, and the best, is a scan of the table.
 _FOLD: Final = f"""
 WITH gone AS (
   DELETE FROM dl_run_stats_new WHERE ctid = ANY (ARRAY(
@@ -70,7 +73,7 @@ _STATEMENTS: Final = {
     by: _PAGE.format(sane=SANE, folded=span.format("hour"), appended=span.format("date_trunc('hour', at, 'UTC')"))
     for by, span in _SPANS.items()
 }
-# A walk over the hours that are wanted, summed up and sorted, is what this is about.
+# The statement scans the requested hours, and sums and sorts them.
 _AS_A_WALK: Final = (
     "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = on; SET LOCAL enable_sort = on"
 )
@@ -78,13 +81,13 @@ _BEGINNING: Final = "SELECT date_trunc($1, $2::timestamptz, 'UTC')"
 
 
 async def aio_add_run_stats(connection: Any, sums: Mapping[Key, RunSum]) -> None:
-    """Append the sums of runs that ended just now (asyncio-flavoured)."""
+    """Append the sums of runs that have just ended (asyncio-flavoured)."""
     rows = [(*key, one.runs, one.total_s, one.max_s) for key, one in sums.items()]
     await connection.execute(_ADD, *map(list, zip(*rows, strict=True)))
 
 
 async def fold_run_stats(database: Database) -> int:
-    """Fold a batch of appended rows into those of their hours; how many there were."""
+    """Fold a batch of appended rows into those of their hours; return their number."""
     return await database.write(_aio_fold)
 
 
@@ -96,9 +99,9 @@ async def _aio_fold(connection: Any) -> int:
 async def list_run_stats(
     database: Database, wanted: StatsFilter, *, limit: int = 1_000, after: After = None
 ) -> RunStatsPage:
-    """A page of at most `limit` (1 to 1,000) rows, from behind `after`, the `next` of the page before. No job is read.
+    """Return a page of at most `limit` (1 to 1,000) rows, without reading jobs.
 
-    Raises `BadRequest`.
+    It begins behind `after`, the `next` of the page before. Raises `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     behind = None if after is None else BY_RUN.key(after)

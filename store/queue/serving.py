@@ -1,4 +1,4 @@
-"""Who serves a queue and what goes on in it, and the processes with what they do: for pages."""
+"""Workers and activity of a queue, and processes with their activity: for pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 ROWS: Final = 20
-"""Jobs and tasks of a queue that are shown."""
+"""Maximum number of jobs and tasks of a queue that are shown."""
 PROCESSES: Final = 200
 _MOST_RUNNING: Final = 10_000
 
@@ -60,9 +60,14 @@ FROM ({READ}) AS depths
 
 @attrs.frozen(kw_only=True)
 class ServingProcess:
-    """A process: `queues` with their slots, `running` with how many are taken, `gone` since it was seen last.
+    """Process that serves queues.
 
-    `tasks` is how many it knows; `only_tasks` those of which alone it takes jobs, by queue.
+    Attributes:
+        queues: its slots, by queue.
+        running: number of slots in use, by queue.
+        gone: whether it has stopped showing signs of life; `seen_at` is the last one.
+        tasks: number of tasks that it knows.
+        only_tasks: by queue, the tasks to which it is restricted there.
     """
 
     worker: str
@@ -80,7 +85,7 @@ class ServingProcess:
 
 @attrs.frozen(kw_only=True)
 class JobInQueue:
-    """A job that runs `since` then, or is ready since then."""
+    """Job that has run, or has been ready, since `since`."""
 
     job_id: UUID
     task: str
@@ -91,7 +96,7 @@ class JobInQueue:
 
 @attrs.frozen
 class TaskOfQueue:
-    """A task whose jobs are added to the queue by themselves."""
+    """Task whose jobs are enqueued in the queue by default."""
 
     task: str
     paused: bool
@@ -99,7 +104,7 @@ class TaskOfQueue:
 
 @attrs.frozen(kw_only=True)
 class QueueDetail:
-    """Who serves a queue, its jobs that have run longest, those that start next, and its tasks."""
+    """Workers of a queue, the jobs that have run longest, the jobs that start next, and its tasks."""
 
     workers: list[ServingProcess]
     running: list[JobInQueue]
@@ -108,12 +113,12 @@ class QueueDetail:
 
 
 async def read_processes(database: Database) -> list[ServingProcess]:
-    """The first `PROCESSES` processes by name, those that are gone last; a day later these are forgotten."""
+    """Return the first `PROCESSES` processes by name, those that are gone last; these are deleted a day later."""
     return [ServingProcess(**row) for row in await database.run(_aio_fetch, _PROCESSES)]
 
 
 async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetail]:
-    """What goes on in a queue, which need not exist; the depths of all are counted anew if it is time."""
+    """Return the activity of a queue, which need not exist, and the depths, which are counted again if they are old."""
     depths, row = await database.run(_aio_queue, queue)
     return depths, QueueDetail(
         workers=listed_json(row["workers"], ServingProcess),

@@ -1,6 +1,6 @@
-"""Which rows of our own tables go when (R4, S6): the tables that grow and that no deleted job takes with it.
+"""Retention of rows in our own tables (R4, S6) that grow and are not deleted together with a job.
 
-docs/retention.md has a table with a rule, or the reason why there is none, for each of our tables; a test compares.
+docs/retention.md has a table with the rule, or the reason for its absence, for each of our tables; a test compares.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count
 
-# The oldest rows of a table whose numbers grow with time: no index by time is needed.
+# Deletes the oldest rows of a table whose numbers grow with time, so that no index by time is needed.
 _NUMBERED: Final = """
 DELETE FROM {table} WHERE {number} = ANY (ARRAY(
   SELECT {number} FROM (SELECT {number}, {at} AS at FROM {table} ORDER BY {number} LIMIT $2) AS oldest
@@ -27,7 +27,7 @@ BY_DAYS: Final[Mapping[str, str]] = {
           SELECT bulk_id FROM (SELECT bulk_id, ended_at FROM dl_bulk ORDER BY created_at, bulk_id LIMIT $2) AS oldest
           WHERE ended_at < now() - make_interval(days => $1)))
         """,
-    # Of a day the last hour counts.
+    # A day is deleted only when its last hour is old enough.
     "dl_run_stats": """
         WITH days AS (
           DELETE FROM dl_run_stats_days WHERE (day, queue, task, outcome) IN (
@@ -39,7 +39,7 @@ BY_DAYS: Final[Mapping[str, str]] = {
           ORDER BY hour, queue, task, outcome LIMIT $2)
         """,
 }
-"""By table, the statement that deletes up to $2 rows older than $1 days, which a setting says."""
+"""For each table, the statement that deletes up to $2 rows older than $1 days; a setting has the days."""
 
 _OF_REMOVED: Final = """
 DELETE FROM {table} WHERE ctid = ANY (ARRAY(
@@ -55,31 +55,32 @@ ALWAYS: Final[Mapping[str, str]] = {
         DELETE FROM dl_ended_sessions WHERE session = ANY (ARRAY(
           SELECT session FROM dl_ended_sessions WHERE until < now() LIMIT 1000))
         """,
-    # Of an act that was stopped, or that could not be done.
+    # Jobs of a bulk operation that was stopped or failed.
     "dl_bulk_jobs": """
         DELETE FROM dl_bulk_jobs WHERE ctid = ANY (ARRAY(
           SELECT f.ctid FROM dl_bulk b CROSS JOIN LATERAL (
             SELECT ctid FROM dl_bulk_jobs WHERE bulk_id = b.bulk_id LIMIT 5000
           ) AS f WHERE b.ended_at IS NOT NULL LIMIT 5000))
         """,
-    # Nobody tells any more: there have been no targets since.
+    # No process notifies any more: there have been no targets since.
     "dl_notices": """
         DELETE FROM dl_notices WHERE notice_id = ANY (ARRAY(
           SELECT notice_id FROM (SELECT notice_id, at FROM dl_notices ORDER BY notice_id LIMIT 1000) AS oldest
           WHERE at < now() - interval '7 days'))
         """,
-    # Nothing has failed in this way since: to be told of it anew is no repetition.
+    # Nothing has failed in this way since, so a new notification would not be a repetition.
     "dl_notice_groups": """
         DELETE FROM dl_notice_groups WHERE last_at < now() - interval '7 days'
         """,
-    # The longest span of a rate limit is a week. A supplier's own requests delete what their rate limits need no more.
+    # The longest span of a rate limit is a week. Requests to a supplier delete the rows that its rate limits need no
+    # more.
     "dl_source_calls": """
         DELETE FROM dl_source_calls WHERE ctid = ANY (ARRAY(
           SELECT c.ctid FROM dl_sources s CROSS JOIN LATERAL (
             SELECT ctid FROM dl_source_calls WHERE source = s.source AND at < now() - interval '8 days' LIMIT 1000
           ) AS c LIMIT 1000))
         """,
-    # What a sink was to be told that nobody names any more, and what holds up nothing.
+    # Deliveries to sinks that are no longer configured, and rows of held-up deliveries that hold up nothing.
     "dl_process_outbox": """
         DELETE FROM dl_process_outbox WHERE id = ANY (ARRAY(
           SELECT o.id FROM dl_process_sinks s CROSS JOIN LATERAL (
@@ -101,8 +102,8 @@ ALWAYS: Final[Mapping[str, str]] = {
         DELETE FROM dl_process_partitions p WHERE p.sink <> 'messages' AND p.job_id IS NULL
           AND NOT EXISTS (SELECT FROM dl_process_sinks s WHERE s.sink = p.sink)
         """,
-    # A day after a removal the idempotency keys are known no more. What is a process's goes before it, when all that it
-    # tells was told.
+    # Idempotency keys are forgotten a day after the removal of a process. The rows of a process are deleted before it,
+    # once all its deliveries have been made.
     "dl_process_events": _OF_REMOVED.format(table="dl_process_events"),
     "dl_process_tasks": _OF_REMOVED.format(table="dl_process_tasks"),
     "dl_processes": """
@@ -114,16 +115,16 @@ ALWAYS: Final[Mapping[str, str]] = {
           ORDER BY p.removed_at LIMIT 1000))
         """,
 }
-"""By table, the statement that deletes what nobody reads any more."""
+"""For each table, the statement that deletes rows that are no longer read."""
 
 
 async def prune_tables(database: Database, days: Mapping[str, int], *, batch: int = 1_000) -> int:
-    """Delete one batch of old rows of each table in `BY_DAYS` and `ALWAYS`; how many rows went comes back.
+    """Delete one batch of old rows of each table in `BY_DAYS` and `ALWAYS`; return the number of deleted rows.
 
     Args:
-        database: where.
-        days: by table, after how many days its rows go; 0, or no entry, keeps them for ever.
-        batch: how many rows of a table go at most.
+        database: the database.
+        days: for each table, the days after which its rows are deleted; 0, or no entry, keeps them forever.
+        batch: maximum number of rows of a table.
     """
     return await database.write(_aio_prune_tables, days, batch)
 

@@ -1,6 +1,6 @@
-"""What the tasks of a process give to their jobs, kept in the database: so it holds however a job is enqueued.
+"""Settings of tasks for their jobs, stored in the database, so that they apply to every way of adding a job.
 
-Each process writes it when it starts, and the last one wins; the statement that adds jobs reads it (enqueue.py).
+Each process writes them when it starts, and the last one wins; the statement that adds jobs reads them (enqueue.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataloader.store.connection.command_tag import row_count
 from dataloader.store.limits.limit_rows import TELL
 
 LAYOUT: Final = 3
-"""Grows with each setting that rows get: a program leaves rows of a greater layout as they are."""
+"""Increases with each setting that rows get: a program does not change rows of a larger layout."""
 
 _COLUMNS: Final = {
     "queue": "text",
@@ -40,8 +40,8 @@ def _list(form: str, *more: str) -> str:
 
 
 _ATTEMPTS: Final = "coalesce((t.override ->> 'max_attempts')::int, excluded.max_attempts)"
-"""An operator's number outlives a deploy."""
-# In one order, so that processes which start at once wait for each other in it. JSON goes as text.
+"""A number set by an operator survives a deploy."""
+# All sessions write in one order, so that processes that start together do not deadlock. JSON is passed as text.
 _DECLARE: Final = f"""
 INSERT INTO dl_tasks AS t (task, {_list("{}")}, layout, declared_by)
 SELECT d.task, {", ".join(f"d.{name}::{kind}" for name, kind in _COLUMNS.items())}, $1, $2
@@ -65,7 +65,7 @@ FROM dl_tasks WHERE task = $1
 
 
 async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) -> None:
-    """Write what the tasks of `worker` give to their jobs (asyncio-flavoured). What is so already is not written."""
+    """Write the settings of the tasks of `worker` for their jobs (asyncio-flavoured). Only changes are written."""
     rows = [
         (
             task.name,
@@ -83,7 +83,7 @@ async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) 
     ]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * (len(_COLUMNS) + 1)
     if row_count(await connection.execute(_DECLARE, LAYOUT, worker, *columns)):
-        await connection.execute(TELL)  # other processes may have forgotten one that an operator removed
+        await connection.execute(TELL)  # other processes may have removed from memory a task that an operator removed
 
 
 def _schema(args: ArgsType[Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _schema(args: ArgsType[Any]) -> dict[str, Any]:
 
 
 async def get_task(database: Database, name: str) -> TaskRecord:
-    """What is declared of a task. Raises `TaskNotFound`, and `BadRequest` for what is no text."""
+    """Return the declaration of a task. Raises `TaskNotFound`, and `BadRequest` if the name is not a valid text."""
     check_text("task", name, MAX_NAME)
     record = await database.run(_aio_one, name)
     if record is None:

@@ -1,7 +1,7 @@
-"""The runs of each task as the page of statistics shows them, summed up by the server (R3): a row a task, no row a sum.
+"""Sums of the runs of each task for the page of statistics (R3).
 
-By hour it reads the hours and what is not folded yet; by day the days, and the hours of a day that is not asked for as
-a whole.
+The server computes them: one row per task, not per sum. By hour, it reads the hours and the rows that are not folded
+yet; by day, the days, and the hours of a day that is not requested as a whole.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _BY: Final = {
     by: _SUMS.format(folded=folded, by=by, end=_END, wanted=_WANTED)
     for by, folded in (("hour", _HOURS), ("day", _DAYS))
 }
-# A walk over the hours or days that are wanted, grouped, sorted and joined, is what this is about.
+# The statement scans the requested hours or days, and groups, sorts and joins them.
 _AS_A_WALK: Final = (
     "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = on; SET LOCAL enable_sort = on;"
     " SET LOCAL enable_hashjoin = on"
@@ -80,10 +80,14 @@ _AS_A_WALK: Final = (
 
 @attrs.frozen(kw_only=True)
 class TaskSums:
-    """Runs of a task that ended, all together; `wrong` of them not as they should.
+    """Ended runs of a task.
 
-    outcomes: how many ended how, the most first. at: the hour or the day of a line. parts: of each hour or day on which
-    some ended, its place from the beginning, how many ended, and how many of them not as they should.
+    Attributes:
+        wrong: number of runs that did not end as they should.
+        outcomes: outcomes with their numbers, the most frequent first.
+        at: the hour or the day of a line.
+        parts: for each hour or day with ended runs, its position from the beginning, the number of runs, and the number
+            of those that did not end as they should.
     """
 
     task: str
@@ -97,18 +101,18 @@ class TaskSums:
 
     @property
     def mean_s(self) -> float:
-        """How long one took on average."""
+        """Average duration of a run in seconds."""
         return self.total_s / self.runs if self.runs else 0.0
 
     @property
     def said(self) -> str:
-        """The outcomes and their numbers."""
+        """Text with the outcomes and their numbers."""
         return ", ".join(f"{outcome} {count:,}" for outcome, count in self.outcomes)
 
 
 @attrs.frozen
 class SumsOfTasks:
-    """The tasks with the most runs, of `count`; `is_whole`: whether all sums were read."""
+    """The tasks with the most runs, of `count` tasks; `is_whole`: whether all sums were read."""
 
     tasks: Sequence[TaskSums]
     count: int
@@ -116,7 +120,7 @@ class SumsOfTasks:
 
 
 def first_of(begin: datetime, by: str) -> datetime:
-    """The hour or the day, in UTC, in which an instant lies: with it the sums begin."""
+    """Return the beginning of the hour or the day, in UTC, that contains `begin`: the sums start there."""
     at = begin.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     return at.replace(hour=0) if by == "day" else at
 
@@ -124,7 +128,7 @@ def first_of(begin: datetime, by: str) -> datetime:
 async def sums_of_tasks(
     database: Database, wanted: StatsFilter, *, wrong: Collection[RunOutcome], most: int, limit: int
 ) -> SumsOfTasks:
-    """The `limit` tasks with the most runs, of at most `most` sums of a task, a time and an outcome."""
+    """Return the `limit` tasks with the most runs, from at most `most` sums of a task, a time and an outcome."""
     values = (*_values(wanted, wrong, most), _STEPS_S[wanted.by], limit)
     rows = await database.run(_aio_fetch, _BY[wanted.by] + _TASKS, values)
     if not rows:
@@ -135,7 +139,7 @@ async def sums_of_tasks(
 async def newest_sums(
     database: Database, wanted: StatsFilter, *, wrong: Collection[RunOutcome], most: int, limit: int
 ) -> Sequence[TaskSums]:
-    """The newest `limit` lines, of a task in an hour or on a day, of the same sums."""
+    """Return the newest `limit` lines, each for a task in an hour or on a day, from the same sums."""
     rows = await database.run(_aio_fetch, _BY[wanted.by] + _LINES, (*_values(wanted, wrong, most), limit))
     return list(map(_sums, rows))
 

@@ -1,13 +1,12 @@
 """Waiting for a job's end or change, by notification (Q3's `?wait=`, `Supervisor.wait`).
 
 Readers wait here; the listener calls `changed` and `all_changed`. A waiter first marks the row as watched, so that its
-next change notifies `dl_changed`, and then reads it: a change is either in what it reads or still to be notified, never
-lost between. The change takes the mark away in the same write, so a job that nobody waits for any more notifies once at
-most, and the end of a wait needs no write. Should a notification get lost with its connection, a look every two seconds
-finds the change.
+next change notifies `dl_changed`, and then reads it. So each change is either in the read row, or will be notified. The
+change clears the mark in the same write, so a job without waiters notifies at most once, and the end of a wait needs no
+write. If a notification is lost with its connection, a poll every two seconds finds the change.
 
-Many waiters on a job share its reads: one reads for all who asked before it began. Rejected: a task of our own that
-reads, because it would need a nursery and outlive the request that caused it.
+Waiters on the same job share its reads: one reads for all that asked before the read began. A separate task for reading
+was rejected, because it would need a nursery and outlive the request that caused it.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import aio_get_job_briefly, get_job
 
 REREAD_S: Final = 2.0
-"""The longest time without a look at the row, whatever the notifications say."""
+"""Maximum number of seconds between two reads of the row, in case notifications are lost."""
 MARK_S: Final = 0.5
-"""A row that somebody has locked for longer is marked by a later look: others need the connection."""
+"""A row that is locked for longer is marked by a later read, since other callers need the connection."""
 
 _WATCH: Final = """
 UPDATE dl_jobs SET watched = true WHERE job_id = $1 AND NOT watched AND status IN ('queued', 'running')
@@ -36,11 +35,11 @@ UPDATE dl_jobs SET watched = true WHERE job_id = $1 AND NOT watched AND status I
 
 @attrs.define(eq=False)
 class _Watch:
-    """One job that somebody waits for, and the last reading of it, which all its waiters share.
+    """Job with waiters, and the last read of it, which all waiters share.
 
-    `stale` says that a waiter needs a reading that begins from now on; `read_at` is when the last one began, by Trio's
-    clock in seconds. `job` is without args and result, which may be long: whoever waited reads them when the wait is
-    over.
+    `stale` means that a waiter needs a read that begins from now on. `read_at` is the time at which the last one began,
+    in seconds of Trio's clock. `job` is without args and result, which may be long: the waiters read them after the
+    wait.
     """
 
     job_id: UUID
@@ -58,12 +57,12 @@ class _Watch:
 
 
 class Waits:
-    """All who wait for jobs in this process. Owner of the watches; used from one Trio thread."""
+    """All waits for jobs in this process. It has the watches, and is used from one Trio thread."""
 
     def __init__(self, database: Database, *, reread_s: float = REREAD_S) -> None:
         """Each watched row is read at least every `reread_s` seconds.
 
-        `begun` is set by the first wait, so that a listener for waits alone need not connect earlier.
+        The first wait sets `begun`, so that a listener that only waits need it does not connect earlier.
         """
         self.begun = trio.Event()
         self._database = database
@@ -71,22 +70,22 @@ class Waits:
         self._watches: dict[UUID, _Watch] = {}
 
     async def wait(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> JobRecord:
-        """The job as soon as it has ended or its status or progress differs from `seen`, or after `timeout_s`.
+        """Return the job when it ends, when its status or progress differs from `seen`, or after `timeout_s`.
 
         Args:
-            job_id: which job.
-            timeout_s: after so many seconds the job comes back as it stands.
-            seen: what the caller knows; None means the job as it stands when the wait begins.
+            job_id: ID of the job.
+            timeout_s: seconds after which the job is returned as it is.
+            seen: the job as the caller knows it; None means the job at the beginning of the wait.
 
         Raises:
-            JobNotFound: there is no such job, or no longer.
-            StoreUnavailable: the database can't be read now.
+            JobNotFound: the job does not exist, or no longer.
+            StoreUnavailable: the database cannot be read now.
         """
         await self.until_changed(job_id, timeout_s=timeout_s, seen=seen)
         return await get_job(self._database, job_id)
 
     async def until_changed(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> None:
-        """As `wait`, for those who read the job themselves, in their turn: it may be long."""
+        """Do the same as `wait` without returning the job, for callers that read it themselves: it may be long."""
         with self._watching(job_id) as watch, trio.move_on_after(timeout_s):
             while True:
                 woken = watch.woken
@@ -100,13 +99,13 @@ class Waits:
                     watch.stale = True
 
     def changed(self, job_id: UUID) -> None:
-        """A notification says that the job has changed."""
+        """Wake the waiters of a job that has changed, according to a notification."""
         watch = self._watches.get(job_id)
         if watch is not None:
             watch.wake()
 
     def all_changed(self) -> None:
-        """Notifications may have been missed: the listener's connection is new."""
+        """Wake all waiters: the listener has a new connection, so notifications may have been missed."""
         for watch in self._watches.values():
             watch.wake()
 
@@ -115,7 +114,7 @@ class Waits:
         watch = self._watches.setdefault(job_id, _Watch(job_id))
         watch.waiters += 1
         self.begun.set()
-        # What others read may be older than what the newcomer has seen.
+        # The last read for the other waiters may be older than the job that the new one has seen.
         watch.stale = True
         try:
             yield watch
@@ -130,7 +129,7 @@ class Waits:
                 watch.stale = False
                 watch.read_at = trio.current_time()
                 try:
-                    # Not shielded: a lost mark is set again, and a caller who has left must not hold a connection.
+                    # Not shielded: a lost mark is set again, and a canceled caller must not keep a connection.
                     watch.job = await self._database.run(_aio_watch, watch.job_id)
                 except BaseException:
                     watch.stale = True
@@ -143,7 +142,7 @@ def _differs(job: JobRecord, seen: JobRecord) -> bool:
 
 
 async def _aio_watch(connection: Any, job_id: UUID) -> JobRecord:
-    # Two statements, two snapshots: the reading must see what was committed before the mark was.
+    # Two statements, two snapshots: the read must see all commits before that of the mark.
     with suppress(TimeoutError):
         await connection.execute(_WATCH, job_id, timeout=MARK_S)
     return await aio_get_job_briefly(connection, job_id)

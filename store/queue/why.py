@@ -1,7 +1,7 @@
-"""Why a job does not run now, by the rules of the claim: looked up when somebody asks, nothing is locked or written.
+"""Reason why a job does not run now, by the rules of the claim. It is read on request; nothing is locked or written.
 
-What is told may be over by the time that it is read. The job's row says what it waits for (`FACTS`); what stands behind
-that (who holds its key, when its task's limits open) is read by one statement more, whatever the cause.
+The reason may be outdated when it is read. The job's row has the immediate cause (`FACTS`). One more statement, for any
+cause, reads the details, such as the holder of its key or the time at which its task's limits open.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CROSS JOIN LATERAL (
 ) AS w
 WHERE j.job_id = $1
 """
-# Of the best: $1 to $3 are the job's place.
+# Condition for jobs ahead; $1 to $3 are the position of the job.
 _BEFORE: Final = "(j.priority, j.created_at, j.job_id) < ($1, $2, $3)"
 _AHEAD_READY: Final = f"""
 SELECT (SELECT count(*) FROM (
@@ -53,7 +53,7 @@ SELECT (SELECT count(*) FROM (
           SELECT FROM dl_jobs j
           WHERE j.queue = $4 AND j.status = 'running' AND j.claimed_by = ANY ($5) LIMIT {MOST_AHEAD}) AS r) AS running
 """  # noqa: E501 - one line a part
-# Between partitions turns come first: of a task with a limit of each, those of others are not counted.
+# Partitions are served round-robin: if a task has a limit for each, the jobs of other partitions are not counted.
 _IN_LANE: Final = f"""
 SELECT t.*, l.ahead AS ahead_in_lane, l.ahead_in_partition, r.ahead AS ahead, r.running AS running_in_queue,
        (SELECT count(*) FROM dl_jobs j WHERE j.lane = $6 AND j.status = 'running' AND j.partition_key = $7) AS in_partition
@@ -65,7 +65,7 @@ CROSS JOIN LATERAL (
 ) AS l
 CROSS JOIN LATERAL ({_AHEAD_READY}) AS r
 """  # noqa: E501 - one line a part
-# pg_advisory_lock(bigint): the number's halves are classid and objid. A look at a key holds it for a moment, shared.
+# pg_advisory_lock(bigint): the number's halves are classid and objid. A check of a key holds a shared lock briefly.
 SESSION_OF: Final = """
 SELECT l.pid, nullif(a.application_name, '') AS application, a.usename::text AS user, host(a.client_addr) AS address,
        a.backend_start AS connected_at
@@ -75,7 +75,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = ({hash})::bigint AND l.mode = 'ExclusiveLock' AND {when}
 ORDER BY l.pid LIMIT 1
 """
-"""The session that holds the key of a hash; the locks are looked through only `when` a condition is true."""
+"""Query for the session that holds the key of a hash; the locks are read only if the condition `when` is true."""
 _OF_KEY: Final = f"""
 SELECT h.job_id, h.claimed_by, h.started_at, h.superseded_by, s.*,
        ARRAY(SELECT j.job_id FROM dl_jobs j WHERE j.status = 'running' AND j.keyed AND hashtext(j.lock_key) = $4
@@ -91,7 +91,7 @@ LEFT JOIN LATERAL (
 ) AS h ON true
 LEFT JOIN LATERAL ({SESSION_OF.format(hash="$4::int", when="h.job_id IS NULL")}) AS s ON true
 """  # noqa: E501 - one line a part
-# The last line of a job that snoozes, with the reason that its handler gave.
+# Last event of a snoozing job, with the reason that its handler gave.
 _SNOOZED: Final = """
 SELECT payload ->> 'error' FROM (
   SELECT payload FROM dl_job_events WHERE job_id = $1 AND kind = 'requeue' ORDER BY event_id DESC LIMIT 1
@@ -105,7 +105,7 @@ WHERE a.job_id = $1 AND j.status IN ('queued', 'running') ORDER BY j.created_at,
 
 
 async def why_waits(database: Database, job_id: UUID) -> WaitReason:
-    """Why the job does not run now. Raises `JobNotFound`."""
+    """Return the reason why the job does not run now. Raises `JobNotFound`."""
     return await database.run(_aio_why, job_id)
 
 
@@ -117,7 +117,7 @@ async def _aio_why(connection: Any, job_id: UUID) -> WaitReason:
 
 
 async def aio_reason(connection: Any, job: Mapping[str, Any]) -> WaitReason:
-    """Why the job of these `FACTS` does not run, by one statement at the most (asyncio-flavoured)."""
+    """Return the reason why the job of these `FACTS` does not run, with at most one statement (asyncio-flavoured)."""
     return _of_started(job) or await _aio_of_queued(connection, job)
 
 
@@ -146,7 +146,7 @@ def _reason(job: Mapping[str, Any], cause: Cause, text: str, **more: Any) -> Wai
 
 
 def _of_started(job: Mapping[str, Any]) -> WaitReason | None:
-    """Of a job that does not wait; None for one that does."""
+    """Return the reason for a job that does not wait; None for a job that waits."""
     status = Status(job["status"])
     if status.is_final:
         return _of_ended(job, status)
@@ -222,12 +222,12 @@ async def _aio_of_key(connection: Any, job: Mapping[str, Any]) -> WaitReason:
 
 
 def session_of(row: Mapping[str, Any]) -> LockingSession:
-    """The session of a row with the columns of `SESSION_OF`."""
+    """Return the session of a row with the columns of `SESSION_OF`."""
     return LockingSession(**{field.name: row[field.name] for field in attrs.fields(LockingSession)})
 
 
 def described(session: LockingSession) -> str:
-    """A session in a sentence."""
+    """Return a description of a session for a sentence."""
     about: list[str | None] = [
         session.application and f"application {session.application}",
         session.user and f"role {session.user}",
@@ -284,7 +284,7 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
 
 
 def _closed_queue(job: Mapping[str, Any]) -> WaitReason | None:
-    """That nobody takes jobs of its task from its queue; None if somebody may."""
+    """Return the reason if no worker takes jobs of this task from this queue; None if one may."""
     if job["queue_paused"]:
         since = job["queue_changed_at"]
         return _reason(job, "queue_paused", f"The queue {job['queue']} is paused since {at(since)}.", since=since)

@@ -1,4 +1,4 @@
-"""Which processes live: each shows itself once a heartbeat, so that `/status` can name who else is there (Q5)."""
+"""Live processes: each one writes a sign of life regularly, so that `/status` can list them (Q5)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import attrs
 import trio
 
 ALIVE_WITHIN_S: Final = 60.0
-"""A process that has not shown itself for so long is taken for dead, by `dl_sweep_parked` too."""
+"""Seconds without a sign of life after which a process counts as dead, also for `dl_sweep_parked`."""
 SHOW_EVERY_S: Final = 20.0
-"""The longest pause between two times that a process shows itself."""
+"""Maximum number of seconds between two signs of life of a process."""
 
 _SHOW: Final = """
 WITH former AS MATERIALIZED (SELECT w.seen_at FROM dl_workers w WHERE w.worker = $1)
@@ -25,7 +25,7 @@ RETURNING clock_timestamp() AS shown, seen_at::text AS seen_at,
 """
 _LEAVE: Final = "DELETE FROM dl_workers WHERE worker = $1"
 _PROCESS_TASK: Final = re.compile(r"(process\.(.+))\.v([0-9]{1,9})", re.DOTALL)
-# Many workers of a version write its row once in 20 s together. In one order, so that they wait for each other in it.
+# Many workers of a version write its row together, once in 20 s. They write in one order, so that they do not deadlock.
 _SERVE: Final = f"""
 INSERT INTO dl_process_types (type, version, served_until)
 SELECT s.type, s.version, now() + make_interval(secs => {ALIVE_WITHIN_S})
@@ -45,10 +45,13 @@ WHERE t.type = s.type AND t.version = s.version AND t.served_until > now() AND N
 
 @attrs.frozen
 class WorkerRow:
-    """This process: `name` is unique (host, pid and a few random digits) and stands as `claimed_by` on its jobs.
+    """This process.
 
-    `queues` are those that it serves, with their slots; `tasks` the names of those that it knows; `only_tasks`, by
-    queue, those of which alone it takes jobs from there.
+    Attributes:
+        name: a unique name (host, PID and a few random digits), which is also `claimed_by` of its jobs.
+        queues: the queues that it serves, with their slots.
+        tasks: the names of the tasks that it knows.
+        only_tasks: by queue, the tasks to which it is restricted there.
     """
 
     name: str
@@ -61,14 +64,14 @@ class WorkerRow:
 
     @property
     def process_versions(self) -> list[tuple[str, int]]:
-        """Return the types and versions of durable processes whose steps it runs."""
+        """Types and versions of durable processes whose steps it runs."""
         names = map(_PROCESS_TASK.fullmatch, self.tasks)
         return sorted({(name[2], int(name[3])) for name in names if name is not None and name[1] in self.queues})
 
 
 @attrs.frozen
 class ClockReading:
-    """What the database's clock has `shown` at some moment from `asked_at` to `answered_at`, by Trio's clock."""
+    """Time that the database's clock has `shown` at a moment between `asked_at` and `answered_at` of Trio's clock."""
 
     asked_at: float
     answered_at: float
@@ -80,10 +83,9 @@ class SignOfLife:
     """The database's answer to a process that writes its sign of life.
 
     Attributes:
-        clock: what the database's clock has shown.
-        seen_at: what its row says now, as text.
+        clock: the reading of the database's clock.
+        seen_at: the time in its row now, as text.
         is_kept: whether its row had its last sign of life; if not, older tables were restored.
-
     """
 
     clock: ClockReading
@@ -92,7 +94,10 @@ class SignOfLife:
 
 
 async def aio_show(connection: Any, worker: WorkerRow, last_seen_at: str | None = None) -> SignOfLife:
-    """Write that `worker` lives (asyncio-flavoured). Its row should still have `last_seen_at`, of its last sign."""
+    """Write a sign of life of `worker` (asyncio-flavoured).
+
+    Its row should still have `last_seen_at`, of the last one.
+    """
     if versions := worker.process_versions:
         await connection.execute(_SERVE, *map(list, zip(*versions, strict=True)))
     about = worker.name, worker.host, worker.pid, worker.version, dict(worker.queues), list(worker.tasks)
@@ -102,7 +107,7 @@ async def aio_show(connection: Any, worker: WorkerRow, last_seen_at: str | None 
 
 
 async def aio_leave(connection: Any, worker: WorkerRow) -> None:
-    """Say that `worker` has ended in good order (asyncio-flavoured)."""
+    """Record that `worker` has shut down in good order (asyncio-flavoured)."""
     await connection.execute(_LEAVE, worker.name)
     if versions := worker.process_versions:
         await connection.execute(_SERVE_NO_MORE, *map(list, zip(*versions, strict=True)))
