@@ -74,7 +74,7 @@ class AioLoop:
             # is cancelled again.
             while running := [task for task in tasks if not task.done()]:
                 with trio.move_on_after(CANCEL_EVERY_S, shield=True):
-                    await self._loop.run_aio_coroutine(_aio_end(running))
+                    await self._loop.run_aio_coroutine(_aio_cancel_and_wait(running))
         return ended.unwrap()
 
     async def hold(
@@ -130,7 +130,7 @@ async def open_aio_loop() -> AsyncIterator[AioLoop]:
     async with trio_asyncio.open_loop() as loop:
         # The default handler ends the loop, and with it all job handlers.
         loop.set_exception_handler(_report)
-        loop.set_task_factory(_task)
+        loop.set_task_factory(_contained_task)
         loop.set_default_executor(Threads(max_workers=MAX_THREADS))
         loop.stop = _refuse_to_stop
         try:
@@ -167,7 +167,7 @@ async def _aio_hold(
         await leave.wait()
 
 
-async def _aio_end(tasks: list[asyncio.Task[Any]]) -> None:
+async def _aio_cancel_and_wait(tasks: list[asyncio.Task[Any]]) -> None:
     """Cancel `tasks` and return when they have ended."""
     for task in tasks:
         task.cancel()
@@ -183,7 +183,7 @@ def _report(_loop: object, context: dict[str, Any]) -> None:
     log.error("an error in asyncio that nobody waits for", said=context.get("message"), exc_info=error)
 
 
-def _task(
+def _contained_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T], **options: Any
 ) -> asyncio.Task[T]:
     """Create a task that belongs to the run in whose context it begins; this is the loop's task factory."""

@@ -80,7 +80,7 @@ class AioRunPort:
         if not opened.done():
             operation.result()
         try:
-            yield _Transaction(self, opened.result())
+            yield _AioTransaction(self, opened.result())
         except BaseException:
             failed = True
             left.set()
@@ -165,7 +165,7 @@ class _Operation(Generic[T]):
 
 
 @attrs.define(eq=False)
-class _Transaction:
+class _AioTransaction:
     """`Transaction` for asyncio tasks."""
 
     _port: AioRunPort

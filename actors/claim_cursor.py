@@ -47,7 +47,7 @@ def largest_claim(concurrency: int) -> int:
 
 
 @attrs.frozen
-class ClaimRequest:
+class NextClaim:
     """Claim to make: up to `slots` jobs, of up to `look` that are read, behind the job `after`, if there is one."""
 
     slots: int
@@ -86,13 +86,13 @@ class ClaimCursor:
         front_s = max(self._looked_at + self._pause_s - now, 0)
         return min(poll_s, max(self._look_again_at - now, front_s), front_s if self._is_woken else math.inf)
 
-    def next(self, free: int, now: float, *, woken: bool) -> ClaimRequest:
+    def next(self, free: int, now: float, *, woken: bool) -> NextClaim:
         """Return the claim to make now for `free` slots. `woken`: a job became ready since the last claim."""
         self._is_woken = self._is_woken or woken
         after = None if now - self._looked_at >= self._pause_s else self._last
         if after is None:
             self._is_woken = False
-        return ClaimRequest(min(free, self._limit), self._look, after, now)
+        return NextClaim(min(free, self._limit), self._look, after, now)
 
     def to_front(self) -> None:
         """Begin the next claim at the front: jobs that former claims skipped have become claimable."""
@@ -110,7 +110,7 @@ class ClaimCursor:
         excess_s = min(self._front_s) - max(CHEAP_LOOK_S, DEAR * min(self._behind_s))
         return min(max(LOOK_BACK * excess_s, 0), MAX_PAUSE_S)
 
-    def answered(self, ask: ClaimRequest, claim: Claim, now: float) -> None:
+    def answered(self, ask: NextClaim, claim: Claim, now: float) -> None:
         """Apply `claim`, the result of `ask`."""
         self._last = claim.last or ask.after
         self.more = claim.more

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from dataloader.actors.block_filer import BlockFiler
-from dataloader.actors.claim_cursor import MIN_CLAIM, ClaimCursor, ClaimRequest, largest_claim
+from dataloader.actors.claim_cursor import MIN_CLAIM, ClaimCursor, NextClaim, largest_claim
 from dataloader.actors.filer import Filer
 from dataloader.actors.lane_looks import LaneLooks
 from dataloader.actors.lane_states import LaneStates
@@ -250,7 +250,7 @@ class Dispatcher:
             self.wake.set()
         try:
             slots = min(self.slots.free, MIN_CLAIM)
-            claim = await self._send(ClaimRequest(slots, 0, None, trio.current_time()), [lane], None)
+            claim = await self._send(NextClaim(slots, 0, None, trio.current_time()), [lane], None)
         except (StoreUnavailable, SchemaError):
             self.lanes.failed([lane])
             raise
@@ -326,12 +326,12 @@ class Dispatcher:
             self.lanes.stale = True
             raise
 
-    async def _claim(self, ask: ClaimRequest, lanes: list[str]) -> Claim:
+    async def _claim(self, ask: NextClaim, lanes: list[str]) -> Claim:
         self.wake.lower()
         self._job_waits = False
         return await self._send(ask, lanes, None if self.by_lanes else self._names)
 
-    async def _send(self, ask: ClaimRequest, lanes: list[str], names: list[str] | None) -> Claim:
+    async def _send(self, ask: NextClaim, lanes: list[str], names: list[str] | None) -> Claim:
         """Claim jobs of the tasks `names` and from `lanes`; if `names` is None, from `lanes` only."""
         self._claiming = trio.Event()
         try:

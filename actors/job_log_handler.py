@@ -67,18 +67,18 @@ class JobLogHandler(logging.Handler):
             return
         try:
             if threading.get_ident() == run.thread:
-                run.keep(*_line(record))
+                run.keep(*_line_of_record(record))
             elif run.left > 0:
                 # Do not wait for the loop, which may wait for this thread.
                 run.left -= 1
-                run.token.run_sync_soon(run.keep, *_line(record))
+                run.token.run_sync_soon(run.keep, *_line_of_record(record))
         except trio.RunFinishedError:
             pass
         except Exception:  # noqa: BLE001 - as logging's own handlers do: a log call never raises
             self.handleError(record)
 
 
-def _line(record: logging.LogRecord) -> tuple[Level, str, dict[str, Any]]:
+def _line_of_record(record: logging.LogRecord) -> tuple[Level, str, dict[str, Any]]:
     level: Level = "info"
     if record.levelno >= logging.WARNING:
         level = "error" if record.levelno >= logging.ERROR else "warning"

@@ -27,7 +27,7 @@ SUSPENDED_S: Final = 0.5
 
 
 @attrs.define(eq=False)
-class _Seen:
+class _OverdueBody:
     """Overdue body: the time `since` when it was seen, and whether it was reported and given up."""
 
     since: float = math.inf
@@ -46,7 +46,7 @@ class OverdueWatch:
     look_s: float
     cancel_grace_s: float
     unstoppable: Callable[[Run], None]
-    _seen: dict[Run, _Seen] = attrs.field(factory=dict, init=False)
+    _seen: dict[Run, _OverdueBody] = attrs.field(factory=dict, init=False)
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -64,7 +64,7 @@ class OverdueWatch:
         runs = [run for run in self.runs if not run.body_ended and not self._is_given_up(run)]
         # Add the grace period, as for a suspended process: if the loop continues, its handlers can still stop.
         if runs and for_s > max(run.job.lease_s for run in runs) + self.cancel_grace_s:
-            self._give_up(runs[0], self._seen.setdefault(runs[0], _Seen()))
+            self._give_up(runs[0], self._seen.setdefault(runs[0], _OverdueBody()))
 
     def _next_look(self) -> float:
         """Return the time of the next check: soon, and no later than the time when a body must have ended.
@@ -95,7 +95,7 @@ class OverdueWatch:
                 continue
             # The grace period counts from the first check after the stop, not from the stop: if the whole process was
             # suspended since, the handler had no time to end.
-            seen = self._seen.setdefault(run, _Seen())
+            seen = self._seen.setdefault(run, _OverdueBody())
             seen.since = min(seen.since, now)
             has_had_its_grace = now - seen.since >= self.cancel_grace_s
             if has_had_its_grace and not seen.is_told:
@@ -121,7 +121,7 @@ class OverdueWatch:
         seen = self._seen.get(run)
         return seen is not None and seen.is_given_up
 
-    def _give_up(self, run: Run, seen: _Seen) -> None:
+    def _give_up(self, run: Run, seen: _OverdueBody) -> None:
         if not seen.is_given_up:
             seen.is_given_up = True
             self.unstoppable(run)

@@ -44,7 +44,7 @@ _NOT_HELD: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, Sto
 _TOO_LATE: Final = "job released: it would start after its rate-limit reservation expires"
 
 
-def release(run: Run, services: RunServices, why: str) -> None:
+def release_unstarted(run: Run, services: RunServices, why: str) -> None:
     """Release a claimed job whose handler is not called; `why` is the log message."""
     job = run.job
     log.info(why, job_id=str(job.job_id), task=job.task)
@@ -56,7 +56,7 @@ ScopeOf = Callable[[Run], AbstractContextManager[Any]]
 """Function that returns the cancel scope of a run's body."""
 
 
-async def run(
+async def run_claimed(
     run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter, scope_of: ScopeOf = Run.open_scope
 ) -> None:
     """Run the job with `task`, a plain function in a thread of `limiter`; then send its end to the recorder."""
@@ -64,7 +64,7 @@ async def run(
     _bind(job)
     started = trio.current_time()
     if started > run.begin_by:
-        release(run, services, _TOO_LATE)
+        release_unstarted(run, services, _TOO_LATE)
         return
     if task.timeout_s is not None and task.dask is None and run.former is None:  # a cluster needs a free thread first
         run.limit_to(started + task.timeout_s)
@@ -123,14 +123,14 @@ def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: Stop
     if stopped is not None and not in_vain:
         log.info("the job was stopped", why=stopped.value)
     elif stopped is not None:
-        log.warning("the job was stopped", why=stopped.value, **_failure(error, outcome))
+        log.warning("the job was stopped", why=stopped.value, **_failed_outcome(error, outcome))
     elif isinstance(error, BeginsTooLate):
         log.info(str(error))
     elif error is not None or step is Step.FAIL:
-        log.warning("the job failed", **_failure(error, outcome))
+        log.warning("the job failed", **_failed_outcome(error, outcome))
 
 
-def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, object]:
+def _failed_outcome(error: BaseException | None, outcome: Outcome | None) -> dict[str, object]:
     """Return the fields of a failure's log line. The traceback is left out if the error is one of ours."""
     # Usually the outcome already has the error's text; formatting it again takes long.
     text = (None if outcome is None else outcome.error) or ("" if error is None else error_text(error))

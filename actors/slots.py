@@ -50,7 +50,7 @@ BEGIN_SHARE: Final = 0.8
 
 
 @attrs.define
-class _Waiting:
+class _WaitingTask:
     """Task whose handler has waited: the seconds that its handlers compute, and how many have ended since the wait.
 
     The seconds are those until the wait or the end, in one of the last runs that took long.
@@ -84,7 +84,7 @@ class Slots:
     _nursery: trio.Nursery = attrs.field(init=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
     _context: Context = attrs.field(init=False)
-    _waiting_tasks: dict[str, _Waiting] = attrs.field(factory=dict, init=False)
+    _waiting_tasks: dict[str, _WaitingTask] = attrs.field(factory=dict, init=False)
     """The tasks of which one of the last handlers has waited."""
 
     def open(self, nursery: trio.Nursery) -> None:
@@ -213,18 +213,18 @@ class Slots:
         """Run a job up to its handler's first wait. Return the rest of it, None if it has ended without a wait."""
         task = self.tasks.get(run.job.task)
         if task is None:  # a row by SQL may have put a job into another task's limit queue
-            runner.release(run, self.services, "job released: its task is unknown to this process")
+            runner.release_unstarted(run, self.services, "job released: its task is unknown to this process")
             return None
         began = time.monotonic()
         # With a separate context, so that nothing that a handler leaves there reaches the next one.
-        rest = begin(runner.run(run, task, self.services, self._limiter, scope_of), self._context.copy())
+        rest = begin(runner.run_claimed(run, task, self.services, self._limiter, scope_of), self._context.copy())
         if rest is not None or task.name in self._waiting_tasks:
             self._note(task.name, time.monotonic() - began, waits=rest is not None)
         return rest
 
     def _note(self, task: str, computed_s: float, *, waits: bool) -> None:
         """Remember the seconds that a handler has computed until its first wait or its end."""
-        waiting = self._waiting_tasks.setdefault(task, _Waiting())
+        waiting = self._waiting_tasks.setdefault(task, _WaitingTask())
         waiting.computes_s = max(computed_s, FADES * waiting.computes_s)
         waiting.ended_since = 0 if waits else waiting.ended_since + 1
         if waiting.ended_since == WAITS_AGAIN_WITHIN:

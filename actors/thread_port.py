@@ -52,7 +52,7 @@ class ThreadRunPort:
     def transaction(self) -> Iterator[ThreadTransaction]:
         """See `dataloader.jobs.job.Job.transaction`."""
         opened = self._port.transaction()
-        transaction = _Transaction(trio.from_thread.run(opened.__aenter__))
+        transaction = _ThreadTransaction(trio.from_thread.run(opened.__aenter__))
         try:
             yield transaction
         except BaseException as error:  # noqa: ASYNC103 - raised again, because the transaction's end never swallows it
@@ -83,7 +83,7 @@ class ThreadRunPort:
 
 
 @attrs.define(eq=False)
-class _Transaction:
+class _ThreadTransaction:
     """`ThreadTransaction` of a run."""
 
     _transaction: Transaction

@@ -37,7 +37,7 @@ from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.task import Task
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.connection.bridge import Database
-from dataloader.store.limits.take import take
+from dataloader.store.limits.take import take_units
 from dataloader.store.queue.reads import results_of
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ class TrioPort:
             case ReadAfter():
                 answer = await results_of(self.resource(Database), self._run.job.job_id)
             case TakeUnits():
-                await take(self.resource(Database), call.supplier, call.units, call.max_wait_s)
+                await take_units(self.resource(Database), call.supplier, call.units, call.max_wait_s)
             case EnqueueJob():
                 [answer] = await self._services.enqueuer.enqueue([call.job])
             case GetTimeLeft():

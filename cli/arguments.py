@@ -51,15 +51,15 @@ def former_option(former: str, new: str) -> Callable[[Callable[..., Any]], Calla
 
 def instant_before_now(text: str) -> datetime:
     """Return the timestamp of an RFC 3339 text, or of a span such as `90s`, `15m`, `2h`, `7d` before now."""
-    return _instant(text, -1)
+    return _parse_instant(text, -1)
 
 
 def instant_after_now(text: str) -> datetime:
     """Return a timestamp like `instant_before_now`, with a span counted from now on."""
-    return _instant(text, 1)
+    return _parse_instant(text, 1)
 
 
-def _instant(text: str, sign: int) -> datetime:
+def _parse_instant(text: str, sign: int) -> datetime:
     try:
         if span := _SPAN.fullmatch(text):
             return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
@@ -104,15 +104,15 @@ def day_or_instant(text: str) -> str:
 
 def json_object(text: str) -> dict[str, Any]:
     """Return the JSON object in the text, in the file after an `@`, or, for `-`, on standard input."""
-    return _json(text, dict[str, Any], "a JSON object")  # type: ignore[no-any-return]
+    return _parse_json(text, dict[str, Any], "a JSON object")  # type: ignore[no-any-return]
 
 
 def json_value(text: str) -> Any:
     """Return any JSON value, given as for `json_object`."""
-    return _json(text, Any, "JSON")
+    return _parse_json(text, Any, "JSON")
 
 
-def _json(text: str, kind: Any, said: str) -> Any:
+def _parse_json(text: str, kind: Any, said: str) -> Any:
     try:
         if text == "-":
             encoded = sys.stdin.buffer.read()

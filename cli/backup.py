@@ -23,7 +23,7 @@ MIB = 2**20
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @data_dir_option
 @json_option
-def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
+def backup_command(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
     """Write the whole embedded database to FILE.
 
     FILE holds the database as of one moment; services go on meanwhile. FILE appears when it is complete.
@@ -49,7 +49,7 @@ def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
 @click.option("--replace", is_flag=True, help="Replace a database that is not empty.")
 @data_dir_option
 @json_option
-def restore(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:
+def restore_command(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:
     """Restore the embedded database from a backup.
 
     `dataloader backup` wrote FILE; all of it is read first. The data directory is created if it is missing. No

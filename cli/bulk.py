@@ -34,7 +34,7 @@ _BULK: Final = (
 
 
 @click.group(cls=Group)
-def bulk() -> None:
+def bulk_command() -> None:
     """Change many jobs at once, in the service.
 
     It goes on when the command has ended. The jobs are those that match when it begins; 500 are changed at a time. See
@@ -54,31 +54,31 @@ def _begins(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@bulk.command()
+@bulk_command.command("cancel")
 @_begins
-def cancel(target: AskedQueue, **chosen: Any) -> None:
+def bulk_cancel_command(target: AskedQueue, **chosen: Any) -> None:
     """Cancel the jobs with these ids, or all that match a filter."""
     _begin(target, CANCEL, "cancel", **chosen)
 
 
-@bulk.command()
+@bulk_command.command("retry")
 @_begins
-def retry(target: AskedQueue, **chosen: Any) -> None:
+def bulk_retry_command(target: AskedQueue, **chosen: Any) -> None:
     """Queue failed, canceled and lost jobs again, from attempt 0; each of them once."""
     _begin(target, Change(action="retry"), "retry", **chosen)
 
 
-@bulk.command()
+@bulk_command.command("run-now")
 @_begins
-def run_now(target: AskedQueue, **chosen: Any) -> None:
+def bulk_run_now_command(target: AskedQueue, **chosen: Any) -> None:
     """Make delayed jobs due now."""
     _begin(target, Change(action="run_now"), "run now", **chosen)
 
 
-@bulk.command()
+@bulk_command.command("priority")
 @click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
 @_begins
-def priority(target: AskedQueue, *, number: int, **chosen: Any) -> None:
+def bulk_priority_command(target: AskedQueue, *, number: int, **chosen: Any) -> None:
     """Give queued jobs the priority NUMBER. Jobs with a smaller one run first; 100 is the default."""
     _begin(target, Change(action="set_priority", priority=number), f"give priority {number} to", **chosen)
 
@@ -103,14 +103,14 @@ def _begin(
         tell_what_is_left_out(target, chosen)
     if not yes:
         counted = target.ask_client(lambda client: client.bulk.count(change, chosen))
-        _ask(counted, verb)
+        _confirm(counted, verb)
         most = max(counted.jobs, NOT_TYPED) if counted.exact else None
     bulk_id = uuid7()
     record = target.ask_client(lambda client: client.bulk.start(change, chosen, bulk_id=bulk_id, most=most))
     if as_json:
         print_json(record)
     else:
-        click.echo(f"{record.bulk_id}  {_jobs(record.jobs)}")
+        click.echo(f"{record.bulk_id}  {_number_of_jobs(record.jobs)}")
 
 
 def tell_what_is_left_out(target: AskedQueue, chosen: Chosen) -> None:
@@ -120,8 +120,8 @@ def tell_what_is_left_out(target: AskedQueue, chosen: Chosen) -> None:
         click.echo(counted.leaves_out, err=True)
 
 
-def _ask(counted: BulkCount, verb: str) -> None:
-    number = _jobs(counted.jobs) if counted.exact else f"at least {_jobs(counted.jobs)}"
+def _confirm(counted: BulkCount, verb: str) -> None:
+    number = _number_of_jobs(counted.jobs) if counted.exact else f"at least {_number_of_jobs(counted.jobs)}"
     if counted.exact and counted.jobs <= NOT_TYPED:
         click.confirm(f"{verb} {number}?", abort=True, err=True)
         return
@@ -130,14 +130,14 @@ def _ask(counted: BulkCount, verb: str) -> None:
         raise click.Abort
 
 
-def _jobs(number: int) -> str:
+def _number_of_jobs(number: int) -> str:
     return f"{number:,} {'job' if number == 1 else 'jobs'}"
 
 
-@bulk.command("list")
+@bulk_command.command("list")
 @click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Acts at most.")
 @asks_queue
-def list_bulk(target: AskedQueue, *, limit: int, as_json: bool) -> None:
+def bulk_list_command(target: AskedQueue, *, limit: int, as_json: bool) -> None:
     """List the acts on many jobs, latest first."""
     found = target.ask_client(lambda client: client.bulk.find(limit=limit)).bulk
     if as_json:
@@ -153,23 +153,23 @@ def list_bulk(target: AskedQueue, *, limit: int, as_json: bool) -> None:
     )
 
 
-@bulk.command()
+@bulk_command.command("show")
 @click.argument("bulk_id", type=click.UUID, metavar="ID")
 @asks_queue
-def show(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
+def bulk_show_command(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
     """Show the bulk act ID and its progress."""
-    _show(target.ask_client(lambda client: client.bulk.get(bulk_id)), as_json=as_json)
+    _print_bulk_operation(target.ask_client(lambda client: client.bulk.get(bulk_id)), as_json=as_json)
 
 
-@bulk.command()
+@bulk_command.command("stop")
 @click.argument("bulk_id", type=click.UUID, metavar="ID")
 @asks_queue
-def stop(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
+def bulk_stop_command(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
     """Stop the bulk act ID. Jobs that it has changed stay changed."""
-    _show(target.ask_client(lambda client: client.bulk.stop(bulk_id)), as_json=as_json)
+    _print_bulk_operation(target.ask_client(lambda client: client.bulk.stop(bulk_id)), as_json=as_json)
 
 
-def _show(record: BulkRecord, *, as_json: bool) -> None:
+def _print_bulk_operation(record: BulkRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return

@@ -31,7 +31,7 @@ MIGRATION_WAIT_S: Final = 600.0
 @click.option("--sql", is_flag=True, help="Only print the SQL, for the owner of the tables to run with psql.")
 @data_dir_option
 @json_option
-def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
+def migrate_command(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
     """Migrate the database's schema. Safe while services run, and safe to repeat."""
     if sql:
         click.echo(migrations.render(), nl=False)
@@ -56,7 +56,7 @@ async def _migrate(settings: Settings) -> list[str]:
 )
 @data_dir_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PSQL_ARGUMENT]...")
-def psql(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
+def psql_command(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
     """Open psql on the database.
 
     Further arguments are passed to psql, as in: dataloader psql -c 'select now()'. psql gets the password by its
@@ -66,13 +66,13 @@ def psql(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
     if settings.db_dsn is not None:
         address, password = without_password(settings.db_dsn)
         environment = dict(os.environ) if password is None else {**os.environ, "PGPASSWORD": password}
-        return _run([_psql_program(), address, *arguments], environment)
+        return _run_psql([_psql_program(), address, *arguments], environment)
     # provide_database reports a missing database. The server that it starts is stopped when the shell ends.
     with provide_database(settings, create=False), embedded_postgres(settings.data_dir) as server:
-        return _run(*server.psql(*arguments))
+        return _run_psql(*server.psql(*arguments))
 
 
-def _run(command: list[str], environment: dict[str, str]) -> int:
+def _run_psql(command: list[str], environment: dict[str, str]) -> int:
     """Run psql to its end. ^C only cancels psql's query and must not end this program. SIGTERM ends psql."""
     # Unlike SIG_IGN, Python functions are not inherited by the child.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -44,13 +44,13 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _wanted(sink: str | None, process_type: str | None, process_id: str | None, *, held: bool) -> HeldFilter:
+def _deliveries_filter(sink: str | None, process_type: str | None, process_id: str | None, *, held: bool) -> HeldFilter:
     return HeldFilter(sink=sink, type=process_type, process_id=process_id, held=held)
 
 
-@click.command()
+@click.command("sinks")
 @asks_queue
-def sinks(target: AskedQueue, *, as_json: bool) -> None:
+def process_sinks_command(target: AskedQueue, *, as_json: bool) -> None:
     """List the sinks that are told of processes.
 
     With what waits for each, and with messages to other processes.
@@ -66,14 +66,14 @@ def sinks(target: AskedQueue, *, as_json: bool) -> None:
     print_table(_SINKS, rows, nothing="no sinks")
 
 
-@click.command()
+@click.command("deliveries")
 @_filters
 @click.option(
     "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Rows at most."
 )
 @click.option("--after", help="The cursor that the page before printed.")
 @asks_queue
-def deliveries(
+def process_deliveries_command(
     target: AskedQueue,
     *,
     sink: str | None,
@@ -84,7 +84,7 @@ def deliveries(
     **page: Any,
 ) -> None:
     """List processes whose deliveries have failed: they are tried again, or held."""
-    wanted = _wanted(sink, process_type, process_id, held=held)
+    wanted = _deliveries_filter(sink, process_type, process_id, held=held)
     found = target.ask_client(lambda client: client.processes.deliveries(wanted, **page))
     if as_json:
         print_json(found)
@@ -101,11 +101,11 @@ def deliveries(
         click.echo(f"more: --after {found.next}", err=True)
 
 
-@click.command()
+@click.command("release")
 @_filters
 @click.option("--yes", is_flag=True, help="Don't ask before.")
 @asks_queue
-def release(
+def process_release_command(
     target: AskedQueue,
     *,
     sink: str | None,
@@ -116,7 +116,7 @@ def release(
     as_json: bool,
 ) -> None:
     """Try deliveries that are held up again now."""
-    wanted = _wanted(sink, process_type, process_id, held=held)
+    wanted = _deliveries_filter(sink, process_type, process_id, held=held)
     if wanted == HeldFilter():
         raise click.UsageError("say which: --sink, --type, --process or --held")
     if not yes:

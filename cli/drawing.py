@@ -49,10 +49,11 @@ def draw(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
     """Draw a table up to the width of the terminal; wider only if the mandatory columns have no room."""
     now = datetime.now(UTC)
     all_drawn = [
-        _Drawn(column, _texts(values, now)) for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+        _Drawn(column, _column_texts(values, now))
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True)
     ]
     room = shutil.get_terminal_size().columns
-    drawn, missing = _chosen(all_drawn, room)
+    drawn, missing = _columns_that_fit(all_drawn, room)
     _share(drawn, room)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for one in drawn:
@@ -65,7 +66,7 @@ def draw(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
         click.echo(f"no room for {', '.join(missing)}: in a wider terminal, a pipe, or by --json", err=True)
 
 
-def _texts(values: Sequence[object], now: datetime) -> list[str]:
+def _column_texts(values: Sequence[object], now: datetime) -> list[str]:
     """Return a column's texts. Timestamps omit the year or the day if all of them share it with the current time."""
     instants = [value.astimezone(UTC) for value in values if isinstance(value, datetime)]
     if instants and all(value is None or isinstance(value, datetime) for value in values):
@@ -76,7 +77,7 @@ def _texts(values: Sequence[object], now: datetime) -> list[str]:
     return [cell(value) for value in values]
 
 
-def _chosen(columns: list[_Drawn], room: int) -> tuple[list[_Drawn], list[str]]:
+def _columns_that_fit(columns: list[_Drawn], room: int) -> tuple[list[_Drawn], list[str]]:
     """Return the columns that have room, and the names of the others, except columns with only empty texts or 0."""
     left = list(columns)
     if _width(left) > room:

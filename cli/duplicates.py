@@ -27,7 +27,7 @@ _GROUPS = (
 )
 @click.option("--cancel", is_flag=True, help="Cancel all of the task's duplicates but for the best of each group.")
 @asks_queue
-def duplicates(
+def duplicates_command(
     target: AskedQueue, *, task: str | None, queue: str | None, limit: int, cancel: bool, as_json: bool
 ) -> None:
     """List waiting jobs that are the same, or cancel all but one."""

@@ -102,12 +102,12 @@ class _Commands(Group):
         return list(_FILES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command with this name. In its file it has the same name, with `_` for `-`."""
+        """Return the command with this name. The function of `run-now` is `run_now_command`."""
         del ctx
         if cmd_name not in _FILES:
             return None
         file = importlib.import_module(f"dataloader.cli.{_FILES[cmd_name]}")
-        command: click.Command = getattr(file, cmd_name.replace("-", "_"))
+        command: click.Command = getattr(file, f"{cmd_name.replace('-', '_')}_command")
         return command
 
 
@@ -120,7 +120,7 @@ def cli() -> None:
     """
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run one command to its end and return the exit code. `arguments` are the process's own by default."""
     try:
         code = cli.main(arguments, prog_name="dataloader", standalone_mode=False)

@@ -12,8 +12,8 @@ import click
 from dataloader.cli.arguments import row_number
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
-from dataloader.cli.etl_plan import plan
-from dataloader.cli.etl_start import flow, retry, run
+from dataloader.cli.etl_plan import etl_plan_command
+from dataloader.cli.etl_start import etl_flow_command, etl_retry_command, etl_run_command
 from dataloader.cli.load_reads import LoadReads
 from dataloader.cli.output import print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
@@ -21,21 +21,21 @@ from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine
 
 
 @click.group(cls=Group)
-def etl() -> None:
+def etl_command() -> None:
     """Run loads and flows, and show their runs and failures."""
 
 
-@etl.command()
+@etl_command.command("status")
 @click.argument("load", required=False)
 @asks_queue
-def status(target: AskedQueue, *, load: str | None, as_json: bool) -> None:
+def etl_status_command(target: AskedQueue, *, load: str | None, as_json: bool) -> None:
     """Show the watermark and the last run of LOAD, or of all loads."""
     if load is not None:
         found = target.ask_loads(lambda loads: loads.load(load))
         if as_json:
             print_json(found)
         else:
-            print_fields(_form(found))
+            print_fields(_load_form(found))
         return
     every = target.ask_loads(_all_loads)
     if as_json:
@@ -53,7 +53,7 @@ def status(target: AskedQueue, *, load: str | None, as_json: bool) -> None:
     }
     print_table(
         list(columns.values()),
-        ([fields[name] for name in columns] for fields in map(_fields, every)),
+        ([fields[name] for name in columns] for fields in map(_load_fields, every)),
         nothing="no load has run in this database",
     )
 
@@ -69,14 +69,14 @@ async def _all_loads(loads: LoadReads) -> list[LoadRecord]:
             return found
 
 
-def _form(load: LoadRecord) -> dict[str, object]:
+def _load_form(load: LoadRecord) -> dict[str, object]:
     """Return the fields of one load, with its counts in words, which a narrow terminal can wrap."""
     counts = load.last_run.counts if load.last_run else {}
     said = ", ".join(f"{name.replace('_', ' ')} {cell(number)}" for name, number in counts.items())
-    return {**_fields(load), "counts": said}
+    return {**_load_fields(load), "counts": said}
 
 
-def _fields(load: LoadRecord) -> dict[str, object]:
+def _load_fields(load: LoadRecord) -> dict[str, object]:
     last = load.last_run
     return {
         "load": load.load,
@@ -91,7 +91,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
     }
 
 
-@etl.command()
+@etl_command.command("failures")
 @click.argument("load", required=False)
 @click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, resolved ones too.")
 @click.option(
@@ -99,7 +99,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 )
 @click.option("--after", type=row_number, metavar="NUMBER", default=0, help="Only failures after this number.")
 @asks_queue
-def failures(
+def etl_failures_command(
     target: AskedQueue, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool
 ) -> None:
     """List the unresolved failures of LOAD, or all failures of a run.
@@ -139,5 +139,5 @@ def failures(
         click.echo(f"there may be more: --after {found[-1].failure_id}", err=True)
 
 
-for command in (run, retry, plan, flow):
-    etl.add_command(command)
+for command in (etl_run_command, etl_retry_command, etl_plan_command, etl_flow_command):
+    etl_command.add_command(command)

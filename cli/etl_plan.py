@@ -47,7 +47,7 @@ MAX_SHOWN: Final = 50
 """Maximum windows in the table."""
 
 
-@click.command()
+@click.command("plan")
 @click.argument("load")
 @click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks that the load is one of.")
 @path_option
@@ -55,7 +55,7 @@ MAX_SHOWN: Final = 50
 @pipeline_options
 @data_dir_option
 @json_option
-def plan(
+def etl_plan_command(
     load: str,
     *,
     where: str,
@@ -81,13 +81,13 @@ def plan(
         is_asked = (declared.windows is not None and asked.since is None) or declared.target.history is not None
         is_there = settings.db_dsn is not None or data_dir is not None or versions_in(settings.data_dir)
         with provide_database(settings, create=False) if is_asked and is_there else nullcontext(settings) as provided:
-            found = run_trio(_plan, declared, config, asked, provided)
+            found = run_trio(_make_plan, declared, config, asked, provided)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if as_json:
         print_json(found.as_json())
     else:
-        _print(found)
+        _print_plan(found)
 
 
 def _declared(name: str, where: str) -> Load:
@@ -160,7 +160,7 @@ class LoadPlan:
         }
 
 
-async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> LoadPlan:
+async def _make_plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> LoadPlan:
     from dataloader.flows.etl.plan.planner import why_idle, windows_of  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.sources.source import SourceError  # noqa: PLC0415 - not for --help
 
@@ -168,7 +168,7 @@ async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: S
     known = await _known(load, settings)
     windows = windows_of(load, asked, watermark=watermark, now=datetime.now(UTC))
     try:
-        found, left_out = await _requests(load, asked, windows, known)
+        found, left_out = await _planned_requests(load, asked, windows, known)
     except SourceError as error:
         raise DataloaderError(f"{load.name}: {error}") from error
     return LoadPlan(
@@ -182,7 +182,7 @@ async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: S
     )
 
 
-async def _requests(
+async def _planned_requests(
     load: Load, asked: LoadArgs, windows: Sequence[Window], known: KnownHistory | None
 ) -> tuple[list[tuple[Window, list[Request]]], int]:
     """Return the requests by windows, and the number of files that are left out."""
@@ -231,11 +231,11 @@ async def _known(load: Load, settings: Settings) -> KnownHistory | None:
             return None
 
 
-def _print(found: LoadPlan) -> None:
+def _print_plan(found: LoadPlan) -> None:
     print_table(
         (Column("FROM"), Column("TO"), Column("REQUESTS"), Column("FIRST", folds=True)),
         (
-            (*_ends(window), len(requests), requests and _described(requests[0]))
+            (*_ends(window), len(requests), requests and _request_text(requests[0]))
             for window, requests in found.windows[:MAX_SHOWN]
         ),
         nothing=found.idle,
@@ -270,6 +270,6 @@ def _ends(window: Window) -> tuple[object, object]:
     return ("everything", None) if window.start is None and window.end is None else (window.start, window.end)
 
 
-def _described(request: Request) -> str:
+def _request_text(request: Request) -> str:
     query = f"?{urlencode(request.params, doseq=True)}" if request.params else ""
     return cell(f"{request.method} {request.endpoint}{query}" + (f" {request.key}" if request.key else ""))

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import click
 
 from dataloader.cli.cells import Column, cell
-from dataloader.cli.output import print_fields, print_job, print_table, state_of, why_waits
+from dataloader.cli.output import job_state_text, print_fields, print_job, print_table, why_job_waits
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 
@@ -41,14 +41,14 @@ class JobScreen(Protocol):
         """Show the current state of the job."""
 
 
-def open_screen(name: str, *, as_json: bool) -> JobScreen:
+def open_job_screen(name: str, *, as_json: bool) -> JobScreen:
     """Return a bar on a terminal, otherwise lines; with `--json` no lines."""
     if sys.stderr.isatty():
         return _Bar(name)
-    return _Lines(name, is_quiet=as_json)
+    return _JobLines(name, is_quiet=as_json)
 
 
-class _Lines(JobScreen):
+class _JobLines(JobScreen):
     """Prints a line for each state of the job and each long wait, and periodically for progress."""
 
     def __init__(self, name: str, *, is_quiet: bool) -> None:
@@ -65,12 +65,12 @@ class _Lines(JobScreen):
 
     def changed(self, job: JobRecord) -> None:
         """Print the state, unless it is too soon."""
-        state, wait, now = state_of(job), _long_wait(job), time.monotonic()
+        state, wait, now = job_state_text(job), _long_wait(job), time.monotonic()
         is_new = state != self._state or wait not in {"", self._wait}
         if self._is_quiet or (now < self._said_at + LINE_S and not is_new):
             return
         self._state, self._wait, self._said_at = state, wait, now
-        click.echo("  ".join(filter(None, (cell(self._name), state, *described(job)))), err=True)
+        click.echo("  ".join(filter(None, (cell(self._name), state, *state_lines(job)))), err=True)
 
 
 class _Bar(JobScreen):
@@ -111,11 +111,11 @@ class _Bar(JobScreen):
         """Update the bar."""
         if job.status.is_final:
             self._progress.update(self._bar, total=1, completed=1)
-        elif isinstance(job.progress, dict) and (planned := _number(job.progress, "segments_planned")):
+        elif isinstance(job.progress, dict) and (planned := _progress_number(job.progress, "segments_planned")):
             self._progress.update(self._bar, total=planned, completed=_segments_in(job.progress))
-        self._progress.update(self._bar, state=state_of(job))
+        self._progress.update(self._bar, state=job_state_text(job))
         waiting = _waiting(job)
-        counts = described(job, per_s=self._per_s(job))[1 if waiting else 0 :]
+        counts = state_lines(job, per_s=self._per_s(job))[1 if waiting else 0 :]
         self._lines = ("  ".join(counts), waiting)
 
     def _per_s(self, job: JobRecord) -> float | None:
@@ -134,26 +134,26 @@ _MIDNIGHT: Final = "T00:00:00+0000"
 """Text that is left out of the segments of a day."""
 
 
-def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
+def state_lines(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     """Return a job's state in words: the reason of its wait in the queue, or its progress."""
     if job.status is Status.QUEUED:
-        return [why] if (why := why_waits(job)) else []
+        return [why] if (why := why_job_waits(job)) else []
     progress = job.progress
     if not isinstance(progress, dict):
         return []
     if "tables" in progress:
-        return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
+        return [f"tables {_progress_number(progress, 'tables_done'):,} of {_progress_number(progress, 'tables'):,}"]
     if not _OF_A_LOAD & progress.keys():  # of another task, with any content
         return [cell(progress)] if progress else []
     said = [waiting] if (waiting := _waiting(job)) else []
     said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
-    said.append(f"requests {_number(progress, 'requests'):,}")
+    said.append(f"requests {_progress_number(progress, 'requests'):,}")
     # A segment mostly fails because of a request, which is already counted.
-    failed_segments = _number(progress, "segments_failed")
-    failed = sum(_number(progress, name) for name in progress if name.endswith("_failed")) - failed_segments
+    failed_segments = _progress_number(progress, "segments_failed")
+    failed = sum(_progress_number(progress, name) for name in progress if name.endswith("_failed")) - failed_segments
     if failed:
         said.append(f"failed {failed:,}")
-    if planned := _number(progress, "segments_planned"):
+    if planned := _progress_number(progress, "segments_planned"):
         told = f" ({failed_segments:,} failed)" if failed_segments else ""
         said.append(f"segments {_segments_in(progress):,} of {planned:,}{told}")
     elif failed_segments:
@@ -202,26 +202,26 @@ def _waiting(job: JobRecord) -> str:
         return words
 
 
-def _number(counts: Mapping[str, Any], name: str) -> int:
+def _progress_number(counts: Mapping[str, Any], name: str) -> int:
     value = counts.get(name, 0)
     return value if isinstance(value, int) else 0
 
 
 def _rows_in(progress: Mapping[str, Any]) -> int:
     """Return the rows made from records. They are in their table when their segment is complete."""
-    return _number(progress, "rows")
+    return _progress_number(progress, "rows")
 
 
 def _segments_in(progress: Mapping[str, Any]) -> int:
     """Return the number of finished segments, including failed ones."""
-    return _number(progress, "segments") + _number(progress, "segments_failed")
+    return _progress_number(progress, "segments") + _progress_number(progress, "segments_failed")
 
 
 def print_summary(job: JobRecord) -> None:
     """Print the end of a load or a flow: its counts and failures. For other jobs, print their fields."""
     result = job.result if isinstance(job.result, dict) else {}
     status = result.get("status") if job.status is Status.SUCCEEDED else None
-    fields: dict[str, object] = {"job_id": job.job_id, "status": status or state_of(job)}
+    fields: dict[str, object] = {"job_id": job.job_id, "status": status or job_state_text(job)}
     if job.error:
         fields["error"] = job.error.partition("\n")[0]
     elif reason := result.get("reason"):

@@ -18,8 +18,8 @@ import click
 
 from dataloader.cli.arguments import day_or_instant
 from dataloader.cli.entry import INTERRUPTED, NOT_SUCCEEDED
-from dataloader.cli.etl_screen import JobScreen, open_screen, print_summary
-from dataloader.cli.output import print_json, tell, unknown_task
+from dataloader.cli.etl_screen import JobScreen, open_job_screen, print_summary
+from dataloader.cli.output import print_json, print_to_stderr, unknown_task
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import AskedQueue, asks_queue, provide_server
 from dataloader.cli.task_module import load_tasks, path_option
@@ -106,21 +106,21 @@ def _ends_before(since: str, until: str) -> bool:
     return (begin.tzinfo is None) == (end.tzinfo is None) and begin >= end
 
 
-@click.command()
+@click.command("run")
 @click.argument("load")
 @windows_options
 @pipeline_options
 @_starts_a_job
-def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+def etl_run_command(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
     """Run LOAD incrementally, or backfill from --from to --to.
 
     Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
     here, in this process, and ^C cancels it: records already received are still written.
     """
-    return _start(how, "load", load, _args(windows, pipeline))
+    return _start_job(how, "load", load, _job_args(windows, pipeline))
 
 
-@click.command()
+@click.command("retry")
 @click.argument("load")
 @click.option(
     "--failure",
@@ -132,39 +132,39 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
 )
 @pipeline_options
 @_starts_a_job
-def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
+def etl_retry_command(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
     """Retry the unresolved failures of LOAD.
 
     All of them, or single ones by --failure; otherwise like `dataloader etl run`.
     """
-    return _start(how, "load", load, {"failures": list(numbers) or "all"} | _args({}, pipeline))
+    return _start_job(how, "load", load, {"failures": list(numbers) or "all"} | _job_args({}, pipeline))
 
 
-@click.command()
+@click.command("flow")
 @click.argument("name")
 @windows_options
 @pipeline_options
 @_starts_a_job
-def flow(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+def etl_flow_command(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
     """Run the flow NAME.
 
     Its loads run in order, layer after layer, as one run; otherwise like `dataloader etl run`.
     """
-    return _start(how, "flow", name, _args(windows, pipeline))
+    return _start_job(how, "flow", name, _job_args(windows, pipeline))
 
 
-def _args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, Any]:
+def _job_args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, Any]:
     return dict(windows) | ({"pipeline": dict(pipeline)} if pipeline else {})
 
 
-def _start(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
+def _start_job(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
     new = NewJob(queue=how.queue, task=name, args=args, lock_key=f"{kind}:{name}", producer=PRODUCER)
     if how.where is not None:
         return _run_here(how, kind, new, load_tasks(how.where))
     if how.wait is False:
-        return _add(how, new)
+        return _add_job(how, new)
     added: list[Enqueued] = []
-    screen = open_screen(name, as_json=how.as_json)
+    screen = open_job_screen(name, as_json=how.as_json)
     try:
         with screen:
             job = how.target.ask(functools.partial(_add_and_wait, new, added, screen))
@@ -172,12 +172,12 @@ def _start(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
         for one in added:
             click.echo(f"the job goes on; `dataloader cancel {one.job_id}` ends it", err=True)
         raise
-    return _show_end(how, job)
+    return _print_load_end(how, job)
 
 
-def _add(how: _How, new: NewJob) -> int:
+def _add_job(how: _How, new: NewJob) -> int:
     async def question(jobs: Jobs) -> tuple[Enqueued, str | None]:
-        enqueued = await _enqueue(jobs, new)
+        enqueued = await _enqueue_in_known_queue(jobs, new)
         return enqueued, await _why_never(jobs, enqueued.queue, new.task)
 
     enqueued, warning = how.target.ask(question)
@@ -194,16 +194,16 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: JobScreen, j
     known = new.queue is None and await is_known(jobs, new.task)
     if not known and (reason := await _why_never(jobs, new.queue or QUEUE, new.task)):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
-    enqueued = await _enqueue(jobs, new)
+    enqueued = await _enqueue_in_known_queue(jobs, new)
     # Only the answer has the queue of the load.
     if known and (reason := await _why_never(jobs, enqueued.queue, new.task)):
         await jobs.cancel(enqueued.job_id)
         raise DataloaderError(f"the job was canceled, since it would wait for ever: {reason}")
     added.append(enqueued)
-    return await wait_for_end(jobs, added[0].job_id, timeout_s=math.inf, on_change=screen.changed, tell=tell)
+    return await wait_for_end(jobs, added[0].job_id, timeout_s=math.inf, on_change=screen.changed, tell=print_to_stderr)
 
 
-async def _enqueue(jobs: Jobs, new: NewJob) -> Enqueued:
+async def _enqueue_in_known_queue(jobs: Jobs, new: NewJob) -> Enqueued:
     """Add the job to its queue, by default that of its load, or to `QUEUE` if no service has declared the load."""
     try:
         [enqueued] = await jobs.enqueue_many([new])
@@ -234,7 +234,7 @@ def _run_here(how: _How, kind: Kind, new: NewJob, tasks: Tasks) -> int:
     check_known(new.task, kind, tasks, how.where)
     settings = load_settings(overrides={"data_dir": how.target.data_dir})
     with provide_server(settings, create=True) as (provided, server):
-        screen = open_screen(new.task, as_json=how.as_json)
+        screen = open_job_screen(new.task, as_json=how.as_json)
         with screen:
             # The job stores its own lines, and the summary reports its end, except for a traceback.
             configure_logging("console" if settings.log_format == "auto" else settings.log_format, "warning")
@@ -244,7 +244,7 @@ def _run_here(how: _How, kind: Kind, new: NewJob, tasks: Tasks) -> int:
             )
     if outcome.job is None:
         return INTERRUPTED
-    code = _show_end(how, outcome.job)
+    code = _print_load_end(how, outcome.job)
     return INTERRUPTED if outcome.interrupted else code
 
 
@@ -271,7 +271,7 @@ def check_known(name: str, kind: Kind, tasks: Tasks, where: str | None) -> None:
         )
 
 
-def _show_end(how: _How, job: JobRecord) -> int:
+def _print_load_end(how: _How, job: JobRecord) -> int:
     if how.as_json:
         print_json(job)
     else:

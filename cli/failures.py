@@ -48,18 +48,18 @@ _after_option = click.option("--after", help="The cursor that the page before pr
 
 
 @click.group(cls=Group)
-def errors() -> None:
+def errors_command() -> None:
     """List what failed by its error, and retry it."""
 
 
-@errors.command("list")
+@errors_command.command("list")
 @click.option("--task", help="Only jobs of this task.")
 @_state_option
 @click.option("--exact", is_flag=True, help="Group by the first line as it is, with its numbers and quoted texts.")
 @_limit_option
 @_after_option
 @asks_queue
-def list_groups(target: AskedQueue, *, as_json: bool, **wanted: Any) -> None:
+def errors_list_command(target: AskedQueue, *, as_json: bool, **wanted: Any) -> None:
     """Count the jobs that failed for good or wait for a retry, by task and error.
 
     Quoted texts are …, words with digits are #. The jobs of a group: jobs --error-group GROUP.
@@ -77,7 +77,7 @@ def list_groups(target: AskedQueue, *, as_json: bool, **wanted: Any) -> None:
         click.echo(f"more: --after {page.next}", err=True)
 
 
-@errors.command()
+@errors_command.command("retry")
 @click.argument("group")
 @click.option(
     "--at", type=instant_after_now, metavar="INSTANT", help="When: an instant, or 15m, 2h, 7d from now.  [default: now]"
@@ -86,7 +86,7 @@ def list_groups(target: AskedQueue, *, as_json: bool, **wanted: Any) -> None:
 @_state_option
 @click.option("--yes", is_flag=True, help="Don't ask before.")
 @asks_queue
-def retry(
+def errors_retry_command(
     target: AskedQueue,
     *,
     group: str,
@@ -118,7 +118,7 @@ def retry(
         click.echo(f"{count} {'job' if count == 1 else 'jobs'}")
 
 
-@errors.command()
+@errors_command.command("log")
 @click.option("--task", help="Only errors of this task.")
 @click.option("--queue", help="Only errors of this queue.")
 @click.option("--group", help="Only errors of this group.")
@@ -126,7 +126,7 @@ def retry(
 @_limit_option
 @_after_option
 @asks_queue
-def log(target: AskedQueue, *, job_id: UUID | None, as_json: bool, **wanted: Any) -> None:
+def errors_log_command(target: AskedQueue, *, job_id: UUID | None, as_json: bool, **wanted: Any) -> None:
     """Read the log of errors, latest first: a row for each run that failed, also of jobs that were deleted."""
     page = target.ask(lambda jobs: jobs.errors(job_id=job_id, **wanted))
     if as_json:

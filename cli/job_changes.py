@@ -14,7 +14,7 @@ from dataloader.cli.arguments import finds_jobs, row_number
 from dataloader.cli.bulk import tell_what_is_left_out
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import report
-from dataloader.cli.output import print_json, print_table, state_of, why_waits
+from dataloader.cli.output import job_state_text, print_json, print_table, why_job_waits
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
@@ -29,7 +29,7 @@ class _Change:
     to_one: Callable[[Jobs, UUID], Awaitable[JobRecord]]
     to_all: Callable[[Jobs, JobFilter], Awaitable[int]]
     question: str
-    said: Callable[[JobRecord], str] = state_of
+    said: Callable[[JobRecord], str] = job_state_text
     """Return the state of one job after the change."""
     leaves_out: bool = False
     """True if bulk changes leave out jobs that wake durable processes."""
@@ -50,7 +50,7 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_changes_jobs
-def cancel(target: AskedQueue, **chosen: Any) -> int:
+def cancel_command(target: AskedQueue, **chosen: Any) -> int:
     """Cancel jobs by their ids, or with --all and a filter.
 
     Queued jobs end at once, running jobs at their next checkpoint. Ended jobs stay as they are, and so do, with --all,
@@ -59,13 +59,13 @@ def cancel(target: AskedQueue, **chosen: Any) -> int:
     change = _Change(
         lambda jobs, job_id: jobs.cancel(job_id), lambda jobs, wanted: jobs.cancel(wanted), "cancel {}", leaves_out=True
     )
-    return _change(target, change, **chosen)
+    return _change_jobs(target, change, **chosen)
 
 
 @click.command()
 @click.option("--force", is_flag=True, help="Also running jobs whose lease never ends and is not renewed.")
 @_changes_jobs
-def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -> int:
+def retry_command(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -> int:
     """Queue failed, canceled or lost jobs again.
 
     Either by their ids, or with --all and a filter. They start again from attempt 0.
@@ -75,12 +75,12 @@ def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -
     change = _Change(
         lambda jobs, job_id: jobs.retry(job_id, force=force), lambda jobs, wanted: jobs.retry(wanted), "retry {}"
     )
-    return _change(target, change, everything=everything, **chosen)
+    return _change_jobs(target, change, everything=everything, **chosen)
 
 
 @click.command()
 @_changes_jobs
-def run_now(target: AskedQueue, **chosen: Any) -> int:
+def run_now_command(target: AskedQueue, **chosen: Any) -> int:
     """Make delayed jobs due now.
 
     Either by their ids, or with --all and a filter. A job whose lock_key is held, or whose limits are reached, still
@@ -92,13 +92,13 @@ def run_now(target: AskedQueue, **chosen: Any) -> int:
         "run {} now",
         _what_is_left,
     )
-    return _change(target, change, **chosen)
+    return _change_jobs(target, change, **chosen)
 
 
 @click.command()
 @click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
 @_changes_jobs
-def priority(target: AskedQueue, *, number: int, **chosen: Any) -> int:
+def priority_command(target: AskedQueue, *, number: int, **chosen: Any) -> int:
     """Give queued jobs another priority.
 
     Either by their ids, or with --all and a filter. Jobs with a smaller NUMBER run first; 100 is the default.
@@ -108,10 +108,10 @@ def priority(target: AskedQueue, *, number: int, **chosen: Any) -> int:
         lambda jobs, wanted: jobs.set_priority(wanted, number),
         f"give {{}} the priority {number}",
     )
-    return _change(target, change, **chosen)
+    return _change_jobs(target, change, **chosen)
 
 
-def _change(
+def _change_jobs(
     target: AskedQueue,
     change: _Change,
     *,
@@ -162,8 +162,8 @@ def _change_each(target: AskedQueue, change: _Change, job_ids: tuple[UUID, ...],
 
 def _what_is_left(job: JobRecord) -> str:
     """Return a job's status and the reason why it still waits although it is due, other than an unserved queue."""
-    why = why_waits(attrs.evolve(job, queue_state=None))
-    return f"{state_of(job)}: {why}" if why else state_of(job)
+    why = why_job_waits(attrs.evolve(job, queue_state=None))
+    return f"{job_state_text(job)}: {why}" if why else job_state_text(job)
 
 
 def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
@@ -172,7 +172,7 @@ def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: 
     if change.leaves_out:
         tell_what_is_left_out(target, wanted)
     if not yes:
-        click.confirm(f"{change.question.format(_described(wanted))}?", abort=True, err=True)
+        click.confirm(f"{change.question.format(_filter_text(wanted))}?", abort=True, err=True)
     count = target.ask(lambda jobs: change.to_all(jobs, wanted))
     if as_json:
         print_json({"changed": count})
@@ -181,7 +181,7 @@ def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: 
     return 0
 
 
-def _described(wanted: JobFilter) -> str:
+def _filter_text(wanted: JobFilter) -> str:
     texts = (
         f"{name} {' or '.join(sorted(value)) if isinstance(value, frozenset) else cell(value)}"
         for name, value in wanted.criteria().items()
@@ -200,7 +200,7 @@ def _about(entry: AuditRecord) -> str:
 )
 @click.option("--before", type=row_number, metavar="NUMBER", help="Only entries before this number.")
 @asks_queue
-def audit(target: AskedQueue, *, limit: int, before: int | None, as_json: bool) -> None:
+def audit_command(target: AskedQueue, *, limit: int, before: int | None, as_json: bool) -> None:
     """List operators' actions, latest first."""
     entries = target.ask(lambda jobs: jobs.audit(limit=limit, after=before)).audit
     if as_json:

@@ -18,14 +18,14 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import FAILED, NOT_SUCCEEDED
 from dataloader.cli.output import (
     first_line,
+    job_state_text,
     print_job,
     print_json,
     print_table,
-    state_of,
-    tell,
+    print_to_stderr,
+    why_job_waits,
     why_not_taken,
     why_silent,
-    why_waits,
 )
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.waiting import Patience, wait_for_end
@@ -114,7 +114,7 @@ timeout_option = click.option(
 @wait_option
 @timeout_option
 @asks_queue
-def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
+def trigger_command(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
     """Add a job for TASK to QUEUE, or to the task's own queue."""
     _check_timeout(timeout_s, wait=wait)
     if request["task"] is None:
@@ -128,11 +128,13 @@ def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, 
         if not wait:
             return enqueued, None
         job_id = enqueued.job_id
-        return enqueued, await wait_for_end(jobs, job_id, timeout_s=timeout_s, on_change=changes.show, tell=tell)
+        return enqueued, await wait_for_end(
+            jobs, job_id, timeout_s=timeout_s, on_change=changes.show, tell=print_to_stderr
+        )
 
     enqueued, job = target.ask(question)
     if job is not None:
-        return _show_end(job, as_json=as_json, all_fields=False)
+        return _print_job_end(job, as_json=as_json, all_fields=False)
     if as_json:
         print_json(enqueued)
     else:
@@ -147,20 +149,24 @@ def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, 
 @wait_option
 @timeout_option
 @asks_queue
-def status(target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
+def status_command(
+    target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool
+) -> int:
     """Show a job's status, progress and result."""
     _check_timeout(timeout_s, wait=wait)
 
     async def question(jobs: Jobs) -> tuple[JobRecord, WaitReason | None]:
         job = await jobs.get(job_id)
         if wait:
-            return await wait_for_end(jobs, job_id, timeout_s=timeout_s, on_change=_Changes().show, tell=tell), None
+            return await wait_for_end(
+                jobs, job_id, timeout_s=timeout_s, on_change=_Changes().show, tell=print_to_stderr
+            ), None
         return job, None if as_json or all_fields or job.status is not Status.QUEUED else await jobs.why(job_id)
 
     job, why = target.ask(question)
     if wait:
-        return _show_end(job, as_json=as_json, all_fields=all_fields)
-    _show(job, as_json=as_json, all_fields=all_fields)
+        return _print_job_end(job, as_json=as_json, all_fields=all_fields)
+    _print_job_or_json(job, as_json=as_json, all_fields=all_fields)
     if why is not None:
         click.echo(f"waits because: {cell(' '.join([why.text, *why.also]))}")
     return 0
@@ -173,13 +179,13 @@ def status(target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, ti
 )
 @click.option("--after", help="The cursor that the page before printed.")
 @asks_queue
-def jobs(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
+def jobs_command(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
     """List jobs, newest first."""
     page = target.ask(lambda jobs: jobs.find(wanted, limit=limit, after=after))
     if as_json:
         print_json(page)
         return
-    print_table(_COLUMNS, map(_row, page.jobs), nothing="no jobs")
+    print_table(_COLUMNS, map(_job_row, page.jobs), nothing="no jobs")
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
@@ -191,7 +197,7 @@ def jobs(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None
 )
 @click.option("--after", type=row_number, metavar="NUMBER", default=0, help="Only events after this number.")
 @asks_queue
-def events(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
+def events_command(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
     """Read a job's journal, oldest first."""
     journal = target.ask(lambda jobs: jobs.events(job_id, after=after, limit=limit)).events
     if as_json:
@@ -217,7 +223,7 @@ def events(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json:
     help="Only lines behind the cursor that the page before ended with, or behind the event with this number.",
 )
 @asks_queue
-def logs(
+def logs_command(
     target: AskedQueue,
     *,
     job_id: UUID,
@@ -239,7 +245,7 @@ def logs(
         return jobs.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)
 
     if follow:
-        target.ask(lambda jobs: _follow(jobs, job_id, read, after))
+        target.ask(lambda jobs: _follow_log(jobs, job_id, read, after))
         return
     page = target.ask(lambda jobs: read(jobs, after))
     if as_json:
@@ -252,9 +258,11 @@ def logs(
         click.echo("no lines", err=True)
 
 
-async def _follow(jobs: Jobs, job_id: UUID, read: Callable[[Jobs, After], Awaitable[LogPage]], after: After) -> None:
+async def _follow_log(
+    jobs: Jobs, job_id: UUID, read: Callable[[Jobs, After], Awaitable[LogPage]], after: After
+) -> None:
     """Print the job's log lines until it has ended."""
-    patience = Patience(job_id, tell)
+    patience = Patience(job_id, print_to_stderr)
     while True:
         try:
             has_ended = (await jobs.get(job_id)).status.is_final
@@ -273,11 +281,11 @@ async def _follow(jobs: Jobs, job_id: UUID, read: Callable[[Jobs, After], Awaita
 
 def _print_lines(page: LogPage) -> None:
     for line in page.lines:
-        said = (cell(line.message), cell(line.fields)) if line.kind == "log" else (_mark(line),)
+        said = (cell(line.message), cell(line.fields)) if line.kind == "log" else (_mark_text(line),)
         click.echo("  ".join(filter(None, (cell(line.ts), f"{cell(line.level):7}", *said))))
 
 
-def _mark(line: LogLine) -> str:
+def _mark_text(line: LogLine) -> str:
     """Return the text for the begin of an attempt, or for its end, with the reason and the time of the next one."""
     said, given = cell(line.message), line.fields
     if line.kind == "picked" and isinstance(given.get("worker"), str):
@@ -310,7 +318,7 @@ _COLUMNS: Final = (
 )
 
 
-def _row(job: JobRecord) -> tuple[object, ...]:
+def _job_row(job: JobRecord) -> tuple[object, ...]:
     attempt = f"{job.attempt}/{job.max_attempts}"
     return job.job_id, _short_state(job), job.task, job.queue, attempt, job.created_at, _detail(job)
 
@@ -334,16 +342,16 @@ def _detail(job: JobRecord) -> object:
     return first_line(job.error) if job.error else job.progress
 
 
-def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
+def _print_job_or_json(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
     if as_json:
         print_json(job)
     else:
         print_job(job, all_fields=all_fields)
 
 
-def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
+def _print_job_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
     """Show the job after the wait; return the exit code for its end."""
-    _show(job, as_json=as_json, all_fields=all_fields)
+    _print_job_or_json(job, as_json=as_json, all_fields=all_fields)
     if not job.status.is_final:
         click.echo(f"job {job.job_id} has not ended yet", err=True)
         return FAILED
@@ -359,10 +367,10 @@ class _Changes:
 
     def show(self, job: JobRecord) -> None:
         """Print the changes."""
-        reason = why_waits(job)
+        reason = why_job_waits(job)
         self._show_attempt(job, reason)
         self._tell(reason)
-        state = f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip()
+        state = f"{job.job_id}  {job_state_text(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip()
         if sys.stderr.isatty() and state != self._state:
             self._state = state
             click.echo(state, err=True)

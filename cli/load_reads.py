@@ -41,7 +41,7 @@ class DatabaseLoadReads(LoadReads):
 
     async def loads(self, *, limit: int, after: str | None) -> LoadPage:
         """See `LoadReads.loads`."""
-        return await run_records.list_loads(self.database, limit=limit, after=after)
+        return await run_records.page_of_loads(self.database, limit=limit, after=after)
 
     async def load(self, name: str) -> LoadRecord:
         """See `LoadReads.load`."""
@@ -49,12 +49,12 @@ class DatabaseLoadReads(LoadReads):
 
     async def failures_of_run(self, run_id: UUID, *, after: int, limit: int) -> list[FailureLine]:
         """See `LoadReads.failures_of_run`."""
-        page = await run_records.list_failures_of_run(self.database, run_id, after=after, limit=limit)
+        page = await run_records.page_of_run_failures(self.database, run_id, after=after, limit=limit)
         return page.failures
 
     async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
         """See `LoadReads.failures_of_load`."""
-        page = await run_records.list_failures_of_load(self.database, name, after=after, limit=limit)
+        page = await run_records.page_of_load_failures(self.database, name, after=after, limit=limit)
         return page.failures
 
 

@@ -26,7 +26,7 @@ from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.visible import visible, visible_json
 
 
-def tell(said: str) -> None:
+def print_to_stderr(said: str) -> None:
     """Print a line to stderr. stdout is only for the result."""
     click.echo(visible(said), err=True)
 
@@ -67,10 +67,10 @@ def print_fields(fields: dict[str, object]) -> None:
             for line in lines:
                 click.echo(f"  {visible(line)}")
         else:
-            click.echo(_hung(f"{name.ljust(width)}  ", visible("".join(lines))))
+            click.echo(_hanging_line(f"{name.ljust(width)}  ", visible("".join(lines))))
 
 
-def _hung(name: str, text: str) -> str:
+def _hanging_line(name: str, text: str) -> str:
     """Return a field in one line, or on a narrow terminal in several, all indented behind the name."""
     if not sys.stdout.isatty():
         return f"{name}{text}".rstrip()
@@ -86,7 +86,7 @@ def _hung(name: str, text: str) -> str:
     return "\n".join(lines) or name.rstrip()
 
 
-def state_of(job: JobRecord) -> str:
+def job_state_text(job: JobRecord) -> str:
     """Return a job's status, with important additions."""
     if job.cancel_requested and not job.status.is_final:
         return f"{job.status} (cancel requested)"
@@ -124,7 +124,7 @@ _FOR_OTHERS: Final = {
 }
 
 
-def why_waits(job: JobRecord) -> str:
+def why_job_waits(job: JobRecord) -> str:
     """Return the reason why a queued job does not run yet, and a remedy; the empty string if there is none.
 
     A queue that does not take jobs is first, because it blocks all of its jobs. A full queue does not.
@@ -178,7 +178,7 @@ def first_line(error: str) -> str:
 
 def print_job(job: JobRecord, *, all_fields: bool) -> None:
     """Print one job, either its main fields or all fields."""
-    fields: dict[str, Any] = {"job_id": job.job_id, "status": state_of(job)}
+    fields: dict[str, Any] = {"job_id": job.job_id, "status": job_state_text(job)}
     if all_fields:
         fields = attrs.asdict(job, recurse=False)
     else:
@@ -186,7 +186,9 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         fields |= {"created_at": job.created_at} | ({"moves": job.moves} if job.moves else {})
         if job.queue_state is not None:
             fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
-        if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT} and (why := why_waits(attrs.evolve(job, queue_state=None))):
+        if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT} and (
+            why := why_job_waits(attrs.evolve(job, queue_state=None))
+        ):
             fields["waits_for"] = f"{job.waits_for}: {why}"
         if job.waits_for is WaitsFor.TIME:
             fields["available_at"] = job.available_at

@@ -25,7 +25,7 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_pipeline(*args: Any, **options: Any) -> Any:
         given = {name: value for name in _OPTIONS if (value := options.pop(f"pipeline_{name}")) is not None}
         if given:
-            _check(given)
+            _check_pipeline(given)
         return command(*args, pipeline=given, **options)
 
     for name, (kind, about) in reversed(_OPTIONS.items()):
@@ -34,7 +34,7 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_pipeline
 
 
-def _check(given: Mapping[str, Any]) -> None:
+def _check_pipeline(given: Mapping[str, Any]) -> None:
     """Refuse values that are invalid for all loads, whatever else is set where the load runs."""
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig  # noqa: PLC0415 - not for --help
 

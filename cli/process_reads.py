@@ -75,7 +75,7 @@ def _limit(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @_limit(50)
 @_after
 @asks_queue
-def list_processes(
+def process_list_command(
     target: AskedQueue,
     *,
     process_type: str | None,
@@ -92,14 +92,14 @@ def list_processes(
     if as_json:
         print_json(page)
         return
-    print_table(_PROCESSES, map(_row, page.processes), nothing="no processes")
+    print_table(_PROCESSES, map(_process_row, page.processes), nothing="no processes")
     _say_more(page.next)
 
 
-@click.command()
+@click.command("versions")
 @click.option("--type", "process_type", help="Only versions of this type.")
 @asks_queue
-def versions(target: AskedQueue, *, process_type: str | None, as_json: bool) -> None:
+def process_versions_command(target: AskedQueue, *, process_type: str | None, as_json: bool) -> None:
     """List the versions of types, with their processes.
 
     Processes of a version that no running worker serves wait. Numbers end at 10,000.
@@ -112,23 +112,25 @@ def versions(target: AskedQueue, *, process_type: str | None, as_json: bool) -> 
     print_table(_VERSIONS, rows, nothing="no processes")
 
 
-@click.command()
+@click.command("show")
 @TYPE
 @ID
 @asks_queue
-def show(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool) -> None:
+def process_show_command(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool) -> None:
     """Show a process, and what it does now."""
     show_record(target.ask_client(lambda client: client.processes.get(process_type, process_id)), as_json=as_json)
 
 
-@click.command()
+@click.command("events")
 @TYPE
 @ID
 @_newest
 @_limit(200)
 @_after
 @asks_queue
-def events(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **page: Any) -> None:
+def process_events_command(
+    target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **page: Any
+) -> None:
     """Read the events of a process, oldest first."""
     found = target.ask_client(lambda client: client.processes.events(process_type, process_id, **page))
     if as_json:
@@ -139,14 +141,16 @@ def events(target: AskedQueue, *, process_type: str, process_id: str, as_json: b
     _say_more(found.next)
 
 
-@click.command()
+@click.command("tasks")
 @TYPE
 @ID
 @_newest
 @_limit(200)
 @_after
 @asks_queue
-def tasks(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **page: Any) -> None:
+def process_tasks_command(
+    target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **page: Any
+) -> None:
     """List what was asked of a process.
 
     Its timers are among them. Oldest first.
@@ -166,12 +170,14 @@ def tasks(target: AskedQueue, *, process_type: str, process_id: str, as_json: bo
     _say_more(found.next)
 
 
-@click.command()
+@click.command("errors")
 @click.option("--type", "process_type", help="Only processes of this type.")
 @_limit(50)
 @_after
 @asks_queue
-def errors(target: AskedQueue, *, process_type: str | None, limit: int, after: str | None, as_json: bool) -> None:
+def process_errors_command(
+    target: AskedQueue, *, process_type: str | None, limit: int, after: str | None, as_json: bool
+) -> None:
     """Count the processes in error by type and error. Those of a group: process list --error-group GROUP."""
     page = target.ask_client(
         lambda client: client.processes.errors(process_type=process_type, limit=limit, after=after)
@@ -184,7 +190,7 @@ def errors(target: AskedQueue, *, process_type: str | None, limit: int, after: s
     _say_more(page.next)
 
 
-def _row(one: ProcessRecord) -> tuple[object, ...]:
+def _process_row(one: ProcessRecord) -> tuple[object, ...]:
     timer = None if one.timer is None else f"{one.timer.kind} {cell(one.timer.at)}"
     status = one.status if one.running is None else f"{one.status} ({one.running.kind})"
     detail = None if one.detail is None else first_line(one.detail)

@@ -12,10 +12,20 @@ import click
 
 from dataloader.cli.arguments import instant_after_now, json_object, json_value, span_to_wait
 from dataloader.cli.cells import cell
-from dataloader.cli.deliveries import deliveries, release, sinks
+from dataloader.cli.deliveries import process_deliveries_command, process_release_command, process_sinks_command
 from dataloader.cli.entry import FAILED, NOT_SUCCEEDED, Group
 from dataloader.cli.output import print_json
-from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks, versions
+from dataloader.cli.process_reads import (
+    ID,
+    TYPE,
+    process_errors_command,
+    process_events_command,
+    process_list_command,
+    process_show_command,
+    process_tasks_command,
+    process_versions_command,
+    show_record,
+)
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.processes import ANSWER_S, ProcessClient
@@ -45,15 +55,25 @@ _ident = click.option(
 
 
 @click.group(cls=Group)
-def process() -> None:
+def process_command() -> None:
     """Start, call, mend, list and show durable processes."""
 
 
-for reading in (list_processes, show, events, tasks, versions, errors, sinks, deliveries, release):
-    process.add_command(reading)
+for reading in (
+    process_list_command,
+    process_show_command,
+    process_events_command,
+    process_tasks_command,
+    process_versions_command,
+    process_errors_command,
+    process_sinks_command,
+    process_deliveries_command,
+    process_release_command,
+):
+    process_command.add_command(reading)
 
 
-@process.command()
+@process_command.command("start")
 @TYPE
 @ID
 @_args
@@ -61,19 +81,19 @@ for reading in (list_processes, show, events, tasks, versions, errors, sinks, de
 @_metadata
 @_timeout
 @asks_queue
-def start(
+def process_start_command(
     target: AskedQueue, *, process_type: str, process_id: str, timeout_s: float, as_json: bool, **fields: Any
 ) -> int:
     """Start a process, and print its answer."""
     request = ProcessRequest(type=process_type, process_id=process_id, kind="init", **fields)
-    return _say(
+    return _print_answer(
         target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s)),
         as_json=as_json,
         timeout_s=timeout_s,
     )
 
 
-@process.command()
+@process_command.command("call")
 @TYPE
 @ID
 @click.argument("method")
@@ -86,7 +106,7 @@ def start(
 @click.option("--withdraw", is_flag=True, help="If no answer comes in time, take it back if it has not begun.")
 @_timeout
 @asks_queue
-def call(
+def process_call_command(
     target: AskedQueue,
     *,
     process_type: str,
@@ -101,7 +121,7 @@ def call(
     as_json: bool,
 ) -> int:
     """Call a method, and print its answer."""
-    may_start = "start" in _given()
+    may_start = "start" in _given_options()
     request = ProcessRequest(
         type=process_type,
         process_id=process_id,
@@ -114,34 +134,38 @@ def call(
         start=start,
     )
     answer = target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s, withdraw=withdraw))
-    return _say(answer, as_json=as_json, timeout_s=timeout_s)
+    return _print_answer(answer, as_json=as_json, timeout_s=timeout_s)
 
 
-def _given() -> list[str]:
+def _given_options() -> list[str]:
     """Return the options that were given on the command line."""
     context = click.get_current_context()
     default = click.core.ParameterSource.DEFAULT
     return [name for name in context.params if context.get_parameter_source(name) not in {default, None}]
 
 
-@process.command()
+@process_command.command("wait")
 @click.argument("task_id", type=click.IntRange(1), metavar="TASK")
 @_ident
 @_timeout
 @asks_queue
-def wait(target: AskedQueue, *, task_id: int, ident: UUID | None, timeout_s: float, as_json: bool) -> int:
+def process_wait_command(
+    target: AskedQueue, *, task_id: int, ident: UUID | None, timeout_s: float, as_json: bool
+) -> int:
     """Wait for the answer of TASK, and print it."""
     task = target.ask_client(lambda client: client.processes.task(task_id, wait_s=timeout_s, ident=ident))
-    return _say(task.answer, as_json=as_json, timeout_s=timeout_s)
+    return _print_answer(task.answer, as_json=as_json, timeout_s=timeout_s)
 
 
-@process.command()
+@process_command.command("withdraw")
 @click.argument("task_id", type=click.IntRange(1), metavar="TASK")
 @_ident
 @asks_queue
-def withdraw(target: AskedQueue, *, task_id: int, ident: UUID | None, as_json: bool) -> int:
+def process_withdraw_command(target: AskedQueue, *, task_id: int, ident: UUID | None, as_json: bool) -> int:
     """Take the call TASK back, if it has not begun."""
-    return _say(target.ask_client(lambda client: client.processes.withdraw(task_id, ident=ident)), as_json=as_json)
+    return _print_answer(
+        target.ask_client(lambda client: client.processes.withdraw(task_id, ident=ident)), as_json=as_json
+    )
 
 
 def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessRecord]]) -> click.Command:
@@ -157,14 +181,14 @@ def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessR
     return command
 
 
-process.add_command(
+process_command.add_command(
     _acts(
         "Stop the step that runs now. Its process is in error then.",
         lambda asked, *which: asked.stop(*which),
     ),
     "stop",
 )
-process.add_command(
+process_command.add_command(
     _acts("Remove a process, and show it as it was.", lambda asked, *which: asked.remove(*which)), "remove"
 )
 
@@ -185,7 +209,7 @@ def _finds(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _wanted(
+def _filter_or_one(
     verb: str,
     process_type: str | None,
     process_id: str | None,
@@ -208,13 +232,13 @@ def _wanted(
     return ProcessFilter(type=process_type, error_group=error_group, metadata=metadata)
 
 
-@process.command()
+@process_command.command("repair")
 @_finds
 @_args
 @_key
 @_timeout
 @asks_queue
-def repair(
+def process_repair_command(
     target: AskedQueue,
     *,
     process_type: str,
@@ -229,42 +253,44 @@ def repair(
 
     Its type's repair does it. Many: TYPE --all, --error-group or --metadata.
     """
-    wanted = _wanted("repair", process_type, process_id, **which)
+    wanted = _filter_or_one("repair", process_type, process_id, **which)
     if wanted is not None:
         if key is not None:
             raise click.UsageError("--key is for one process")
         return _say_many(target, lambda client: client.processes.repair_many(wanted, args), as_json=as_json)
     request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
-    return _say(
+    return _print_answer(
         target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s)),
         as_json=as_json,
         timeout_s=timeout_s,
     )
 
 
-@process.command()
+@process_command.command("resume")
 @_finds
 @asks_queue
-def resume(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **which: Any) -> int:
+def process_resume_command(
+    target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **which: Any
+) -> int:
     """Let a process in error go on, or many.
 
     The timeout that had failed is tried again. Many: TYPE --all, --error-group or --metadata.
     """
-    wanted = _wanted("resume", process_type, process_id, **which)
+    wanted = _filter_or_one("resume", process_type, process_id, **which)
     if wanted is not None:
         return _say_many(target, lambda client: client.processes.resume_many(wanted), as_json=as_json)
     show_record(target.ask_client(lambda client: client.processes.resume(process_type, process_id)), as_json=as_json)
     return 0
 
 
-@process.command("import")
+@process_command.command("import")
 @TYPE
 @ID
 @click.option("--state", type=json_value, metavar="JSON", help="Its state, as its type has it: JSON, @file, or -.")
 @_metadata
 @click.option("--event", "events", type=json_value, multiple=True, metavar="JSON", help="An event; may be repeated.")
 @asks_queue
-def import_process(
+def process_import_command(
     target: AskedQueue,
     *,
     process_type: str,
@@ -278,7 +304,7 @@ def import_process(
     show_record(target.ask_client(lambda client: client.processes.put(process)), as_json=as_json)
 
 
-def _say(answer: ProcessAnswer, *, as_json: bool, timeout_s: float = 0) -> int:
+def _print_answer(answer: ProcessAnswer, *, as_json: bool, timeout_s: float = 0) -> int:
     """Print an answer; return the exit code: 0 done, 1 none in time, 3 refused, failed or cancelled."""
     if as_json:
         print_json(answer)

@@ -40,7 +40,7 @@ _WORKERS: Final = (
 
 @click.command()
 @asks_queue
-def queues(target: AskedQueue, *, as_json: bool) -> None:
+def queues_command(target: AskedQueue, *, as_json: bool) -> None:
     """List the queues, with their jobs that have not ended.
 
     These are the queues that are served, paused, or have such jobs.
@@ -79,7 +79,7 @@ def _slots(queues: Mapping[str, int]) -> str:
 @click.command()
 @click.argument("queue")
 @asks_queue
-def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
+def pause_command(target: AskedQueue, *, queue: str, as_json: bool) -> None:
     """Pause QUEUE: no process starts its jobs; running jobs go on."""
 
     async def question(jobs: Jobs) -> list[str] | None:
@@ -87,7 +87,7 @@ def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
         return await served_instead(jobs, queue)
 
     served = target.ask(question)
-    _say(queue, as_json=as_json, paused=True)
+    _print_pause(queue, as_json=as_json, paused=True)
     if served is not None:  # the name may be mistyped, so the intended queue is not paused
         click.echo(unserved(queue), err=True)
 
@@ -95,13 +95,13 @@ def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
 @click.command()
 @click.argument("queue")
 @asks_queue
-def resume(target: AskedQueue, *, queue: str, as_json: bool) -> None:
+def resume_command(target: AskedQueue, *, queue: str, as_json: bool) -> None:
     """Resume QUEUE: end its pause."""
     target.ask(lambda jobs: jobs.resume(queue))
-    _say(queue, as_json=as_json, paused=False)
+    _print_pause(queue, as_json=as_json, paused=False)
 
 
-def _say(queue: str, *, as_json: bool, paused: bool) -> None:
+def _print_pause(queue: str, *, as_json: bool, paused: bool) -> None:
     if as_json:
         print_json({"queue": queue, "paused": paused})
     else:
@@ -110,7 +110,7 @@ def _say(queue: str, *, as_json: bool, paused: bool) -> None:
 
 @click.command()
 @asks_queue
-def workers(target: AskedQueue, *, as_json: bool) -> None:
+def workers_command(target: AskedQueue, *, as_json: bool) -> None:
     """List the processes that serve queues.
 
     These are the processes that sent a heartbeat in the last minute.

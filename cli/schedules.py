@@ -11,7 +11,7 @@ import click
 from dataloader.cli.arguments import RenamedChoice, instant_before_now, json_object
 from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
-from dataloader.cli.output import print_json, print_table, tell
+from dataloader.cli.output import print_json, print_table, print_to_stderr
 from dataloader.cli.target import AskedQueue, all_rows, asks_queue
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.schedules import Schedules
@@ -31,13 +31,13 @@ _EVENTS: Final = (Column("AT"), Column("WHAT"), Column("DETAIL", least=20))
 
 
 @click.group(cls=Group)
-def schedule() -> None:
+def schedule_command() -> None:
     """List, show, set, pause, run and backfill schedules."""
 
 
-@schedule.command("list")
+@schedule_command.command("list")
 @asks_queue
-def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
+def schedule_list_command(target: AskedQueue, *, as_json: bool) -> None:
     """List the schedules, with when each is due next."""
     found = target.ask_client(lambda client: all_rows(client.schedules.find, "schedules"))
     if as_json:
@@ -50,10 +50,10 @@ def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
     )
 
 
-@schedule.command("show")
+@schedule_command.command("show")
 @click.argument("name")
 @asks_queue
-def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def schedule_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the schedule NAME: what was declared, its state, and what is on record about it."""
 
     async def question(client: Client) -> tuple[ScheduleRecord, list[ScheduleEvent]]:
@@ -70,7 +70,7 @@ def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
         ("next", found.next_at),
         ("last", found.last_at),
         ("last job", found.last_job_id),
-        ("state", _state(found)),
+        ("state", _schedule_state(found)),
         ("declared", found.spec),
         ("stored by", found.stored_by),
     ):
@@ -79,7 +79,7 @@ def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
         print_table(_EVENTS, ((event.at, event.kind, event.payload) for event in events), nothing="")
 
 
-@schedule.command("set")
+@schedule_command.command("set")
 @click.argument("name")
 @click.option("--task", required=True, help="The task of its jobs.")
 @click.option("--cron", help="Five fields, such as '30 6 * * MON-FRI', or an alias such as @daily.")
@@ -106,32 +106,33 @@ def describe_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
 )
 @click.option("--pause-on-failure", is_flag=True, help="Pause it when a job of it has failed for good.")
 @asks_queue
-def set_schedule(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
+def schedule_set_command(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
     """Store the schedule NAME, in place of one of that name; programs leave it as it is from then on."""
     wanted = Schedule(name=name, job={} if queue is None else {"queue": queue}, **fields)
     stored = target.ask_client(lambda client: client.schedules.put(wanted))
-    _say(stored, as_json=as_json)
+    _print_schedule(stored, as_json=as_json)
     if stored.unknown_task:
-        tell(f"no process has declared the task {stored.task!r}: is its name right?")
+        print_to_stderr(f"no process has declared the task {stored.task!r}: is its name right?")
 
 
-def _changes(what: str, change: Callable[[Schedules, str], Any]) -> click.Command:
+def _schedule_change(what: str, change: Callable[[Schedules, str], Any]) -> click.Command:
     """Return a command that applies one action to one schedule. `what` is its help."""
 
     @click.command(help=what)
     @click.argument("name")
     @asks_queue
     def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-        _say(target.ask_client(lambda client: change(client.schedules, name)), as_json=as_json)
+        _print_schedule(target.ask_client(lambda client: change(client.schedules, name)), as_json=as_json)
 
     return command
 
 
-schedule.add_command(
-    _changes("Pause the schedule NAME: it adds no jobs.", lambda schedules, name: schedules.pause(name)), "pause"
+schedule_command.add_command(
+    _schedule_change("Pause the schedule NAME: it adds no jobs.", lambda schedules, name: schedules.pause(name)),
+    "pause",
 )
-schedule.add_command(
-    _changes(
+schedule_command.add_command(
+    _schedule_change(
         "Resume the schedule NAME. Its policy decides about what was due meanwhile.",
         lambda schedules, name: schedules.resume(name),
     ),
@@ -139,10 +140,10 @@ schedule.add_command(
 )
 
 
-@schedule.command("remove")
+@schedule_command.command("remove")
 @click.argument("name")
 @asks_queue
-def remove_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def schedule_remove_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Remove the schedule NAME; its jobs stay. One that a program declares comes back at its next start."""
     removed = target.ask_client(lambda client: client.schedules.delete(name))
     if as_json:
@@ -151,10 +152,10 @@ def remove_schedule(target: AskedQueue, *, name: str, as_json: bool) -> None:
         click.echo(f"{cell(removed.name)}  removed")
 
 
-@schedule.command("run")
+@schedule_command.command("run")
 @click.argument("name")
 @asks_queue
-def run_beside_plan(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def schedule_run_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Add a job of the schedule NAME now, beside its plan."""
     added = target.ask_client(lambda client: client.schedules.run(name))
     if as_json:
@@ -163,11 +164,11 @@ def run_beside_plan(target: AskedQueue, *, name: str, as_json: bool) -> None:
         click.echo(f"{added.job_id}  {added.status}")
 
 
-@schedule.command("next")
+@schedule_command.command("next")
 @click.argument("name")
 @click.option("--number", type=click.IntRange(1, MAX_NEXT), default=10, show_default=True, help="How many times.")
 @asks_queue
-def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> None:
+def schedule_next_command(target: AskedQueue, *, name: str, number: int, as_json: bool) -> None:
     """List the next planned times of the schedule NAME, paused or not."""
     times = target.ask_client(lambda client: client.schedules.next_times(name, number=number))
     if as_json:
@@ -177,7 +178,7 @@ def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> 
         click.echo(cell(at))
 
 
-@schedule.command("backfill")
+@schedule_command.command("backfill")
 @click.argument("name")
 @click.option(
     "--from", "begin", type=instant_before_now, required=True, help="The first instant, or a span before now."
@@ -186,7 +187,7 @@ def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> 
 @click.option("--again", is_flag=True, help="Also for times that have a job.")
 @click.option("--dry-run", is_flag=True, help="Add nothing, only say what would be added.")
 @asks_queue
-def backfill_times(
+def schedule_backfill_command(
     target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Add the jobs of planned times of the schedule NAME that have passed and have none."""
@@ -217,15 +218,15 @@ def _state_word(one: ScheduleRecord) -> str:
     return "on" if one.next_at is not None else "over"
 
 
-def _state(one: ScheduleRecord) -> str:
+def _schedule_state(one: ScheduleRecord) -> str:
     word = _state_word(one)
     why = one.paused_why if word == "paused" else one.fault
     return word if why is None else f"{word}: {why}"
 
 
-def _say(one: ScheduleRecord, *, as_json: bool) -> None:
+def _print_schedule(one: ScheduleRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
         due = "" if one.next_at is None else f"  next {cell(one.next_at)}"
-        click.echo(f"{cell(one.name)}  {cell(_state(one))}{due}")
+        click.echo(f"{cell(one.name)}  {cell(_schedule_state(one))}{due}")

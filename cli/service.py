@@ -41,7 +41,7 @@ UNEXPECTED: Final = "ended by an unexpected error: running jobs wait for the end
 @click.option("--log-level", help="debug, info, warning, error or critical.")
 @pipeline_options
 @data_dir_option
-def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
+def serve_command(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
     Without WORKERS_JSON it serves the queue "default" and those that its tasks name, ten jobs at once of each; with an
@@ -56,7 +56,7 @@ def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> i
     )
     if settings.workers and tasks is None:
         raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
-    return _serve(settings, Tasks() if tasks is None else tasks)
+    return _run_service(settings, Tasks() if tasks is None else tasks)
 
 
 def _default_workers(tasks: Tasks) -> tuple[Worker, ...]:
@@ -64,7 +64,7 @@ def _default_workers(tasks: Tasks) -> tuple[Worker, ...]:
     return tuple(Worker(queue, DEFAULT_CONCURRENCY) for queue in (DEFAULT_QUEUE, *sorted(own - {DEFAULT_QUEUE})))
 
 
-def _serve(settings: Settings, tasks: Tasks) -> int:
+def _run_service(settings: Settings, tasks: Tasks) -> int:
     with few_collections():
         import trio  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
 
@@ -107,7 +107,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
 @click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks, such as my_module:tasks.")
 @path_option
 @json_option
-def tasks(*, where: str, as_json: bool) -> None:
+def tasks_command(*, where: str, as_json: bool) -> None:
     """List the tasks of a module, with their options."""
     rows = [
         {
@@ -121,7 +121,7 @@ def tasks(*, where: str, as_json: bool) -> None:
             "timeout_s": task.timeout_s,
             "max_attempts": task.max_attempts,
             "lease_ttl_sec": task.lease_ttl_sec,
-            "retry": _described(task.retry),
+            "retry": _retry_text(task.retry),
         }
         for task in load_tasks(where).values()
     ]
@@ -142,7 +142,7 @@ def tasks(*, where: str, as_json: bool) -> None:
         print_table(list(columns.values()), ([row[name] for name in columns] for row in rows), nothing="no tasks")
 
 
-def _described(retry: RetryPolicy) -> str:
+def _retry_text(retry: RetryPolicy) -> str:
     growth = "× attempt" if retry.factor is None else f"× {retry.factor:g} ^ (attempt - 1)"
     final = f", never after {', '.join(error.__name__ for error in retry.final)}" if retry.final else ""
     return f"{retry.base_s:g} s {growth}, at most {retry.cap_s:g} s, + {retry.jitter:.0%}{final}"
@@ -151,7 +151,7 @@ def _described(retry: RetryPolicy) -> str:
 @click.command()
 @data_dir_option
 @json_option
-def config(*, data_dir: Path | None, as_json: bool) -> None:
+def config_command(*, data_dir: Path | None, as_json: bool) -> None:
     """Show every setting, its value and its origin.
 
     Secrets are masked. If DL_DB_DSN is not set, its value is the address of the embedded database while that runs.

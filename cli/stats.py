@@ -40,7 +40,7 @@ _DAY: Final = timedelta(days=1)
     help="A row for each hour, for each day in UTC, or for the whole time.",
 )
 @asks_queue
-def stats(
+def stats_command(
     target: AskedQueue,
     *,
     since: datetime | None,

@@ -50,13 +50,13 @@ class _RateLimit(click.ParamType[Any]):
 
 
 @click.group(cls=Group)
-def supplier() -> None:
+def supplier_command() -> None:
     """List, show, limit, pause, resume and remove suppliers."""
 
 
-@supplier.command("list")
+@supplier_command.command("list")
 @asks_queue
-def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
+def supplier_list_command(target: AskedQueue, *, as_json: bool) -> None:
     """List the suppliers of tasks and loads, with what is left of their rate limits."""
     found = target.ask_client(lambda client: all_rows(client.limits.suppliers, "suppliers"))
     if as_json:
@@ -64,21 +64,24 @@ def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
         return
     print_table(
         _SUPPLIERS,
-        ((one.supplier, _state(one), one.opens_at, _rate_limits(one), ", ".join(one.tasks)) for one in found),
+        (
+            (one.supplier, _supplier_state(one), one.opens_at, _rate_limits_text(one), ", ".join(one.tasks))
+            for one in found
+        ),
         nothing="no suppliers",
     )
 
 
-@supplier.command("show")
+@supplier_command.command("show")
 @NAME
 @asks_queue
-def describe_supplier(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def supplier_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the supplier NAME: what of each rate limit is used and left now, and when the next unit is free."""
     found = target.ask_client(lambda client: client.limits.supplier(name))
     if as_json:
         print_json(found)
         return
-    fields: dict[str, object] = {"supplier": found.supplier, "state": _state(found), "opens": found.opens_at}
+    fields: dict[str, object] = {"supplier": found.supplier, "state": _supplier_state(found), "opens": found.opens_at}
     periods = found.limits.get("work_periods") or ()
     fields |= {"error": found.error, "work periods": ", ".join(periods) or None, "zone": found.limits.get("zone")}
     fields |= {"margin": f"{found.margin_s:g} s", "tasks": ", ".join(found.tasks) or None}
@@ -89,12 +92,12 @@ def describe_supplier(target: AskedQueue, *, name: str, as_json: bool) -> None:
     if found.rate_limits:
         print_table(
             _RATE_LIMITS,
-            ((one.requests, _span(one), one.used, one.left, one.free_at or "now") for one in found.rate_limits),
+            ((one.requests, _rate_span(one), one.used, one.left, one.free_at or "now") for one in found.rate_limits),
             nothing="",
         )
 
 
-@supplier.command("set")
+@supplier_command.command("set")
 @NAME
 @click.option(
     "--rate-limit",
@@ -110,16 +113,18 @@ def describe_supplier(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="How long after its claim a job may begin.")
 @click.option("--unset", multiple=True, type=_UNSET, help="End this override; may be repeated.")
 @asks_queue
-def override_supplier(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def supplier_set_command(
+    target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
     """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""
     changes = changes_of(options, unset)
     found = target.ask_client(lambda client: client.limits.set_supplier(name, changes))
-    _say(found, as_json=as_json)
+    _print_supplier(found, as_json=as_json)
     if not found.tasks:  # the name may be mistyped
         click.echo(f"no task names the supplier {cell(name)!r}; loads may", err=True)
 
 
-def _changes(what: str, change: Callable[[Limits, str], Any], said: str = "") -> click.Command:
+def _supplier_change(what: str, change: Callable[[Limits, str], Any], said: str = "") -> click.Command:
     """Return a command that applies one action to one supplier. `what` is its help."""
 
     @click.command(help=what)
@@ -130,20 +135,23 @@ def _changes(what: str, change: Callable[[Limits, str], Any], said: str = "") ->
         if said and not as_json:
             click.echo(f"{cell(found.supplier)}  {said}")
         else:
-            _say(found, as_json=as_json)
+            _print_supplier(found, as_json=as_json)
 
     return command
 
 
-supplier.add_command(
-    _changes("Pause the supplier NAME: no job of its tasks starts.", lambda limits, name: limits.pause_supplier(name)),
+supplier_command.add_command(
+    _supplier_change(
+        "Pause the supplier NAME: no job of its tasks starts.", lambda limits, name: limits.pause_supplier(name)
+    ),
     "pause",
 )
-supplier.add_command(
-    _changes("Resume the supplier NAME: end its pause.", lambda limits, name: limits.resume_supplier(name)), "resume"
+supplier_command.add_command(
+    _supplier_change("Resume the supplier NAME: end its pause.", lambda limits, name: limits.resume_supplier(name)),
+    "resume",
 )
-supplier.add_command(
-    _changes(
+supplier_command.add_command(
+    _supplier_change(
         "Forget the supplier NAME until a process declares it again.",
         lambda limits, name: limits.remove_supplier(name),
         "removed",
@@ -152,23 +160,23 @@ supplier.add_command(
 )
 
 
-def _state(one: SupplierRecord) -> str:
+def _supplier_state(one: SupplierRecord) -> str:
     return "open" if one.closed is None else f"closed: {one.closed}"
 
 
-def _span(one: RateLimitState, unit: str = "") -> str:
+def _rate_span(one: RateLimitState, unit: str = "") -> str:
     """Return the span in the format of `--rate-limit`."""
     return f"day/{one.zone}" if one.per_s is None else f"{one.per_s:g}{unit}"
 
 
-def _rate_limits(one: SupplierRecord) -> str:
+def _rate_limits_text(one: SupplierRecord) -> str:
     return ", ".join(
-        f"{rate_limit.left} of {rate_limit.requests}/{_span(rate_limit, ' s')}" for rate_limit in one.rate_limits
+        f"{rate_limit.left} of {rate_limit.requests}/{_rate_span(rate_limit, ' s')}" for rate_limit in one.rate_limits
     )
 
 
-def _say(one: SupplierRecord, *, as_json: bool) -> None:
+def _print_supplier(one: SupplierRecord, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:
-        click.echo(f"{cell(one.supplier)}  {_state(one)}  {_rate_limits(one)}".rstrip())
+        click.echo(f"{cell(one.supplier)}  {_supplier_state(one)}  {_rate_limits_text(one)}".rstrip())

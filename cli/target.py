@@ -76,7 +76,7 @@ class AskedQueue:
         if self.url is not None:
             return run_trio(_ask_service, of_service(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask, of_database(settings), question)
+            return run_trio(_ask_opened, of_database(settings), question)
 
 
 async def all_rows(page_of: Callable[..., Awaitable[Any]], name: str) -> list[Any]:
@@ -158,7 +158,7 @@ async def _until_interrupted(operation: Callable[[*Ts], Awaitable[T]], *args: *T
     return results
 
 
-async def _ask(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
+async def _ask_opened(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
     async with opening as asked:
         return await question(asked)
 
@@ -166,7 +166,7 @@ async def _ask(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], 
 async def _ask_service(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
     """Call `question` with the service. An error of the address or the token names its option."""
     try:
-        return await _ask(opening, question)
+        return await _ask_opened(opening, question)
     except (ConfigError, AccessDenied) as error:
         raise type(error)(f"--{error}") from error
 

@@ -33,25 +33,25 @@ SAYS_JOBS: Final = click.Choice(get_args(OpenJobs))
 
 
 @click.group(cls=Group)
-def task() -> None:
+def task_command() -> None:
     """List, show, limit, pause, resume and remove tasks."""
 
 
-@task.command("list")
+@task_command.command("list")
 @asks_queue
-def list_declared_tasks(target: AskedQueue, *, as_json: bool) -> None:
+def task_list_command(target: AskedQueue, *, as_json: bool) -> None:
     """List the tasks, with how many jobs wait for their limits, and whether they may start now."""
     found = target.ask_client(lambda client: all_rows(client.limits.tasks, "tasks"))
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        _print_tasks(found)
 
 
-@task.command("show")
+@task_command.command("show")
 @NAME
 @asks_queue
-def describe_task(target: AskedQueue, *, name: str, as_json: bool) -> None:
+def task_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
     """Show the task NAME: its limits, and if no job of it may start, why and until when."""
     found = target.ask_client(lambda client: client.limits.task(name))
     if as_json:
@@ -67,7 +67,7 @@ def describe_task(target: AskedQueue, *, name: str, as_json: bool) -> None:
     print_fields({key: value for key, value in fields.items() if value is not None})
 
 
-@task.command("set")
+@task_command.command("set")
 @NAME
 @click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
 @click.option("--zone", help="The time zone of --work-periods.")
@@ -91,17 +91,17 @@ def describe_task(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--max-attempts", type=int, metavar="NUMBER", help="Attempts of jobs that are added from now on.")
 @click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="End this override; may be repeated.")
 @asks_queue
-def override_task(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def task_set_command(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the task NAME, from the next claim on; overrides outlive deploys."""
     changes = changes_of(options, unset)
     [found] = target.ask_client(lambda client: client.limits.set_tasks({name: changes}))
-    _say(found, as_json=as_json)
+    _print_task(found, as_json=as_json)
 
 
-@task.command()
+@task_command.command("apply")
 @click.argument("file", type=click.File(encoding="utf-8"))
 @asks_queue
-def apply(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
+def task_apply_command(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
     """Override limits of many tasks by FILE, all or none; - for stdin.
 
     It has a JSON list with an entry for each task, whose limits become overrides. docs/limits.md has the names.
@@ -111,39 +111,39 @@ def apply(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        _print(found)
+        _print_tasks(found)
 
 
-def _changes(what: str, change: Callable[[Limits, str], Any]) -> click.Command:
+def _task_change(what: str, change: Callable[[Limits, str], Any]) -> click.Command:
     """Return a command that applies one action to one task. `what` is its help."""
 
     @click.command(help=what)
     @NAME
     @asks_queue
     def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-        _say(target.ask_client(lambda client: change(client.limits, name)), as_json=as_json)
+        _print_task(target.ask_client(lambda client: change(client.limits, name)), as_json=as_json)
 
     return command
 
 
-task.add_command(
-    _changes(
+task_command.add_command(
+    _task_change(
         "Pause the task NAME: none of its jobs starts; what runs goes on.", lambda one, name: one.pause_task(name)
     ),
     "pause",
 )
-task.add_command(
-    _changes("Resume the task NAME: end its pause.", lambda limits, name: limits.resume_task(name)), "resume"
+task_command.add_command(
+    _task_change("Resume the task NAME: end its pause.", lambda limits, name: limits.resume_task(name)), "resume"
 )
 
 
-@task.command()
+@task_command.command("remove")
 @NAME
 @click.option(
     "--jobs", type=SAYS_JOBS, help="What becomes of its jobs that have not ended: they wait, or are canceled."
 )
 @asks_queue
-def remove(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: bool) -> None:
+def task_remove_command(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: bool) -> None:
     """Forget the task NAME until a process declares it again; running processes start no jobs of it."""
     found = target.ask_client(lambda client: client.limits.remove_task(name, jobs=jobs))
     if as_json:
@@ -170,7 +170,7 @@ def task_state_text(one: TaskState) -> str:
     return "open" if one.closed is None else f"closed: {one.closed.replace('_', ' ')}"
 
 
-def _print(found: list[TaskState]) -> None:
+def _print_tasks(found: list[TaskState]) -> None:
     print_table(
         _TASKS,
         (
@@ -181,7 +181,7 @@ def _print(found: list[TaskState]) -> None:
     )
 
 
-def _say(one: TaskState, *, as_json: bool) -> None:
+def _print_task(one: TaskState, *, as_json: bool) -> None:
     if as_json:
         print_json(one)
     else:

@@ -79,9 +79,9 @@ def _import(name: str) -> ModuleType:
             raise ConfigError(
                 f"--tasks: there is no module {error.name!r} in {directory}, in a folder of --path or in the program"
             ) from None
-        raise ConfigError(f"{_failure(name, error)}{_hint()}") from error
+        raise ConfigError(f"{_import_failure(name, error)}{_hint()}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise ConfigError(_failure(name, error)) from error
+        raise ConfigError(_import_failure(name, error)) from error
 
 
 def _hint() -> str:
@@ -90,7 +90,7 @@ def _hint() -> str:
     return f"; nothing can be installed into the one file: name a site-packages folder of Python {PYTHON} by --path"
 
 
-def _failure(name: str, error: BaseException) -> str:
+def _import_failure(name: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         path, line = error.filename, error.lineno
     else:

@@ -72,7 +72,7 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
             }
             try:
                 with trio.fail_after(timeout_s):
-                    status, text = await _send(client, address, body, {**signed, **headers})
+                    status, text = await _post(client, address, body, {**signed, **headers})
             except trio.TooSlowError:
                 raise NotReached(f"did not answer in {timeout_s:g} s") from None
             except (httpx2.TransportError, httpx2.InvalidURL, UnicodeError) as error:
@@ -92,7 +92,7 @@ def _secrets_of(address: httpx2.URL) -> list[str]:
     return [str(address), path, path.partition("?")[0], *address.userinfo.decode().split(":"), *segments]
 
 
-async def _send(
+async def _post(
     client: httpx2.AsyncClient, address: httpx2.URL, body: bytes, headers: Mapping[str, str]
 ) -> tuple[int, str]:
     async with client.stream("POST", address, content=body, headers=headers) as answer:

@@ -14,7 +14,7 @@ import msgspec
 
 from dataloader.jobs.args_mirrors import COLLECTIONS, Misfit, Reading, is_shape
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.fault_texts import in_our_words, parts_of
+from dataloader.jobs.fault_texts import in_our_words, parts_of_kind
 from dataloader.jobs.secrets.secret_names import names_a_secret
 from dataloader.jobs.text import read_json
 
@@ -75,13 +75,13 @@ class ArgsType(Generic[A]):
             if not isinstance(value, Mapping):
                 raise BadRequest("args", f"must be of {self.name}, not of {type(value).__name__}")
             given = dict(value)
-            self.decode(_json(given))
+            self.decode(_encoded_args(given))
             return given
         try:
             encoded = self._encoded(value)
         except (TypeError, ValueError, AttributeError, RecursionError, Misfit) as error:
             raise BadRequest("args", f"must be of {self.name}, which can be written as JSON: {error}") from error
-        again = self.decode(_json(encoded))
+        again = self.decode(_encoded_args(encoded))
         if not (again == value if self._has_equality else self._encoded(again) == encoded):
             raise BadRequest("args", f"must be equal to itself after JSON: {value!r:.200} comes back as {again!r:.200}")
         return encoded
@@ -101,7 +101,7 @@ class ArgsType(Generic[A]):
             known = "" if path.count(".") > 1 else f"; {self.name} has {', '.join(self.fields)}"
             return BadRequest(f"args{path}", f"is unknown{known}")
         words = in_our_words(message, _hint_at(path, self._shape.mirror))
-        if (shown := _shown(path, text)) is not None:
+        if (shown := _shown_value(path, text)) is not None:
             kind = _OF_A_KIND.fullmatch(words)
             words = f"{kind[1] if kind else words}, not {shown}"
         return BadRequest(f"args{path}", words)
@@ -120,14 +120,14 @@ def args_of(text: str | bytes, kind: ArgsType[Any] | None) -> Any:
         raise BadRequest("args", _TOO_DEEP) from None
 
 
-def _json(value: object) -> bytes:
+def _encoded_args(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest("args", f"is not JSON: {error}") from error
 
 
-def _shown(path: str, text: str | bytes) -> str | None:
+def _shown_value(path: str, text: str | bytes) -> str | None:
     """Return the value at a path, if it is short, not a secret, and can be found."""
     try:
         value = read_json(text if isinstance(text, str) else text.decode())
@@ -150,7 +150,7 @@ def _shown(path: str, text: str | bytes) -> str | None:
 def _hint_at(path: str, hint: Any) -> Any:
     """Return the type at a path below a mirror, or None if it cannot be determined."""
     for step in _STEP.finditer(path):
-        parts = list(parts_of(hint))
+        parts = list(parts_of_kind(hint))
         if step[1] is None:
             inner = [get_args(part) for part in parts if get_origin(part) in COLLECTIONS]
         else:

@@ -34,7 +34,7 @@ class ArgsPattern:
         """Return the pattern for a text that a reader has typed. Raises `BadRequest` for field `args`."""
         check_text("args", text, MAX_PATTERN)
         stripped = text.strip()
-        values = (_object(stripped),) if stripped.startswith("{") else _named(stripped)
+        values = (_object_pattern(stripped),) if stripped.startswith("{") else _named_pattern(stripped)
         for value in values:
             _refuse_secrets(value)
         return cls(values)
@@ -42,7 +42,7 @@ class ArgsPattern:
     @property
     def texts(self) -> list[str]:
         """Objects as JSON, with exact numbers."""
-        return [_json(value) for value in self.values]
+        return [_json_with_decimals(value) for value in self.values]
 
     def shows_in(self, args: Any) -> bool:
         """Return True if args contain the pattern after their secrets are masked."""
@@ -50,11 +50,11 @@ class ArgsPattern:
         return any(_contains(masked, value) for value in self.values)
 
 
-def _json(value: Any) -> str:
+def _json_with_decimals(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{json.dumps(name)}:{_json(item)}" for name, item in value.items()) + "}"
+        return "{" + ",".join(f"{json.dumps(name)}:{_json_with_decimals(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_json, value)) + "]"
+        return "[" + ",".join(map(_json_with_decimals, value)) + "]"
     return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 
@@ -66,7 +66,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _object(text: str) -> Any:
+def _object_pattern(text: str) -> Any:
     try:
         value = _decoded(text)
     except (ValueError, RecursionError) as error:
@@ -76,7 +76,7 @@ def _object(text: str) -> Any:
     return value
 
 
-def _named(text: str) -> tuple[Any, ...]:
+def _named_pattern(text: str) -> tuple[Any, ...]:
     """Parse `name=value`: the value as a text, and as the number or word that it may be in JSON."""
     name, equals, given = text.partition("=")
     name, given = name.strip(), given.strip()
@@ -101,17 +101,17 @@ def _depth(value: Any) -> int:
 
 
 def _refuse_secrets(value: Any) -> None:
-    for name in _names(value):
+    for name in _all_names(value):
         if names_a_secret(name):
             raise BadRequest("args", f"must not look for {name[:100]!r}: what such a name stands for is a secret")
     if mask(_floats(value)) != _floats(value):
         raise BadRequest("args", "must not look for what is hidden as a secret")
 
 
-def _names(value: Any) -> list[str]:
+def _all_names(value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [*value, *(name for item in value.values() for name in _names(item))]
-    return [name for item in value for name in _names(item)] if isinstance(value, list) else []
+        return [*value, *(name for item in value.values() for name in _all_names(item))]
+    return [name for item in value for name in _all_names(item)] if isinstance(value, list) else []
 
 
 def _floats(value: Any) -> Any:

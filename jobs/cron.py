@@ -61,7 +61,7 @@ class Cron:
 
         Raises `BadRequest` for an invalid expression, and for one that never has a time.
         """
-        return _parsed(text, zone)
+        return _parsed_cron(text, zone)
 
     def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
         """Yield the times later than `instant`, ascending; up to and including `until` if it is given."""
@@ -117,23 +117,23 @@ class Cron:
 
 
 @lru_cache(PARSED)
-def _parsed(text: str, zone: ZoneInfo) -> Cron:
+def _parsed_cron(text: str, zone: ZoneInfo) -> Cron:
     if len(text) > MAX_TEXT:
         # A longer one would block the loop for seconds, and a number of thousands of digits cannot be read.
-        raise _refusal(text, f"has more than {MAX_TEXT:,} characters")
+        raise _refused_cron(text, f"has more than {MAX_TEXT:,} characters")
     expression = ALIASES.get(text.strip().lower(), text)
     parts = expression.split()
     if len(parts) != FIELDS:
-        raise _refusal(text, f"has {len(parts)} fields" if parts else "is empty")
+        raise _refused_cron(text, f"has {len(parts)} fields" if parts else "is empty")
     try:
         found = CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
     except CronSimError as error:
-        raise _refusal(text, str(error).replace("Bad", "has a bad")) from None
+        raise _refused_cron(text, str(error).replace("Bad", "has a bad")) from None
     minutes = tuple(sorted(hour * 60 + minute for hour in found.hours for minute in found.minutes))
     is_fixed = not parts[0].startswith("*") and not parts[1].startswith("*")
     cron = Cron(text, zone, minutes, is_fixed, found)
     if not any(cron.is_on(date(2000, 1, 1) + n * DAY) for n in range(HORIZON // DAY)):
-        raise _refusal(text, "never comes")
+        raise _refused_cron(text, "never comes")
     return cron
 
 
@@ -147,7 +147,7 @@ def _whole_seconds(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(microsecond=0)
 
 
-def _refusal(text: str, what: str) -> BadRequest:
+def _refused_cron(text: str, what: str) -> BadRequest:
     return BadRequest(
         "cron",
         "must have five fields (minute hour day-of-month month day-of-week), such as '30 6 * * MON-FRI', or be one of "

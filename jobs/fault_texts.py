@@ -56,21 +56,21 @@ def _span(low: float | None, high: float | None, *, prefix: str = "from ") -> st
 
 
 def _bound(kind: Any, name: str) -> float | None:
-    found = (getattr(part, name) for part in parts_of(kind) if isinstance(part, msgspec.Meta))
+    found = (getattr(part, name) for part in parts_of_kind(kind) if isinstance(part, msgspec.Meta))
     return next((value for value in found if value is not None), None)
 
 
 def _choices(kind: Any) -> Iterator[str]:
-    for part in parts_of(kind):
+    for part in parts_of_kind(kind):
         if isinstance(part, type) and issubclass(part, enum.Enum):
             yield from (str(member.value) for member in part)
         elif get_origin(part) is Literal:
             yield from map(str, get_args(part))
 
 
-def parts_of(kind: Any) -> Iterator[Any]:
+def parts_of_kind(kind: Any) -> Iterator[Any]:
     """Yield the kind itself and all its parts."""
     yield kind
     if get_origin(kind) is not Literal:
         for part in get_args(kind):
-            yield from parts_of(part)
+            yield from parts_of_kind(part)

@@ -35,7 +35,7 @@ def read_limits(text: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         try:
-            task, limits = _read(entry)
+            task, limits = _read_entry_of_file(entry)
         except BadRequest as error:
             raise BadRequest(f"[{number}].{error.field}", error.message) from error
         if task in found:
@@ -44,7 +44,7 @@ def read_limits(text: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _read(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _read_entry_of_file(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     for name, value in entry.items():
         ours = _NAMES.get(name, name)
@@ -52,7 +52,7 @@ def _read(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             raise BadRequest(name, f"is no limit of a task; there are {', '.join((*_OURS, *_NAMES))}")
         if ours in values:
             raise BadRequest(name, f"must be given once; {ours} is the same")
-        values[ours] = _seconds(name, value) if name.endswith("_ms") else value
+        values[ours] = _seconds_of_ms(name, value) if name.endswith("_ms") else value
     task = values.pop("task", None)
     if not isinstance(task, str):
         raise BadRequest("task", f"must be the name of a task, not {task!r:.60}")
@@ -64,7 +64,7 @@ def _read(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return task, values
 
 
-def _seconds(name: str, value: object) -> float:
+def _seconds_of_ms(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequest(name, f"must be a number of milliseconds, not {value!r:.60}")
     return value / 1_000

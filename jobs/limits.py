@@ -86,11 +86,11 @@ class RateLimit:
         return LONGEST_DAY_S if self.per_s is None else self.per_s
 
 
-def _texts(value: Sequence[str] | str) -> tuple[str, ...]:
+def _tuple_of_texts(value: Sequence[str] | str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _rate_limits(value: Iterable[RateLimit]) -> tuple[RateLimit, ...]:
+def _tuple_of_rate_limits(value: Iterable[RateLimit]) -> tuple[RateLimit, ...]:
     return tuple(value)  # not `tuple` itself: a type checker could not infer its items
 
 
@@ -111,8 +111,8 @@ class Supplier:
     """
 
     name: str
-    rate_limits: tuple[RateLimit, ...] = attrs.field(default=(), converter=_rate_limits)
-    work_periods: tuple[str, ...] = attrs.field(default=(), converter=_texts, kw_only=True)
+    rate_limits: tuple[RateLimit, ...] = attrs.field(default=(), converter=_tuple_of_rate_limits)
+    work_periods: tuple[str, ...] = attrs.field(default=(), converter=_tuple_of_texts, kw_only=True)
     zone: str = attrs.field(default="UTC", kw_only=True)
     margin_s: float | None = attrs.field(default=None, kw_only=True)
 
@@ -192,7 +192,7 @@ class TaskLimits:
     Raises `BadRequest` for a value out of range.
     """
 
-    work_periods: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    work_periods: tuple[str, ...] = attrs.field(default=(), converter=_tuple_of_texts)
     zone: str = "UTC"
     at_period_end: AtPeriodEnd = "finish"
     max_running: int | None = None

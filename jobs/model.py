@@ -106,7 +106,7 @@ def check_instant(name: str, value: datetime) -> None:
         raise BadRequest(name, f"must be an instant of the years 1900 to 9000, not {value.isoformat()}")
 
 
-def _check_version(value: datetime | float) -> None:
+def _check_job_version(value: datetime | float) -> None:
     if isinstance(value, datetime):
         check_instant("version", value)
         if value > datetime.now(UTC) + VERSION_AHEAD:
@@ -177,7 +177,7 @@ class NewJob:
         if self.available_at is not None:
             check_instant("available_at", self.available_at)
         if self.version is not None:
-            _check_version(self.version)
+            _check_job_version(self.version)
         self._check_after()
 
     def _check_after(self) -> None:

@@ -18,6 +18,11 @@ OUTAGES: Final = 5
 """Maximum number of consecutive repeats after outages while the queue's own database answers."""
 
 
+async def always_serves() -> bool:
+    """Return True: `Outages.serves` where the queue's database is not asked, so that every outage counts."""
+    return True
+
+
 @attrs.define(eq=False)
 class Outages:
     """Consecutive outages of one piece of user code.

@@ -69,13 +69,13 @@ class PageCursor(Generic[K]):
             wanted: Any = _Number if self.kind is int else self.kind
             key: K = msgspec.json.decode(base64.b64decode(encoded, altchars=b"-_", validate=True), type=wanted)
             for part in key if isinstance(key, tuple) else (key,):
-                _check(part)
+                _check_part(part)
         except (ValueError, OverflowError, msgspec.DecodeError) as error:
             raise BadRequest("after", f"must be the `next` of the page before, not {text!r:.60}") from error
         return key
 
 
-def _check(part: object) -> None:
+def _check_part(part: object) -> None:
     """Raise `ValueError` or `OverflowError` for a value that no row can have."""
     if isinstance(part, str):
         check_text("after", part, MAX_CURSOR, empty=True)

@@ -20,7 +20,7 @@ _COMPLETIONS: Final = {
 }
 
 
-def _histogram(name: str, about: str, *labels: str) -> Histogram:
+def _duration_histogram(name: str, about: str, *labels: str) -> Histogram:
     return Histogram(f"progressor_{name}_duration_ms", about, (_TYPE, *labels), BOUNDS_MS)
 
 
@@ -29,18 +29,20 @@ class ProcessTelemetry:
 
     def __init__(self) -> None:
         """Start with empty measures."""
-        self._calls = _histogram("calls_scanning", "Statements that gave a run a call, an init or a repair.")
-        self._timers = _histogram("timers_scanning", "Statements that gave a run a timer that was due.")
-        self._zombies_ms = _histogram("zombie_collection", "Statements that found a step whose worker had died.")
-        self._prepared = _histogram("request_preparing", "Requests until they were stored.", "task_type")
-        self._processed = _histogram("task_processing", "Functions of steps.", "task_type")
-        self._completed = _histogram(
+        self._calls = _duration_histogram("calls_scanning", "Statements that gave a run a call, an init or a repair.")
+        self._timers = _duration_histogram("timers_scanning", "Statements that gave a run a timer that was due.")
+        self._zombies_ms = _duration_histogram(
+            "zombie_collection", "Statements that found a step whose worker had died."
+        )
+        self._prepared = _duration_histogram("request_preparing", "Requests until they were stored.", "task_type")
+        self._processed = _duration_histogram("task_processing", "Functions of steps.", "task_type")
+        self._completed = _duration_histogram(
             "task_completion",
             "Statements that stored a step's outcome, by what it says of the timer.",
             "completion_type",
         )
-        self._removed = _histogram("process_removing", "Statements with which a step removed its process.")
-        self._delivered_ms = _histogram("notification", "Deliveries, by what was told.", "notification_type")
+        self._removed = _duration_histogram("process_removing", "Statements with which a step removed its process.")
+        self._delivered_ms = _duration_histogram("notification", "Deliveries, by what was told.", "notification_type")
         self._deliveries = Counter(
             "dataloader_process_deliveries",
             "Tries to deliver to a sink, or a message, by what came of them.",

@@ -187,7 +187,7 @@ class Schedule:
         unknown = sorted(spec.keys() - _FIELDS)
         if unknown:
             raise BadRequest(unknown[0], f"is no field of a schedule; there are {', '.join(sorted(_FIELDS))}")
-        instants = {field: _instant(field, spec[field]) for field in ("start_at", "end_at") if spec.get(field)}
+        instants = {field: _parsed_instant(field, spec[field]) for field in ("start_at", "end_at") if spec.get(field)}
         try:
             return cls(name=name, **{**spec, **instants})
         except BadRequest:
@@ -289,7 +289,7 @@ def _refusal_of_job(error: msgspec.ValidationError, job: Mapping[str, Any]) -> B
     return BadRequest(f"job.{name}" if re.split(r"[.\[]", name)[0] in job else name, message)
 
 
-def _instant(field: str, value: Any) -> datetime:
+def _parsed_instant(field: str, value: Any) -> datetime:
     if isinstance(value, datetime):
         return value
     try:
@@ -323,7 +323,7 @@ def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> 
     before = next_at - timedelta(microseconds=1)
     last = now if schedule.end_at is None else min(now, schedule.end_at - timedelta(microseconds=1))
     past = times.until(last, before)
-    due = list(_wanted(schedule, past, now))
+    due = list(_times_to_run(schedule, past, now))
     oldest = due[-1] if due else None
     # Left-out times are all earlier than the times to be run.
     rest = times.until(last if oldest is None else oldest - timedelta(microseconds=1), before)
@@ -337,7 +337,7 @@ def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> 
     )
 
 
-def _wanted(schedule: Schedule, past: Iterable[datetime], now: datetime) -> Iterator[datetime]:
+def _times_to_run(schedule: Schedule, past: Iterable[datetime], now: datetime) -> Iterator[datetime]:
     """Yield the past times, newest first, that are to be run."""
     match schedule.missed:
         case Missed.ONCE:

@@ -140,11 +140,11 @@ def text_of(value: object) -> str:
 
 def _encode(value: object) -> bytes:
     try:
-        encoded = msgspec.json.encode(value, enc_hook=_unknown)
+        encoded = msgspec.json.encode(value, enc_hook=_text_of_unknown)
     except UnicodeEncodeError:
-        encoded = msgspec.json.encode(_clean(value), enc_hook=_unknown)
+        encoded = msgspec.json.encode(_clean(value), enc_hook=_text_of_unknown)
     if b"null" in encoded and _not_finite(value):
-        return msgspec.json.encode(_clean(msgspec.to_builtins(value, enc_hook=_unknown)))
+        return msgspec.json.encode(_clean(msgspec.to_builtins(value, enc_hook=_text_of_unknown)))
     return encoded
 
 
@@ -152,11 +152,11 @@ def _not_finite(value: object) -> tuple[str, float] | None:
     """Return the path and the value of a float that JSON cannot represent, for which msgspec writes null."""
     try:
         # MessagePack keeps such floats, and a search for them takes less time than a walk.
-        if not _MAY_BE_INFINITE.search(msgspec.msgpack.encode(value, enc_hook=_unknown)):
+        if not _MAY_BE_INFINITE.search(msgspec.msgpack.encode(value, enc_hook=_text_of_unknown)):
             return None
     except (OverflowError, UnicodeEncodeError):
         pass  # an integer of more than 64 bits, or a lone surrogate
-    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=_unknown))]
+    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=_text_of_unknown))]
     while left:
         path, one = left.pop()
         if isinstance(one, float) and not math.isfinite(one):
@@ -175,6 +175,11 @@ def read_json(text: str) -> Any:
     except msgspec.ValidationError:
         # jsonb keeps numbers that no float can represent; one such value must not make a foreign row unreadable.
         return json.loads(text, parse_int=float)
+
+
+def json_or_none(text: str | None) -> Any:
+    """Return the value of JSON text that this program has written; None for None."""
+    return None if text is None else msgspec.json.decode(text)
 
 
 def stored_json(text: str) -> Any:
@@ -237,7 +242,7 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def _unknown(value: object) -> Any:
+def _text_of_unknown(value: object) -> Any:
     return storable_text(_repr(value), 1_000)
 
 

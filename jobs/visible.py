@@ -17,7 +17,7 @@ _UNUSUAL_IN_LINES: Final = re.compile(r"[^ -~\t\n]")
 
 def visible(text: str, *, lines: bool = False) -> str:
     r"""Return `text` with invisible characters as escapes: `\x1b`, `\u202e`. With `lines` line breaks and tabs stay."""
-    return text if text.isprintable() else (_UNUSUAL_IN_LINES if lines else _UNUSUAL).sub(_shown, text)
+    return text if text.isprintable() else (_UNUSUAL_IN_LINES if lines else _UNUSUAL).sub(_shown_character, text)
 
 
 def visible_json(text: str) -> str:
@@ -29,7 +29,7 @@ def _is_seen(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
-def _shown(found: re.Match[str]) -> str:
+def _shown_character(found: re.Match[str]) -> str:
     character = found[0]
     return character if _is_seen(character) else character.encode("unicode_escape").decode()
 

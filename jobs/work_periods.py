@@ -44,7 +44,7 @@ class WorkPeriods:
     @classmethod
     def parsed(cls, texts: Iterable[str], zone: ZoneInfo) -> WorkPeriods:
         """Return the periods of `texts` together; no texts mean always. Raises `BadRequest` for an invalid period."""
-        ranges = _joined(chain.from_iterable(map(_parsed, texts)))
+        ranges = _joined(chain.from_iterable(map(_parsed_period, texts)))
         return cls(tuple(ranges) or ((0, WEEK),), zone)
 
     def is_open(self, instant: datetime) -> bool:
@@ -98,19 +98,19 @@ def closes_at(together: Iterable[tuple[WorkPeriods, float]], instant: datetime) 
     return closes
 
 
-def _parsed(text: str) -> Iterator[Range]:
+def _parsed_period(text: str) -> Iterator[Range]:
     match = _PERIOD.fullmatch(text.strip().upper()) if isinstance(text, str) else None
     if match is None:
-        raise _refusal(text, "is no period")
+        raise _refused_periods(text, "is no period")
     days, *clock = match.groups()
     begin_hour, begin_minute, end_hour, end_minute = map(int, clock)
     begin, end = begin_hour * 60 + begin_minute, end_hour * 60 + end_minute
     if begin >= _DAY_MINUTES or end > _DAY_MINUTES:
-        raise _refusal(text, "has a time that no day has")
+        raise _refused_periods(text, "has a time that no day has")
     if end == _LAST_MINUTE:
         end = _DAY_MINUTES
     if begin == end:
-        raise _refusal(text, "has no length; a whole day is 00:00-24:00")
+        raise _refused_periods(text, "has no length; a whole day is 00:00-24:00")
     if end < begin:
         end += _DAY_MINUTES
     for day in _days(text, days):
@@ -124,7 +124,7 @@ def _days(text: str, days: str) -> Iterator[int]:
     for part in days.split(","):
         first, dash, last = part.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise _refusal(text, f"has no days that are known ({part!r})")
+            raise _refused_periods(text, f"has no days that are known ({part!r})")
         begin, end = DAYS.index(first), DAYS.index(last or first)
         yield from (day % 7 for day in range(begin, end + 1 + 7 * (end < begin)))
 
@@ -143,7 +143,7 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
     return joined
 
 
-def _refusal(text: str, what: str) -> BadRequest:
+def _refused_periods(text: str, what: str) -> BadRequest:
     return BadRequest(
         "work_periods",
         "must be days and times, such as 'MON-FRI 00:00-06:00', 'SAT,SUN 10:00-24:00' or 'DAILY 22:00-06:00'; "

@@ -47,7 +47,7 @@ async def open_database_client(
 
             nursery.start_soon(listen_from, waits.begun, database, hear, OF_WAITING | OF_ANSWERS, missed)
             try:
-                yield _client(database, operator, waits, answers, default_lease_s)
+                yield _client_over(database, operator, waits, answers, default_lease_s)
             except trio.Cancelled:
                 raise
             except BaseException as error:  # noqa: BLE001 - raised again below, outside this nursery's exception group
@@ -57,7 +57,9 @@ async def open_database_client(
             raise failure
 
 
-def _client(database: Database, operator: Operator, waits: Waits, answers: Answers, default_lease_s: int) -> Client:
+def _client_over(
+    database: Database, operator: Operator, waits: Waits, answers: Answers, default_lease_s: int
+) -> Client:
     performer = DatabasePerformer(
         database=database,
         operator=operator,

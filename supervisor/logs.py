@@ -43,7 +43,7 @@ _EventDict = MutableMapping[str, Any]
 
 
 @attrs.frozen
-class _Lines:
+class _LineLogger:
     """End of the chain, with the methods that structlog expects."""
 
     name: str
@@ -58,7 +58,7 @@ class _Lines:
 class _RootHandler(logging.Handler):
     """Passes the records of stdlib loggers to the same chain."""
 
-    def __init__(self, chain: list[Callable[[Any, str, _EventDict], Any]], lines: _Lines) -> None:
+    def __init__(self, chain: list[Callable[[Any, str, _EventDict], Any]], lines: _LineLogger) -> None:
         super().__init__()
         self._chain = chain
         self._lines = lines
@@ -96,12 +96,12 @@ def configure_logging(
         to.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8 in any locale
     on_terminal = to.isatty()
     people = format == "console" or (format == "auto" and on_terminal)
-    render = _console(colors=on_terminal and "NO_COLOR" not in os.environ) if people else _json
+    render = _console(colors=on_terminal and "NO_COLOR" not in os.environ) if people else _json_line
     chain: list[Callable[[Any, str, _EventDict], Any]] = [
         structlog.contextvars.merge_contextvars,
         _stamp,
         _render_exception,
-        _masked(render),
+        _masking(render),
     ]
 
     def notice(dropped: int) -> str:
@@ -112,12 +112,12 @@ def configure_logging(
     structlog.configure(
         processors=[*chain],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda name="", *_: _Lines(str(name), lines),
+        logger_factory=lambda name="", *_: _LineLogger(str(name), lines),
         # Not cached, so that loggers created before this call also use it.
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(
-        handlers=[_RootHandler(chain, _Lines("", lines)), JobLogHandler()],
+        handlers=[_RootHandler(chain, _LineLogger("", lines)), JobLogHandler()],
         level=level.upper(),
         force=True,
     )
@@ -151,13 +151,15 @@ def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict
     return event
 
 
-def _masked(render: Callable[[dict[str, Any]], str]) -> Callable[[Any, str, _EventDict], str]:
+def _masking(render: Callable[[dict[str, Any]], str]) -> Callable[[Any, str, _EventDict], str]:
     def finish(logger: Any, method: str, event: _EventDict) -> str:  # noqa: ARG001 - structlog's signature
         try:
             fields = mask(cut_texts(event))
             return render(fields if isinstance(fields, dict) else {"event": fields})
         except Exception as error:  # noqa: BLE001 - a log call never raises
-            return _json({"level": method, "event": "a log line could not be rendered", "error": type(error).__name__})
+            return _json_line(
+                {"level": method, "event": "a log line could not be rendered", "error": type(error).__name__}
+            )
 
     return finish
 
@@ -165,7 +167,7 @@ def _masked(render: Callable[[dict[str, Any]], str]) -> Callable[[Any, str, _Eve
 _encode = msgspec.json.Encoder().encode
 
 
-def _json(fields: dict[str, Any]) -> str:
+def _json_line(fields: dict[str, Any]) -> str:
     try:
         return visible_json(_encode(fields).decode())
     except (UnicodeEncodeError, OverflowError, ValueError, TypeError):

@@ -22,7 +22,7 @@ from dataloader.jobs.errors import ConfigError, Draining, StoreUnavailable
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.outages import Outages
+from dataloader.jobs.outages import Outages, always_serves
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.text import said_by
@@ -84,7 +84,8 @@ async def _open_loop(nursery: trio.Nursery) -> AsyncIterator[AioLoop]:
 async def _open(
     resource: Resource[Any], aio: AioLoop | None, nursery: trio.Nursery, until: trio.Event
 ) -> AsyncIterator[Any]:
-    outages = Outages(_always, Pauses(*AWAY_PAUSES_S), most=math.inf)
+    # The queue's database was available at this start, so the outage is in a resource's database.
+    outages = Outages(always_serves, Pauses(*AWAY_PAUSES_S), most=math.inf)
     while True:
         held = _Held(resource, aio)
         try:
@@ -99,11 +100,6 @@ async def _open(
         yield value
     finally:
         await held.close()  # noqa: ASYNC102 - it has its own shield and deadline
-
-
-async def _always() -> bool:
-    """Return True: the queue's database was available at this start, so the outage is in a resource's database."""
-    return True
 
 
 async def _opened(held: _Held, name: str, outages: Outages, nursery: trio.Nursery, until: trio.Event) -> Any:
@@ -124,7 +120,7 @@ async def _opened(held: _Held, name: str, outages: Outages, nursery: trio.Nurser
         except Exception as error:
             if is_outage(error) and await outages.may_repeat(error):  # noqa: ASYNC120 - a cancellation would replace it
                 raise StoreUnavailable(str(first_error(error))) from error
-            raise ConfigError(f"resource {name}: could not be opened: {_said(error)}") from error
+            raise ConfigError(f"resource {name}: could not be opened: {_masked_cause(error)}") from error
     if until.is_set():
         raise Draining("the supervisor was drained before its resources were open")
     raise ConfigError(f"resource {name}: did not open within {OPEN_S:g} s")
@@ -163,14 +159,14 @@ class _Held:
             self._tell(error)
         except SystemExit as error:  # raised by the user's code: it ends the resource, not the process
             if not self._scope.shield:
-                raise RuntimeError(_said(error)) from error
+                raise RuntimeError(_masked_cause(error)) from error
             self._tell(error)
         finally:
             self._closed.set()
 
     def _tell(self, error: BaseException) -> None:
         event = "a resource could not be closed" if self._closing.is_set() else "a resource has failed"
-        log.error(event, resource=self._resource.name, error=_said(error))
+        log.error(event, resource=self._resource.name, error=_masked_cause(error))
 
     async def close(self) -> None:
         """Close the resource within the deadline, or cancel it."""
@@ -182,6 +178,6 @@ class _Held:
             self._scope.cancel()
 
 
-def _said(error: BaseException) -> str:
+def _masked_cause(error: BaseException) -> str:
     error = only_error(error)
     return mask_text(said_by(error))

@@ -126,7 +126,7 @@ def _entries(base: BaseParts, services: RunServices, keeper: Keeper) -> Entries:
         )
 
     entries = Entries(tasks=base.tasks, make=dispatcher)
-    for entry in _served(settings, base.tasks):
+    for entry in _workers_served(settings, base.tasks):
         entries.add(entry)
     return entries
 
@@ -144,7 +144,7 @@ def _clusters(settings: Settings, tasks: Tasks, telemetry: Telemetry) -> Cluster
     )
 
 
-def _served(settings: Settings, tasks: Tasks) -> list[Worker]:
+def _workers_served(settings: Settings, tasks: Tasks) -> list[Worker]:
     """Return the entries of the settings, and those for notifications and deliveries."""
     named = {entry.queue for entry in settings.workers}
     own = [

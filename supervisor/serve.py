@@ -59,7 +59,7 @@ async def serve(
                 ) as supervisor,
                 trio.open_nursery() as nursery,
             ):
-                nursery.start_soon(obey, signals, *_steps(supervisor))
+                nursery.start_soon(obey, signals, *_signal_actions(supervisor))
                 nursery.start_soon(deadline.watch, supervisor)
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
@@ -99,7 +99,7 @@ async def _serve_until_drained(
     return report
 
 
-def _steps(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
+def _signal_actions(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
     """Return the actions for the first signal, the second, and each further one."""
 
     def drain(name: str) -> None:

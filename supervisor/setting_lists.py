@@ -84,7 +84,7 @@ def _read_list(
         entry = _read_entry(given, fields(given), f"[{index}]", wrong, has_secret=has_secret)
         for name in once:
             if name in entry and any(other.get(name) == entry[name] for other in entries):
-                shown = _shown(name, entry[name], has_secret=has_secret)
+                shown = _shown_field(name, entry[name], has_secret=has_secret)
                 wrong.append(RefusedSetting("different in each entry", f"[{index}].{name}", shown))
         entries.append(entry)
     wrong += together(entries)
@@ -118,12 +118,12 @@ def _read_entry(
         try:
             entry[name] = kind.read(given[name])
         except RefusedSetting as refused:
-            shown = refused.shown or _shown(name, given[name], has_secret=has_secret)
+            shown = refused.shown or _shown_field(name, given[name], has_secret=has_secret)
             wrong.append(RefusedSetting(refused.allowed, f"{where}.{name}", shown))
     return entry
 
 
-def _shown(name: str, value: object, *, has_secret: bool) -> str:
+def _shown_field(name: str, value: object, *, has_secret: bool) -> str:
     """Return a field's value for a message. In an entry with a secret, values long enough to be one are masked."""
     text = str(value)
     return MASKED if has_secret and (name in {"token", "secret"} or len(text) >= SHORTEST_TOKEN) else text

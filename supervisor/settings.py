@@ -363,7 +363,7 @@ class Settings:
                 object.__setattr__(self, field.name, field.metadata["kind"].read(value))
             except* RefusedSetting as several:
                 problems += [
-                    _refusal(field, value, refused)
+                    _refused_setting(field, value, refused)
                     for refused in several.exceptions
                     if isinstance(refused, RefusedSetting)
                 ]
@@ -407,7 +407,7 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _refusal(field: "attrs.Attribute[Any]", value: object, refused: RefusedSetting) -> str:
+def _refused_setting(field: "attrs.Attribute[Any]", value: object, refused: RefusedSetting) -> str:
     about = field.metadata
     if isinstance(refused, Missing):
         return f"{about['name']}: {refused.where} must be {refused.allowed}, and is missing"

@@ -58,7 +58,7 @@ def load_settings(
     Raises:
         ConfigError: one line for each bad value, or for a line in a file that cannot be read.
     """
-    given = _given(env, directory, overrides)
+    given = _given_values(env, directory, overrides)
     return Settings(**{**defaults, **{field: value for field, (value, _) in given.items()}})
 
 
@@ -69,7 +69,7 @@ def explain(
 
     Takes the arguments and raises the errors of `load_settings`.
     """
-    given = _given(env, directory, overrides)
+    given = _given_values(env, directory, overrides)
     settings = Settings(**{field: value for field, (value, _) in given.items()})  # type: ignore[arg-type]
     rows = []
     for field in attrs.fields(Settings):
@@ -101,7 +101,7 @@ def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path |
     return warnings
 
 
-def _given(
+def _given_values(
     env: Mapping[str, str] | None, directory: Path | None, overrides: Mapping[str, object]
 ) -> dict[str, tuple[object, str]]:
     """Return the given values by field, each from the highest layer that has one, with that layer's name."""

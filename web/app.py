@@ -43,8 +43,8 @@ from dataloader.web.pages.page_server import refuse_page, serve_page
 from dataloader.web.pages.site import PAGES
 from dataloader.web.problems import ProblemError
 from dataloader.web.route_map import RouteMap
-from dataloader.web.routes import Route, problem_response, serve
-from dataloader.web.server.asgi import QuartConnection, Request
+from dataloader.web.routes import Route, problem_response, serve_route
+from dataloader.web.server.asgi import HttpRequest, QuartConnection
 from dataloader.web.server.headers import HEADERS, NO_PAGE, REQUEST_ID
 from dataloader.web.services import Services
 
@@ -71,14 +71,14 @@ class App(QuartTrio):
     """Quart with our ID, headers and log line around each request."""
 
     asgi_http_class = cast("Any", QuartConnection)
-    request_class = Request
+    request_class = HttpRequest
     url_map_class = RouteMap
     services: Services
 
     async def handle_request(self, request: QuartRequest) -> Response | WerkzeugResponse:
         """Serve a request. Quart calls this for each one, even if no route matches it."""
         started_at = perf_counter()
-        here = cast("Request", request)
+        here = cast("HttpRequest", request)
         given = request.headers.get(REQUEST_ID, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid7())
         structlog.contextvars.bind_contextvars(request_id=request_id)
@@ -120,25 +120,25 @@ def create_app(services: Services) -> App:
         if route.body is not None:
             prepare(route.body)
         name = f"{route.view.__module__}.{route.view.__name__}".replace(".", "_")
-        app.add_url_rule(route.path, name, _view(route, services), methods=[route.method])
+        app.add_url_rule(route.path, name, _view_of_route(route, services), methods=[route.method])
 
     for page in PAGES:
         name = f"{page.view.__module__}.{page.view.__name__}".replace(".", "_")
-        app.add_url_rule(page.path, name, _page(page, services), methods=[page.method])
+        app.add_url_rule(page.path, name, _view_of_page(page, services), methods=[page.method])
 
     app.register_error_handler(HTTPException, _refuse)
     return app
 
 
-def _view(route: Route, services: Services) -> Callable[..., Coroutine[Any, Any, Response]]:
+def _view_of_route(route: Route, services: Services) -> Callable[..., Coroutine[Any, Any, Response]]:
     async def view(**parts: str) -> Response:
         here = _this_request()
-        return await serve(route, services, here, here.request_id, parts)
+        return await serve_route(route, services, here, here.request_id, parts)
 
     return view
 
 
-def _page(route: PageRoute, services: Services) -> Callable[..., Coroutine[Any, Any, Response]]:
+def _view_of_page(route: PageRoute, services: Services) -> Callable[..., Coroutine[Any, Any, Response]]:
     async def view(**parts: str) -> Response:
         here = _this_request()
         return await serve_page(route, services, here, here.request_id, parts)
@@ -158,9 +158,9 @@ async def _refuse(error: HTTPException) -> Response:
     return problem_response(error, here.request_id, here.path)
 
 
-def _bad_request(detail: str, here: Request) -> Response:
+def _bad_request(detail: str, here: HttpRequest) -> Response:
     return problem_response(ProblemError(HTTPStatus.BAD_REQUEST, detail), here.request_id, here.path)
 
 
-def _this_request() -> Request:
-    return cast("Request", request_ctx.request)
+def _this_request() -> HttpRequest:
+    return cast("HttpRequest", request_ctx.request)

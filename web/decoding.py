@@ -143,11 +143,11 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
     former: Mapping[str, Mapping[str, str]] = getattr(kind, "FORMER_VALUES", _NONE)
     for name in value:
         if name in former_fields:
-            yield FieldError(_join(path, name), renamed(former_fields[name]))
+            yield FieldError(_join_path(path, name), renamed(former_fields[name]))
         elif name not in fields:
-            yield FieldError(_join(path, name[:100]), f"is unknown; the allowed fields are {', '.join(fields)}")
+            yield FieldError(_join_path(path, name[:100]), f"is unknown; the allowed fields are {', '.join(fields)}")
     for name, field in fields.items():
-        where = _join(path, name)
+        where = _join_path(path, name)
         if isinstance(given := value.get(name), str) and given in former.get(name, _NONE):
             yield FieldError(where, former_value(given, former[name][given]))
         elif name in value:
@@ -184,22 +184,22 @@ def _field_error(error: msgspec.ValidationError, path: str, kind: Any) -> FieldE
     match = _WHERE.fullmatch(str(error))
     message, where = (match[1], match[2] or "") if match else (str(error), "")
     if ours := _OURS.fullmatch(message):
-        where, message = _join(where, ours[1]) if ours[1] != "$" else where, ours[2]
-    return FieldError(_join(path, where) or "$", in_our_words(message, kind))
+        where, message = _join_path(where, ours[1]) if ours[1] != "$" else where, ours[2]
+    return FieldError(_join_path(path, where) or "$", in_our_words(message, kind))
 
 
-def _join(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     if not path or not name:
         return path or name
     return f"{path}{name}" if name.startswith("[") else f"{path}.{name}"
 
 
 def _is_list(kind: object) -> bool:
-    return any(get_origin(part) in {list, frozenset} for part in _parts(kind))
+    return any(get_origin(part) in {list, frozenset} for part in _parts_outside_lists(kind))
 
 
 def _struct_in_list(kind: object) -> type[Struct] | None:
-    for part in _parts(kind):
+    for part in _parts_outside_lists(kind):
         if get_origin(part) is list and isinstance(item := get_args(part)[0], type) and issubclass(item, Struct):
             return item
     return None
@@ -207,12 +207,15 @@ def _struct_in_list(kind: object) -> type[Struct] | None:
 
 def _most_items(kind: object) -> int | None:
     """Return the maximum length of a list, if it has one."""
-    return next((p.max_length for p in _parts(kind) if isinstance(p, msgspec.Meta) and p.max_length is not None), None)
+    return next(
+        (p.max_length for p in _parts_outside_lists(kind) if isinstance(p, msgspec.Meta) and p.max_length is not None),
+        None,
+    )
 
 
-def _parts(kind: object) -> Iterator[Any]:
+def _parts_outside_lists(kind: object) -> Iterator[Any]:
     """Yield the kind itself and all parts of its annotations and unions."""
     yield kind
     if get_origin(kind) not in {list, frozenset, dict}:
         for part in get_args(kind):
-            yield from _parts(part)
+            yield from _parts_outside_lists(part)

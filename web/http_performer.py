@@ -93,7 +93,7 @@ class HttpPerformer(Performer):
         """As in `Performer`. If the caller is cancelled before the service returns the task, the task stays."""
         until = anyio.current_time() + wait_s
         # A call that may be withdrawn is sent without a wait, so that its task is known.
-        answer = await http_requests.send_request(self.service, request, 0.0 if withdraw else min(wait_s, LONG_POLL_S))
+        answer = await http_requests.post_request(self.service, request, 0.0 if withdraw else min(wait_s, LONG_POLL_S))
         try:
             left_s = until - anyio.current_time()
             if not answer.is_answered and left_s > 0:
@@ -109,11 +109,11 @@ class HttpPerformer(Performer):
 
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
         """As in `Performer`; all of one type."""
-        return await http_requests.send_starts(self.service, requests)
+        return await http_requests.post_starts(self.service, requests)
 
     async def put(self, process: ProcessImport) -> ProcessRecord:
         """As in `Performer`."""
-        return await http_requests.send_import(self.service, process)
+        return await http_requests.post_import(self.service, process)
 
     async def _wait(self, operation: ShowProcess | ShowProcessTask) -> Any:
         """Wait in requests that proxies do not cut off. If too many wait at the service, ask again later."""

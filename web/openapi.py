@@ -76,7 +76,7 @@ def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] =
     # It takes more than 100 ms: it must not delay the start of a process, nor other requests.
     @cache
     def described() -> bytes:
-        description = describe(routes)
+        description = describe_routes(routes)
         if tasks:
             describe_tasks(description, tasks)
         return msgspec.json.encode(description)
@@ -100,7 +100,7 @@ def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] =
     return found
 
 
-def describe(routes: Iterable[Route]) -> dict[str, Any]:
+def describe_routes(routes: Iterable[Route]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of the routes."""
     routes = list(routes)
     kinds: list[Any] = [Problem]

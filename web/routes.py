@@ -40,7 +40,7 @@ from dataloader.web.auth import authorize
 from dataloader.web.client_address import FORWARDED
 from dataloader.web.decoding import decode_body, decode_query
 from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of, too_busy
-from dataloader.web.server.asgi import Request
+from dataloader.web.server.asgi import HttpRequest
 from dataloader.web.server.bodies import NOT_COUNTED
 from dataloader.web.server.refusals import Refusal
 from dataloader.web.services import Services
@@ -181,17 +181,21 @@ class Routes(list[Route]):
         return declare
 
 
-async def serve(route: Route, services: Services, request: Request, request_id: str, parts: dict[str, Any]) -> Response:
+async def serve_route(
+    route: Route, services: Services, request: HttpRequest, request_id: str, parts: dict[str, Any]
+) -> Response:
     """Answer a request in all cases. Only `Cancelled` is raised."""
     try:
-        response = _response(await _run(route, services, request, request_id, dict(parts)))
-        _count(response, services, request)
+        response = _response(await _run_route(route, services, request, request_id, dict(parts)))
+        _count_bytes(response, services, request)
     except Exception as error:  # noqa: BLE001 - the edge: an unexpected error is logged and becomes a 500
         return problem_response(error, request_id, request.path, starting=services.state().starting)
     return response
 
 
-async def _run(route: Route, services: Services, request: Request, request_id: str, parts: dict[str, Any]) -> Answer:
+async def _run_route(
+    route: Route, services: Services, request: HttpRequest, request_id: str, parts: dict[str, Any]
+) -> Answer:
     name = ""
     if route.role is not None:
         find = partial(services.token_check.find, address=request.address, forwarded=FORWARDED in request.headers)
@@ -203,7 +207,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     data = await _body(route, services, request)
     call = Call(services, Operator(name, request_id), arguments, request.headers)
     if route.role is None:
-        return await _view(route, call, parts)
+        return await _view_in_time(route, call, parts)
     # Requests of probes are open to all, so there is always a connection that can be closed in favor of one.
     if not services.at_work.take(1):
         services.refusals.count(Refusal.BUSY)
@@ -224,18 +228,18 @@ async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data
         parts["body"] = await decode_body(data, route.body, call.services.refusals, call.services.turns.decoding)
         data.clear()  # it may have megabytes, and the decoded body is another copy
     if not (route.rows or route.pages):
-        return await _view(route, call, parts)
+        return await _view_in_time(route, call, parts)
     with trio.fail_after(route.deadline_s):
         async with call.long_answer():
-            return await _view(route, call, parts)
+            return await _view_in_time(route, call, parts)
 
 
-async def _view(route: Route, call: Call, parts: dict[str, Any]) -> Answer:
+async def _view_in_time(route: Route, call: Call, parts: dict[str, Any]) -> Answer:
     with trio.fail_after(route.deadline_s):
         return await route.view(call, **parts)
 
 
-async def _body(route: Route, services: Services, request: Request) -> bytearray:
+async def _body(route: Route, services: Services, request: HttpRequest) -> bytearray:
     if route.body is None:
         if request.content_length or "Transfer-Encoding" in request.headers:
             return await request.received.read(0)
@@ -252,7 +256,7 @@ async def _body(route: Route, services: Services, request: Request) -> bytearray
     return await request.received.read(limit)
 
 
-def _count(response: Response, services: Services, request: Request) -> None:
+def _count_bytes(response: Response, services: Services, request: HttpRequest) -> None:
     """Count the bytes of a long answer until it is sent. Raises `ProblemError` if too many are being sent."""
     length = response.content_length or 0
     if length <= NOT_COUNTED:

@@ -92,7 +92,7 @@ class ServiceConnection:
                 timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
             )
         except (httpx2.TransportError, UnicodeError) as error:  # UnicodeError: the name cannot be a host's
-            raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(_reason(error))}") from error
+            raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(_text_or_cause(error))}") from error
         if not answer.is_success:
             raise self._error(answer, missing)
         try:
@@ -185,7 +185,7 @@ def _again_s(answer: httpx2.Response) -> float:
     return after_s if 0 <= after_s < math.inf else ASK_AGAIN_S
 
 
-def _reason(error: BaseException) -> str:
+def _text_or_cause(error: BaseException) -> str:
     """Return the text of an error or of its cause: errors of a handshake have no text themselves."""
     name = type(error).__name__
     cause: BaseException | None = error

@@ -155,7 +155,7 @@ def _with_value(kind: Any, value: object, to: str = "", *, is_exact: bool) -> wi
     return wire.BodyEnd(kind, msgspec.Raw(encoded.encode()), text=to)
 
 
-def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
+def live_in_body(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
     """Import the function that `declared` names, then run jobs until the service closes the socket."""
     channel = Channel(data)
     faulthandler.enable()

@@ -69,9 +69,9 @@ def answer_calls(data: int, declared: Mapping[str, Any]) -> None:
         limit(declared["memory_mb"])
         make = Place(declared["module"], declared["name"]).find()
     except BaseException as error:  # noqa: ASYNC103, BLE001 - a module may raise anything
-        service.write_all(wire.line_of(wire.Started(error_text(error))))
+        service.write_all(wire.encoded_line(wire.Started(error_text(error))))
         return  # noqa: ASYNC104
-    service.write_all(wire.line_of(wire.Started()))
+    service.write_all(wire.encoded_line(wire.Started()))
     with suppress(EOFError):
         while True:
             _serve(service, make())

@@ -82,7 +82,7 @@ class Channel:
     def send(self, message: msgspec.Struct) -> None:
         """Send a message."""
         with self.turn():
-            left = memoryview(wire.line_of(message))
+            left = memoryview(wire.encoded_line(message))
             while left:
                 left = left[os.write(self.fd, left) :]
 

@@ -176,7 +176,7 @@ class Child:
         with trio.move_on_after(START_S):
             try:
                 await self._begin()
-                await self._data.send_all(wire.line_of(declared))
+                await self._data.send_all(wire.encoded_line(declared))
                 async with trio.open_nursery() as nursery:
                     for output in self.outputs:
                         nursery.start_soon(output.pump, put)
@@ -231,7 +231,7 @@ class Child:
 
     async def send(self, message: msgspec.Struct) -> None:
         """Send a message to the body. Does not raise if the body has ended: see `why_ended`."""
-        await self.send_line(wire.line_of(message))
+        await self.send_line(wire.encoded_line(message))
 
     async def send_line(self, line: bytes) -> None:
         """Send a message that is already encoded as a line."""
@@ -292,7 +292,7 @@ class Child:
         """Wait until the guard reports the body's end, or has ended itself; return the reason in words."""
         while self._ended is None:
             await self._reply()
-        return _words(self._ended)
+        return _words_of_end(self._ended)
 
     @property
     def was_killed_at_deadline(self) -> bool:
@@ -374,7 +374,7 @@ class Child:
                 log.error("a child process does not end, though it was killed", pid=self._body)
 
 
-def _words(ended: str) -> str:
+def _words_of_end(ended: str) -> str:
     """Return the reason of an end in words. `ended` is the guard's message `ended STATUS CAUSE`.
 
     Without such a message it is `deadline` if the deadline had passed, else `guard`.

@@ -187,7 +187,7 @@ class _Talk:
             case wire.EndLog():
                 self.port.end_log(message.load)
             case wire.Keep():
-                self.port.keep(_value(message.result))
+                self.port.keep(_value_or_none(message.result))
             case wire.BodyRequest():
                 if len(self._open) >= wire.MAX_OPEN:
                     raise ChildDied("too many questions")
@@ -233,14 +233,14 @@ class _Talk:
             return wire.ServiceAnswer(ask.number, error=wire.ServiceFailure.of(error))
 
 
-def _value(encoded: msgspec.Raw) -> object:
+def _value_or_none(encoded: msgspec.Raw) -> object:
     """Return JSON from the body as a value, which stays encoded; None for null."""
     return None if bytes(encoded) == b"null" else encoded
 
 
 def _value_of(ended: wire.BodyEnd) -> object:  # noqa: C901, PLR0911 - one branch for each kind
     """Return the function's result. Raises `BodyFailed` for an error and `MoveRefused` for a refused value."""
-    value = _value(ended.value)
+    value = _value_or_none(ended.value)
     match ended.kind:
         case "value":
             return value

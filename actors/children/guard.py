@@ -69,13 +69,13 @@ class LastTimer:
         self._set = library.timer_settime
         self._timer = ctypes.c_void_p()
         event = _SignalEvent(None, signal.SIGKILL, 0, b"")
-        _check(library.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)))
+        _check_errno(library.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)))
 
     def set(self, at: float) -> None:
         """Kill this process at `at`, by CLOCK_BOOTTIME, instead of a former time; never if it is infinite."""
         whole, part = (0, 0.0) if at == math.inf else (int(at), at % 1)
         spec = _TimerSpec(0, 0, whole, int(part * 1e9))
-        _check(self._set(self._timer, TIMER_ABSTIME, ctypes.byref(spec), None))
+        _check_errno(self._set(self._timer, TIMER_ABSTIME, ctypes.byref(spec), None))
 
 
 class Guard:
@@ -212,7 +212,7 @@ def _kill_group(group: int, number: signal.Signals) -> None:
         pass
 
 
-def _check(result: int) -> None:
+def _check_errno(result: int) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -221,10 +221,10 @@ def _check(result: int) -> None:
 def _become_body(guard: int, data: int, stop_notes: int) -> None:
     """Set up the body's process and run its wrapper."""
     os.setsid()
-    _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+    _check_errno(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
     if os.getppid() != guard:
         os._exit(1)
-    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
+    _check_errno(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     import json  # noqa: PLC0415 - the guard does not need it
@@ -241,12 +241,12 @@ def _become_body(guard: int, data: int, stop_notes: int) -> None:
 
         answer_calls(data, declared)
     else:
-        from dataloader.actors.children.body import live  # noqa: PLC0415 - as above
+        from dataloader.actors.children.body import live_in_body  # noqa: PLC0415 - as above
 
-        live(data, stop_notes, declared)
+        live_in_body(data, stop_notes, declared)
 
 
-def main() -> None:
+def fork_and_guard() -> None:
     """Fork the body and guard it."""
     control, data, parent = map(int, sys.argv[1:4])
     parent_fd = os.pidfd_open(parent)
@@ -255,7 +255,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # They come from a terminal, or from a service manager that signals every process. The service sends `term`.
         signal.signal(number, signal.SIG_IGN)
-    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
+    _check_errno(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
     notes, told = os.pipe()
     os.set_blocking(notes, False)
     guard = os.getpid()
@@ -280,4 +280,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fork_and_guard()

@@ -148,7 +148,7 @@ class BodyEnd(msgspec.Struct, tag="ended"):
 FromBody = Started | Progress | BodyLine | EndLog | Keep | BodyRequest | Forget | BodyEnd
 
 
-def line_of(message: msgspec.Struct | Mapping[str, Any]) -> bytes:
+def encoded_line(message: msgspec.Struct | Mapping[str, Any]) -> bytes:
     """Return a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 

@@ -117,7 +117,7 @@ class DaskCluster:
                 self._change()
                 if client is not None:
                     with trio.move_on_after(CLOSE_S, shield=True), suppress(ContactLost):
-                        await _cross(loop, _aio_close, client)
+                        await _cross(loop, _aio_close_client, client)
             if not is_told:
                 is_told = True
                 log.warning("the Dask cluster is away: its jobs wait", scheduler=self.address, error=reason)
@@ -188,7 +188,7 @@ class DaskCluster:
             raise ContactLost(f"the Dask cluster at {self.address} is away")
         try:
             with trio.fail_after(within_s):
-                return await _cross(self._loop, _aio_ask, self._client, worker, {"op": op, **given})
+                return await _cross(self._loop, _aio_ask_worker, self._client, worker, {"op": op, **given})
         except trio.TooSlowError:
             raise ContactLost(f"the Dask worker {worker} did not answer within {within_s:g} s") from None
 
@@ -267,7 +267,7 @@ async def _aio_connect(address: str, tls: Tls | None, topic: str, announce: Call
     return client
 
 
-async def _aio_close(client: Any) -> None:
+async def _aio_close_client(client: Any) -> None:
     await client.close(timeout=CLOSE_S)
 
 
@@ -280,7 +280,7 @@ async def _aio_submit(client: Any, key: str, order: bytes) -> Any:
     return client.submit(eval, RUN, {"order": order}, key=key, pure=False, retries=0)
 
 
-async def _aio_ask(client: Any, worker: str, message: dict[str, Any]) -> Answered:
+async def _aio_ask_worker(client: Any, worker: str, message: dict[str, Any]) -> Answered:
     answers = await client.scheduler.broadcast(msg=message, workers=[worker], on_error="return_pickle")
     try:
         return msgspec.convert(answers.get(worker), Answered)

@@ -37,12 +37,12 @@ class WarmChildren:
 
     async def take(self, declared: wire.BodySetup) -> Child:
         """Return a child that has imported the declared function. Raises `BodyFailed` if it cannot."""
-        idle = self._idle.get(wire.line_of(declared))
+        idle = self._idle.get(wire.encoded_line(declared))
         return idle.pop() if idle else await Child.start(declared)
 
     async def keep(self, declared: wire.BodySetup, child: Child, idle_s: float) -> None:
         """Keep a child for up to `idle_s` seconds for the next job, then end it."""
-        idle = self._idle.setdefault(wire.line_of(declared), [])
+        idle = self._idle.setdefault(wire.encoded_line(declared), [])
         since = child.idle_since = trio.current_time()
         idle.append(child)
         await trio.sleep(idle_s)

@@ -127,9 +127,9 @@ class RemoteChild:
         if announced is None or announced.state == "placed":
             # Dask has an error and there was no announcement: our code is missing there, or has another version.
             text = "" if self._error is None else ": ".join(self._error)
-            raise BodyFailed(_masked(f"a worker of the Dask cluster could not start it: {text}"))
+            raise BodyFailed(_masked_output(f"a worker of the Dask cluster could not start it: {text}"))
         if announced.state == "failed":
-            raise BodyFailed(_masked(f"on the Dask worker {announced.worker} {announced.text}"))
+            raise BodyFailed(_masked_output(f"on the Dask worker {announced.worker} {announced.text}"))
         self._relay = announced
         self.renew(until)
         for part in (self._give, self._take, self._look_at_clock):
@@ -160,7 +160,7 @@ class RemoteChild:
 
     async def send(self, message: msgspec.Struct) -> None:
         """Send a message to the body."""
-        self._tell("line", wire.line_of(message))
+        self._tell("line", wire.encoded_line(message))
         await trio.lowlevel.checkpoint()
 
     async def read(self) -> bytes | None:
@@ -337,5 +337,5 @@ class RemoteChild:
         self._changed = trio.Event()
 
 
-def _masked(text: str) -> str:
+def _masked_output(text: str) -> str:
     return storable_text(mask_text(storable_text(text, MAX_MASKED)))

@@ -17,7 +17,7 @@ import click
 
 from dataloader.cli.demo.program import WORKERS, DemoRun, load
 from dataloader.cli.demo.results import print_results
-from dataloader.cli.demo.screen import open_screen
+from dataloader.cli.demo.screen import open_demo_screen
 from dataloader.cli.demo.tasks import tasks
 from dataloader.cli.entry import FAILED
 from dataloader.cli.target import data_dir_option, json_option, provide_server
@@ -37,7 +37,7 @@ USUAL_PORT: Final = 8080
 @click.option("--port", type=int, help="The port to listen on.  [default: DL_PORT, or 8080 or another free one]")
 @data_dir_option
 @json_option
-def demo(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) -> int:
+def demo_command(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) -> int:
     """Load the European Central Bank's exchange rates since 1999.
 
     On a PostgreSQL of its own: starts the embedded database and the whole service, triggers one job for each year
@@ -56,7 +56,7 @@ def demo(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) 
     settings = Settings(data_dir=given.data_dir, workers=WORKERS, port=given.port)
     data_dir = given.data_dir
     run = DemoRun()
-    screen = open_screen()
+    screen = open_demo_screen()
     with screen:
         # Log lines with the same content would push the bars away.
         configure_logging("console", "warning" if sys.stderr.isatty() else "info")

@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from dataloader import JobFilter, JobRecord, Jobs, Status, Task, Worker, open_client
-from dataloader.cli.demo.tasks import CONTROL, LEASE_S, LOAD, Contents, check, create_table, read_contents
+from dataloader.cli.demo.tasks import CONTROL, LEASE_S, LOAD, Contents, check_rates, create_table, read_contents
 from dataloader.cli.waiting import wait_for_end
 
 RECENT: Final = "ecb.recent"
@@ -33,7 +33,7 @@ def queue_of(year: int) -> str:
     return RECENT if year >= 2015 else HISTORY
 
 
-def args_of(year: int) -> dict[str, str]:
+def args_of_year(year: int) -> dict[str, str]:
     """Return the args for the job of a year."""
     return {"from": f"{year}-01-01", "to": f"{year + 1}-01-01"}
 
@@ -43,7 +43,7 @@ def year_of(job: JobRecord) -> int:
     return int(job.args["from"][:4])
 
 
-def count_of(job: JobRecord, count: str) -> int | None:
+def count_in_result(job: JobRecord, count: str) -> int | None:
     """Return one of the counts of a year's result, such as `inserted`; None if the job has no result yet."""
     return job.result["counts"].get(count, 0) if job.result else None
 
@@ -87,7 +87,7 @@ class DemoRun:
 
     def total(self, count: str) -> int:
         """Return the sum of one count, such as `inserted`, over the years that have it."""
-        return sum(count_of(job, count) or 0 for job in self.years.values())
+        return sum(count_in_result(job, count) or 0 for job in self.years.values())
 
 
 async def load(url: str, run: DemoRun, watcher: Watcher) -> None:
@@ -104,11 +104,11 @@ async def load(url: str, run: DemoRun, watcher: Watcher) -> None:
             async with trio.open_nursery() as nursery:
                 for year in sorted(contents.rates, reverse=True):
                     new = year not in left
-                    job = await _enqueue(jobs, run, year) if new else left[year]
-                    nursery.start_soon(_follow, jobs, run, job, watcher)
+                    job = await _enqueue_year(jobs, run, year) if new else left[year]
+                    nursery.start_soon(_follow_year, jobs, run, job, watcher)
             run.failed = next((job for job in run.years.values() if job.status is not Status.SUCCEEDED), None)
             if run.failed is None:
-                checked = await _do(jobs, run, check)
+                checked = await _do(jobs, run, check_rates)
                 run.check = None if checked is None else checked.result
         finally:
             run.seconds = trio.current_time() - began
@@ -120,11 +120,11 @@ async def _left(jobs: Jobs) -> dict[int, JobRecord]:
     return {year_of(job): job for job in (await jobs.find(unended, limit=500)).jobs}
 
 
-async def _enqueue(jobs: Jobs, run: DemoRun, year: int) -> JobRecord:
+async def _enqueue_year(jobs: Jobs, run: DemoRun, year: int) -> JobRecord:
     """Add the job of a year, once per run. No other job loads that year at the same time."""
     enqueued = await jobs.enqueue(
         LOAD,
-        args_of(year),
+        args_of_year(year),
         queue=queue_of(year),
         lock_key=f"{LOAD}:{year}",
         lease_ttl_sec=LEASE_S,
@@ -144,7 +144,7 @@ async def _do(jobs: Jobs, run: DemoRun, task: Task[Any]) -> JobRecord | None:
     return None
 
 
-async def _follow(jobs: Jobs, run: DemoRun, job: JobRecord, watcher: Watcher) -> None:
+async def _follow_year(jobs: Jobs, run: DemoRun, job: JobRecord, watcher: Watcher) -> None:
     """Update the job of a year in `run` until it has ended."""
 
     def changed(now: JobRecord) -> None:

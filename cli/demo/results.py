@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dataloader.cli.cells import Column, cell
-from dataloader.cli.demo.program import DemoRun, count_of, year_of
+from dataloader.cli.demo.program import DemoRun, count_in_result, year_of
 from dataloader.cli.output import print_json, print_table
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
@@ -21,7 +21,7 @@ def print_results(run: DemoRun, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(run))
     elif run.years:
-        rows = [_row(job) for _, job in sorted(run.years.items())]
+        rows = [_year_row(job) for _, job in sorted(run.years.items())]
         succeeded = sum(job.status is Status.SUCCEEDED for job in run.years.values())
         totals = (f"{run.total(count):>9,}" for count in COUNTS)
         rows.append(("all", f"{succeeded} succeeded", "", *totals, f"{run.seconds:>7.2f}"))
@@ -37,8 +37,8 @@ def print_results(run: DemoRun, *, as_json: bool) -> None:
         click.echo(_verdict(run))
 
 
-def _row(job: JobRecord) -> tuple[str, ...]:
-    counts = ("" if (number := count_of(job, count)) is None else f"{number:>9,}" for count in COUNTS)
+def _year_row(job: JobRecord) -> tuple[str, ...]:
+    counts = ("" if (number := count_in_result(job, count)) is None else f"{number:>9,}" for count in COUNTS)
     return str(year_of(job)), str(job.status), str(job.attempt), *counts, f"{seconds_of(job):>7}"
 
 
@@ -76,7 +76,7 @@ def _job_as_json(job: JobRecord) -> dict[str, Any]:
         "job_id": job.job_id,
         "status": job.status,
         "attempt": job.attempt,
-        **{count: count_of(job, count) for count in COUNTS},
+        **{count: count_in_result(job, count) for count in COUNTS},
         "seconds": float(seconds) if seconds else None,
         "error": job.error,
     }

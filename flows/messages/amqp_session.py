@@ -139,7 +139,7 @@ class AmqpSession:
                     self._consume, opened, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
                 )
         except Exception as error:
-            raise AmqpError(f"{self._server}: {_said(error)}") from error
+            raise AmqpError(f"{self._server}: {_pika_text(error)}") from error
         finally:
             self._ended.set()
 
@@ -162,7 +162,7 @@ class AmqpSession:
         try:
             self._connection.add_callback_threadsafe(function)
         except AMQPError as error:
-            raise AmqpError(f"{self._server}: {_said(error)}") from error
+            raise AmqpError(f"{self._server}: {_pika_text(error)}") from error
 
     # In the thread:
 
@@ -213,12 +213,12 @@ class AmqpSession:
         self._arrived.append(
             AmqpMessage(
                 queue=self._queue,
-                message_id=_text(properties.message_id),
+                message_id=_short_string(properties.message_id),
                 body=body,
                 headers=headers,
-                content_type=_text(properties.content_type),
-                exchange=_text(method.exchange) or "",
-                routing_key=_text(method.routing_key) or "",
+                content_type=_short_string(properties.content_type),
+                exchange=_short_string(method.exchange) or "",
+                routing_key=_short_string(method.routing_key) or "",
                 is_redelivered=method.redelivered,
                 tries=1 + count if isinstance(count, int) else 1,
                 delivery_tag=method.delivery_tag,
@@ -265,11 +265,11 @@ async def open_session(parameters: Any, *, queue: str, dead_queue: str, prefetch
             session.abandon()
 
 
-def _text(value: str | bytes | None) -> str | None:
+def _short_string(value: str | bytes | None) -> str | None:
     """Return a short string of the protocol as text. pika leaves it as bytes if it is not UTF-8."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def _said(error: BaseException) -> str:
+def _pika_text(error: BaseException) -> str:
     """Return the text of an error. The `str` of pika's errors is often empty, so their `repr` is used."""
     return mask_text(repr(error)) if type(error).__module__.startswith("pika") else f"{type(error).__name__}: {error}"

@@ -109,7 +109,7 @@ class JobMaker(Generic[M]):
                 if self._connected:
                     pauses.reset()
                 self._connected = False
-                self._tell_trouble("the source can't be read", said(error))
+                self._tell_trouble("the source can't be read", said_masked(error))
                 await trio.sleep(pauses.next())
 
     async def make(self, messages: Iterable[M]) -> tuple[list[M], list[tuple[M, str]]]:
@@ -121,7 +121,7 @@ class JobMaker(Generic[M]):
             try:
                 job = self._job_of(message)
             except Exception as fault:  # noqa: BLE001 - any error of the program's function fails only this message
-                failed.append((message, said(fault)))
+                failed.append((message, said_masked(fault)))
             else:
                 if job is None:
                     done.append(message)
@@ -161,7 +161,7 @@ class JobMaker(Generic[M]):
                 [(message, _)] = jobs
                 # The job was added before, by a request that differed slightly.
                 is_added = isinstance(error, IdempotencyConflict) and self._source.is_known(message)
-                return [(message, None if is_added else said(error))]
+                return [(message, None if is_added else said_masked(error))]
             else:
                 self.tell_well()
                 return [(message, None) for message, _ in jobs]
@@ -204,7 +204,7 @@ class JobMaker(Generic[M]):
         return was_connected
 
 
-def said(error: BaseException) -> str:
+def said_masked(error: BaseException) -> str:
     """Return the text of the first error in a group, with secrets masked."""
     first: Any = next(single_errors(error))
     text = str(first) if isinstance(first, BadRequest) else said_by(first)

@@ -133,7 +133,7 @@ class StreamReader:
         """Read until the process drains. Raises `ConfigError` if the extra `redis` is not installed."""
         try:
             await self.maker.keep_reading(
-                self._connect_and_read, draining=self.draining, is_of_the_server=_is_of_the_server
+                self._connect_and_read, draining=self.draining, is_of_the_server=_is_redis_failure
             )
         finally:
             if self.maker.tell_left():
@@ -271,7 +271,7 @@ async def _asked(command: Awaitable[T]) -> T:
         return await command
 
 
-def _is_of_the_server(error: Exception) -> bool:
+def _is_redis_failure(error: Exception) -> bool:
     """Return whether all errors concern the connection to the server, so that a new connection may resolve them."""
     from coredis.exceptions import RedisError  # noqa: PLC0415 - an optional extra
 

@@ -70,7 +70,7 @@ async def _finish(process: trio.Process, data: bytes, said: bytearray) -> int:
             nursery.start_soon(_write, process.stdin, data)
         is_read = trio.Event()
         if process.stderr is not None:
-            nursery.start_soon(_read, process.stderr, said, is_read)
+            nursery.start_soon(_read_stderr, process.stderr, said, is_read)
         code = await process.wait()
         with trio.move_on_after(LAST_WORDS_S):
             await is_read.wait()
@@ -85,7 +85,7 @@ async def _write(stdin: trio.abc.SendStream, data: bytes) -> None:
             await stdin.send_all(data)
 
 
-async def _read(stderr: trio.abc.ReceiveStream, said: bytearray, is_read: trio.Event) -> None:
+async def _read_stderr(stderr: trio.abc.ReceiveStream, said: bytearray, is_read: trio.Event) -> None:
     async with stderr:
         async for chunk in stderr:
             said += chunk[: MAX_SAID - len(said)]

@@ -55,7 +55,7 @@ from dataloader.store.processes.outbox_rows import (
     post,
     rest,
     settle,
-    take,
+    take_deliveries,
 )
 
 log = get_logger(__name__)
@@ -95,22 +95,24 @@ Way: TypeAlias = Callable[[Job[Any]], AbstractAsyncContextManager[Send]]
 
 def delivery_tasks(processes: Processes) -> list[Task[Any]]:
     """Return the tasks that deliver messages, and those that call the sink handlers of these processes."""
-    tasks = [_task(sink_task(MESSAGES), _to_processes, "Messages of processes to other processes.")]
+    tasks = [_delivery_task(sink_task(MESSAGES), _to_processes, "Messages of processes to other processes.")]
     for name, handler in processes.sinks.items():
-        tasks.append(_task(sink_task(name), partial(_to_handler, handler, name), f"What the sink {name} is told."))
+        tasks.append(
+            _delivery_task(sink_task(name), partial(_to_handler, handler, name), f"What the sink {name} is told.")
+        )
     return tasks
 
 
 def webhook_tasks(sinks: Iterable[Sink]) -> list[Task[Any]]:
     """Return the tasks that deliver to the sinks with a URL."""
     return [
-        _task(sink_task(sink.name), partial(_to_webhook, sink), f"What the sink {sink.name} is told.")
+        _delivery_task(sink_task(sink.name), partial(_to_webhook, sink), f"What the sink {sink.name} is told.")
         for sink in sinks
         if sink.url is not None
     ]
 
 
-def _task(name: str, way: Way, description: str) -> Task[Any]:
+def _delivery_task(name: str, way: Way, description: str) -> Task[Any]:
     return Task(
         name=name,
         handler=partial(deliver, way),
@@ -234,7 +236,7 @@ class _Deliverer:
     async def run(self) -> None:
         while True:
             yields = trio.current_time() >= self.until
-            rows = [] if yields else await _insist(lambda: take(self.database, self.partition))
+            rows = [] if yields else await _insist(lambda: take_deliveries(self.database, self.partition))
             if rows:
                 await self._deliver(rows)
                 continue

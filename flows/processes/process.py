@@ -114,7 +114,7 @@ class Process(Generic[S]):
         """
         self._send(
             ProcessRequest(
-                type=_name(process_type),
+                type=_name_of_type(process_type),
                 process_id=process_id,
                 kind="init",
                 args=args,
@@ -151,7 +151,7 @@ class Process(Generic[S]):
         may_start = not isinstance(start, NoStart)
         self._send(
             ProcessRequest(
-                type=_name(process_type),
+                type=_name_of_type(process_type),
                 process_id=process_id,
                 kind="call",
                 method=method,
@@ -164,5 +164,5 @@ class Process(Generic[S]):
         )
 
 
-def _name(process_type: NamedType | str) -> str:
+def _name_of_type(process_type: NamedType | str) -> str:
     return process_type if isinstance(process_type, str) else process_type.name

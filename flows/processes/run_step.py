@@ -13,10 +13,11 @@ import msgspec
 from dataloader.flows.processes.define import ProcessType, decoded
 from dataloader.flows.processes.step_call import StepCall, json_text
 from dataloader.jobs.growing_pauses import Pauses
-from dataloader.jobs.outages import Outages
+from dataloader.jobs.outages import Outages, always_serves
 from dataloader.jobs.process_listings import ProcessEvent
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.processes import MAX_VALUE, Following, Remove, Rest, Timer
+from dataloader.jobs.text import json_or_none
 from dataloader.store.processes.steps import Kind, Outcome, StepOutcome, StepSnapshot, Wakeup, Work
 
 S = TypeVar("S")
@@ -104,18 +105,18 @@ async def run_step(
         return (found[::-1] if newest_first else found)[:limit]
 
     wakeup = Wakeup(0, UUID(int=0), 0)
-    outages = Outages(_always, Pauses(0, 0))
+    outages = Outages(always_serves, Pauses(0, 0))
     call = StepCall(
         kind=kind, wakeup=wakeup, snapshot=snapshot, work=work, events=read, open=_no_database, outages=outages
     )
     outcome, after = await call.run()
     return StepRun(
         outcome=outcome.outcome,
-        response=_value(outcome.response),
+        response=json_or_none(outcome.response),
         error=outcome.error,
         state=_typed(kind, after),
         metadata=after.metadata,
-        events=_value(outcome.events) or [],
+        events=json_or_none(outcome.events) or [],
         next=_next(outcome),
         sent=list(call.sent) if outcome.outcome == "done" else [],
     )
@@ -123,10 +124,6 @@ async def run_step(
 
 def _no_database(_call: StepCall) -> NoReturn:
     raise RuntimeError("run_step has no database: p.transaction() needs a supervisor")
-
-
-async def _always() -> bool:
-    return True
 
 
 def _kind(step: str) -> Kind:
@@ -143,16 +140,12 @@ def _typed(kind: ProcessType[S], after: StepSnapshot) -> Any:
     return decoded("state", after.aux_state, kind.state)
 
 
-def _value(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
-
-
 def _next(outcome: StepOutcome) -> Following:
     match outcome.following:
         case _ if outcome.outcome == "retry":
             return Timer(after_s=outcome.after_s)
         case "timeout":
-            return Timer(after_s=outcome.after_s, at=outcome.at, context=_value(outcome.context))
+            return Timer(after_s=outcome.after_s, at=outcome.at, context=json_or_none(outcome.context))
         case "remove" | "gone":
             return Remove(after_s=outcome.after_s, at=outcome.at)
         case "suspend":

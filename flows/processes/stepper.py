@@ -45,7 +45,7 @@ LOG_EVERY_S: Final = 60.0
 
 
 @attrs.define(eq=False)
-class _Waiting(Generic[Q, A]):
+class _WaitingQuestion(Generic[Q, A]):
     asked: Q
     answered: trio.Event = attrs.field(factory=trio.Event, init=False)
     answer: outcome.Outcome[A] | None = attrs.field(default=None, init=False)
@@ -66,11 +66,11 @@ class _Line(Generic[Q, A]):
 
     send: Callable[[Any, Sequence[Q]], Awaitable[list[A]]]
     session: Session
-    waiting: list[_Waiting[Q, A]] = attrs.field(factory=list, init=False)
+    waiting: list[_WaitingQuestion[Q, A]] = attrs.field(factory=list, init=False)
     something: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     async def ask(self, asked: Q) -> A:
-        one: _Waiting[Q, A] = _Waiting(asked)
+        one: _WaitingQuestion[Q, A] = _WaitingQuestion(asked)
         self.waiting.append(one)
         self.something.set()
         try:
@@ -91,7 +91,7 @@ class _Line(Generic[Q, A]):
             if batch:
                 await self._send(batch)
 
-    async def _send(self, batch: Sequence[_Waiting[Q, A]]) -> None:
+    async def _send(self, batch: Sequence[_WaitingQuestion[Q, A]]) -> None:
         try:
             answers = await self.session.write(self.send, [one.asked for one in batch])
         except StoreUnavailable as error:  # another try would find the same database

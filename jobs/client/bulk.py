@@ -27,7 +27,7 @@ class Bulk(ClientPart):
 
         A count that takes longer than two seconds is "at least 0".
         """
-        return await self.performer.perform(operations.CountBulk(**_fields(change, chosen), dry_run=True))
+        return await self.performer.perform(operations.CountBulk(**_fields_of_request(change, chosen), dry_run=True))
 
     async def start(
         self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
@@ -43,7 +43,7 @@ class Bulk(ClientPart):
         Raises:
             BadRequest: a value is not allowed, there are more jobs than `most`, or the ID belongs to another operation.
         """
-        fields = _fields(change, chosen)
+        fields = _fields_of_request(change, chosen)
         return await self.performer.perform(operations.StartBulk(**fields, bulk_id=bulk_id, most=most))
 
     async def get(self, bulk_id: UUID) -> BulkRecord:
@@ -62,7 +62,7 @@ class Bulk(ClientPart):
         return await self.performer.perform(operations.StopBulk(bulk_id))
 
 
-def _fields(change: Change, chosen: Chosen) -> dict[str, Any]:
+def _fields_of_request(change: Change, chosen: Chosen) -> dict[str, Any]:
     """Return the fields of a request. Raises `BadRequest`."""
     check_act(change, chosen)
     jobs = chosen.criteria() if isinstance(chosen, JobFilter) else {"job_ids": list(chosen)}

@@ -28,7 +28,7 @@ HELD_REQUEST_S: Final = MAX_WAIT_S + 15.0
 """Seconds in which a service answers a request with such a wait."""
 
 
-def described(about: str, *examples: object, **schema: object) -> Meta:
+def field_meta(about: str, *examples: object, **schema: object) -> Meta:
     """Describe a field for OpenAPI, including its bounds, which `NewJob` enforces."""
     return Meta(description=about, examples=list(examples), extra_json_schema=schema or None)
 
@@ -36,11 +36,11 @@ def described(about: str, *examples: object, **schema: object) -> Meta:
 NAME: Final = {"minLength": 1, "maxLength": MAX_NAME}
 KEY: Final = {"minLength": 1, "maxLength": MAX_KEY}
 
-QueueName = Annotated[str, described("The queue's name.", "load.cbr", **NAME)]
-TaskName = Annotated[str, described("The task's name, as registered by the workers.", "load.rates", **NAME)]
-LockKey = Annotated[str, described("Of all jobs with this key one runs at a time.", "cbr:2026-11", **KEY)]
+QueueName = Annotated[str, field_meta("The queue's name.", "load.cbr", **NAME)]
+TaskName = Annotated[str, field_meta("The task's name, as registered by the workers.", "load.rates", **NAME)]
+LockKey = Annotated[str, field_meta("Of all jobs with this key one runs at a time.", "cbr:2026-11", **KEY)]
 LoadName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, examples=["ecb.rates"])]
-Priority = Annotated[int, described("Smaller runs first; 100 if not given.", 100, minimum=0, maximum=MAX_INT)]
+Priority = Annotated[int, field_meta("Smaller runs first; 100 if not given.", 100, minimum=0, maximum=MAX_INT)]
 Instant = Annotated[
     datetime, Meta(tz=True, description="RFC 3339, with a time zone.", examples=["2026-11-20T12:00:00Z"])
 ]

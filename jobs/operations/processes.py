@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import about
-from dataloader.jobs.operations.fields import HELD_REQUEST_S, MAX_WAIT_S, AfterPage, Limit, described
+from dataloader.jobs.operations.fields import HELD_REQUEST_S, MAX_WAIT_S, AfterPage, Limit, field_meta
 from dataloader.jobs.operations.operation import Operation, Operations
 from dataloader.jobs.process_listings import (
     ProcessAnswer,
@@ -47,17 +47,17 @@ ONE: Final = "/processes/{process_type}/{process_id}"
 TASK: Final = "/processes/tasks/{task_id}"
 
 ProcessId = Annotated[
-    str, described("The process's id, unique in its type.", "order-77", minLength=1, maxLength=MAX_PROCESS_ID)
+    str, field_meta("The process's id, unique in its type.", "order-77", minLength=1, maxLength=MAX_PROCESS_ID)
 ]
-ProcessType = Annotated[str, described("The name of its type.", "payment", minLength=1, maxLength=MAX_TYPE)]
-StepArgs = Annotated[Any, described("What the step is given: any JSON value.", 5)]
+ProcessType = Annotated[str, field_meta("The name of its type.", "payment", minLength=1, maxLength=MAX_TYPE)]
+StepArgs = Annotated[Any, field_meta("What the step is given: any JSON value.", 5)]
 Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes as soon as there is one.")]
 AfterRow = Annotated[AfterPage, Meta(description="`next` of the page before, or a row's number.")]
 NewestFirst = Annotated[bool, about("Whether the page begins with the latest.")]
 ErrorGroupName = Annotated[str, about("The id of a group of errors.")]
 Ident = Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")]
 SinkName = Annotated[
-    str, described("The sink's name; `messages`: those to other processes.", "books", minLength=1, maxLength=100)
+    str, field_meta("The sink's name; `messages`: those to other processes.", "books", minLength=1, maxLength=100)
 ]
 OnlyHeld = Annotated[bool, about("Only those that wait for an operator.")]
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from dataloader.jobs.cron import MAX_TEXT
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.model import MAX_NAME, Enqueued, Instant, about, check_instant, check_name
-from dataloader.jobs.operations.fields import EXAMPLE_ID, AfterPage, Limit, QueueName, TaskName, described
+from dataloader.jobs.operations.fields import EXAMPLE_ID, AfterPage, Limit, QueueName, TaskName, field_meta
 from dataloader.jobs.operations.operation import Operation, Operations
 from dataloader.jobs.roles import Role
 from dataloader.jobs.schedule_listings import (
@@ -64,11 +64,11 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True, omit_def
 
     task: TaskName
     cron: (
-        Annotated[str, described("Five fields, or an alias such as @daily.", "0 6 * * MON-FRI", maxLength=MAX_TEXT)]
+        Annotated[str, field_meta("Five fields, or an alias such as @daily.", "0 6 * * MON-FRI", maxLength=MAX_TEXT)]
         | None
     ) = None
-    every_s: Annotated[float, described("Seconds between two times, at least 1.", 3600)] | None = None
-    zone: Annotated[str, described("The time zone of `cron`.", "Europe/Berlin")] = "UTC"
+    every_s: Annotated[float, field_meta("Seconds between two times, at least 1.", 3600)] | None = None
+    zone: Annotated[str, field_meta("The time zone of `cron`.", "Europe/Berlin")] = "UTC"
     start_at: Annotated[Instant, about("No time before; of `every_s` the first one.")] | None = None
     end_at: Annotated[Instant, about("No time from then on.")] | None = None
     args: Annotated[dict[str, Any], about("The args of each job.")] = {}

@@ -25,7 +25,7 @@ class KnownSecrets:
     @classmethod
     def of(cls, values: Iterable[str]) -> Self:
         """Return the secrets of some values: each value, its token after a scheme, and their usual encodings."""
-        texts = {form for value in values for part in _parts(value) for form in _forms(part)}
+        texts = {form for value in values for part in _parts_of_secret(value) for form in _forms(part)}
         return cls(tuple(sorted((text for text in texts if len(text) >= SHORTEST), key=len, reverse=True)))
 
     def hide(self, text: str) -> str:
@@ -46,7 +46,7 @@ class KnownSecrets:
         return text
 
 
-def _parts(value: str) -> set[str]:
+def _parts_of_secret(value: str) -> set[str]:
     """Return a value, for a header like `Bearer TOKEN` also the token, and for `Basic` also the user's password."""
     scheme, _, token = value.rpartition(" ")
     parts = {value, token}

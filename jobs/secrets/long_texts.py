@@ -56,7 +56,7 @@ class LongTexts:
         return spans
 
     def _keep(self, digest: bytes, places: array[int]) -> None:
-        size = _size(places)
+        size = _size_of_entry(places)
         with self._lock:
             if size > self.most_bytes or digest in self._found:
                 return
@@ -64,8 +64,8 @@ class LongTexts:
             self.held_bytes += size
             while self.held_bytes > self.most_bytes:
                 _, oldest = self._found.popitem(last=False)
-                self.held_bytes -= _size(oldest)
+                self.held_bytes -= _size_of_entry(oldest)
 
 
-def _size(places: array[int]) -> int:
+def _size_of_entry(places: array[int]) -> int:
     return len(places) * places.itemsize + _ENTRY_BYTES

@@ -86,24 +86,24 @@ def _mask(value: object, depth: int) -> object:
             return "…" if depth >= _MAX_DEPTH else _mask_container(value, depth + 1)
         except Exception as error:  # noqa: BLE001 - a foreign container whose iteration fails must not fail a log line
             return f"<unreadable {type(value).__name__}: {type(error).__name__}>"
-    return mask_text(_text(value))
+    return mask_text(_text_of_any(value))
 
 
 def _plain_number(value: float) -> float | str:
     if not isinstance(value, int):
         return float.__float__(value)
     # Longer ones have no float, so many JSON readers fail on them, and Python refuses to print the longest.
-    return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else _text(value)
+    return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else _text_of_any(value)
 
 
 def _mask_container(value: Mapping[object, object] | Iterable[object], depth: int) -> object:
     if isinstance(value, Mapping):
-        return _mask_mapping([(_text(key), item) for key, item in list(value.items())], depth)
+        return _mask_mapping([(_text_of_any(key), item) for key, item in list(value.items())], depth)
     items = [*value]
     if len(items) == 2 and _is_entry(items[0]):
         return [
             _mask(items[0], depth),
-            _hide(items[1]) if _hides(meaning_of(_text(items[0])), items[1]) else _mask(items[1], depth),
+            _hide(items[1]) if _hides(meaning_of(_text_of_any(items[0])), items[1]) else _mask(items[1], depth),
         ]
     masked: list[object] = []
     option = NOTHING
@@ -146,22 +146,22 @@ def _by_masked_name(items: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 def _is_entry(name: object) -> bool:
     """Return whether a list of two with this first item is a name and its value: `["X-Api-Key", "s3cr3t"]`."""
-    text = _text(name) if isinstance(name, (str, bytes)) else ""
+    text = _text_of_any(name) if isinstance(name, (str, bytes)) else ""
     return names_a_secret(text) and _NAME.fullmatch(text) is not None
 
 
 def _hides(meaning: NameMeaning, value: object) -> bool:
     """Return whether this value must not be shown under such a name."""
     if meaning.secret:
-        return not isinstance(value, (int, float, str)) or meaning.hides(_text(value))
-    return isinstance(value, (str, bytes)) and meaning.hides(_text(value))
+        return not isinstance(value, (int, float, str)) or meaning.hides(_text_of_any(value))
+    return isinstance(value, (str, bytes)) and meaning.hides(_text_of_any(value))
 
 
 def _hide(value: object) -> object:
     return value if value is None or isinstance(value, bool) else MASKED
 
 
-def _text(value: object) -> str:
+def _text_of_any(value: object) -> str:
     """Return any object as text; never raises."""
     try:
         if isinstance(value, str):

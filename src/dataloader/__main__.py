@@ -25,9 +25,9 @@ def main() -> NoReturn:
             signal.signal(number, _interrupt)
     _open_what_is_closed()
     sys.setswitchinterval(SWITCH_S)
-    from dataloader.cli.entry import INTERRUPTED, run  # noqa: PLC0415 - these imports take a while
+    from dataloader.cli.entry import INTERRUPTED, run_command_line  # noqa: PLC0415 - these imports take a while
 
-    code = run()
+    code = run_command_line()
     sys.exit(128 + _came[0] if _came and code == INTERRUPTED else code)
 
 

@@ -136,7 +136,7 @@ async def run_task(
     Raises `KeyError` for a task that is not registered, `BadRequest` for args that do not fit it, and `ConfigError` for
     a resource that cannot be opened. An exception of the handler is the run's `error`.
     """
-    task = tasks[_name(task)]
+    task = tasks[_task_name(task)]
     new = new_job(task, cast("Mapping[str, Any] | None", args))
     if dsn is None:
         async with _open_bench(tasks) as bench:
@@ -185,8 +185,8 @@ async def assert_enqueued(
 
     Raises `AssertionError`, with the existing jobs of that task, if their number is different.
     """
-    name = _name(task)
-    wanted = _fields(task, args)
+    name = _task_name(task)
+    wanted = _fields_of_args(task, args)
     async with open_database(DatabaseOptions(dsn=dsn, name="dataloader testing")) as database:
         jobs = (await list_jobs(database, JobFilter(task=name), limit=MAX_PAGE, after=None)).jobs
     found = [
@@ -201,11 +201,11 @@ async def assert_enqueued(
     return found
 
 
-def _name(task: str | Task[Any]) -> str:
+def _task_name(task: str | Task[Any]) -> str:
     return task.name if isinstance(task, Task) else task
 
 
-def _fields(task: str | Task[Any], args: object) -> dict[str, Any]:
+def _fields_of_args(task: str | Task[Any], args: object) -> dict[str, Any]:
     """Return the fields of `args`; for a dictionary only its own entries, without defaults."""
     if args is None or isinstance(args, Mapping):
         return dict(args or {})
@@ -225,11 +225,11 @@ def temporary_database(tasks: Tasks | None = None) -> Iterator[str]:
         ThreadPoolExecutor(1) as thread,
     ):
         # In a thread, since the caller may already be in a Trio run.
-        thread.submit(trio.run, _prepare, server.dsn, tasks).result()
+        thread.submit(trio.run, _prepare_database, server.dsn, tasks).result()
         yield server.dsn
 
 
-async def _prepare(dsn: str, tasks: Tasks | None) -> None:
+async def _prepare_database(dsn: str, tasks: Tasks | None) -> None:
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
         await migrate(database)
         if tasks is not None:
@@ -256,7 +256,7 @@ class _Bench:
         """Run one job to its end, and record its outcome if there is a database."""
         task, recorder = self.tasks[job.task], _Recorder()
         run = Run(job=job, lease=Lease(job.lease_s, math.inf), claimed_at=trio.current_time())
-        await runner.run(run, task, self._services(recorder), trio.CapacityLimiter(1))
+        await runner.run_claimed(run, task, self._services(recorder), trio.CapacityLimiter(1))
         outcome = recorder.outcome
         if outcome is None:  # the handler's own transaction has committed it
             try:

@@ -123,7 +123,7 @@ async def connect(
             raise AccessDenied(f"{setting}: the address can't be used ({file or reason})") from error
         raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
     try:
-        _check_version(connection.get_server_version().major, setting)
+        _check_server_version(connection.get_server_version().major, setting)
         connection.add_log_listener(_tell_of_warning)
         # jsonb is read and written as Python values.
         await connection.set_type_codec(
@@ -154,13 +154,13 @@ async def _aio_first_host(dsn: str, options: DatabaseOptions, **given: Any) -> a
     """
     hosts = hosts_of(dsn)
     if len(hosts) < 2:  # the driver reads the address and the environment
-        return await _aio_open(dsn, timeout=options.connect_timeout_s, **given)
+        return await _aio_open_connection(dsn, timeout=options.connect_timeout_s, **given)
     timeout_s = options.connect_timeout_s / len(hosts)
     hosts.sort(key=lambda host: host != options.last_host.get(dsn))
     failure: Exception | None = None
     for host, port in hosts:
         try:
-            connection = await _aio_open(dsn, host=host, port=port, timeout=timeout_s, **given)
+            connection = await _aio_open_connection(dsn, host=host, port=port, timeout=timeout_s, **given)
         except NEXT_HOST as error:
             failure = failure or error
         else:
@@ -169,7 +169,7 @@ async def _aio_first_host(dsn: str, options: DatabaseOptions, **given: Any) -> a
     raise failure or StoreUnavailable("the address has no host")
 
 
-async def _aio_open(dsn: str, **given: Any) -> asyncpg.Connection[Any]:
+async def _aio_open_connection(dsn: str, **given: Any) -> asyncpg.Connection[Any]:
     connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, **given)
     return connection
 
@@ -194,7 +194,7 @@ def hosts_of(dsn: str) -> list[tuple[str, int | None]]:
     return hosts
 
 
-def _check_version(major: int, setting: str) -> None:
+def _check_server_version(major: int, setting: str) -> None:
     if major < OLDEST:
         raise ConfigError(f"{setting}: PostgreSQL {major} is too old; PostgreSQL {OLDEST} or later is needed")
 

@@ -17,7 +17,7 @@ from dataloader.store.connection.error_meanings import (
     PROBE,
     ErrorMeaning,
     is_unclear,
-    meaning_of,
+    meaning_of_error,
 )
 
 _RIGHTS: Final = {
@@ -41,7 +41,7 @@ def said(error: BaseException) -> str:
 
 def translate(error: BaseException) -> StoreError | BadRequest | None:
     """Return our error for one of asyncpg or the network; None for any other, which is a bug in the program."""
-    meaning = meaning_of(error)
+    meaning = meaning_of_error(error)
     if meaning is None:
         return None
     if isinstance(error, INVALID_PARAMETER) and error.column_name:
@@ -76,12 +76,12 @@ def is_temporary(error: Exception) -> bool:
 
     Loops over rows need this: the error of one row must not stop the others.
     """
-    return meaning_of(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}
+    return meaning_of_error(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}
 
 
 def is_bug(error: Exception) -> bool:
     """Return whether the statement, a right, the tables or the server's files are wrong, for one row or for all."""
-    return meaning_of(error) is ErrorMeaning.BUG
+    return meaning_of_error(error) is ErrorMeaning.BUG
 
 
 async def aio_is_unserved(error: Exception, connection: Any) -> bool:

@@ -171,7 +171,7 @@ def meaning_of_code(code: str) -> ErrorMeaning:
     return BY_CODE.get(code) or BY_CLASS.get(code[:2], ErrorMeaning.BUG)
 
 
-def meaning_of(error: BaseException) -> ErrorMeaning | None:
+def meaning_of_error(error: BaseException) -> ErrorMeaning | None:
     """Return the meaning of an error of PostgreSQL, of its driver or of the network; None for any other error."""
     for kind, meaning in _BY_TYPE:
         if isinstance(error, kind):

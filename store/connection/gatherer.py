@@ -19,7 +19,7 @@ MAX_GROUP: Final = 250
 
 
 @attrs.define(eq=False)
-class _Group(Generic[R, A]):
+class _GatheredGroup(Generic[R, A]):
     """Requests that are sent together, and their answers by the requests' places."""
 
     requests: list[R] = attrs.field(factory=list)
@@ -42,7 +42,7 @@ class Gatherer(Generic[R, A]):
     _answer_s: float
     _too_late: str
     _yields: Callable[[], bool] | None = None
-    _group: _Group[R, A] = attrs.field(factory=_Group, init=False)
+    _group: _GatheredGroup[R, A] = attrs.field(factory=_GatheredGroup, init=False)
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     async def ask(self, request: R) -> A | None:
@@ -54,7 +54,7 @@ class Gatherer(Generic[R, A]):
         group, place = self._group, len(self._group.requests)
         group.requests.append(request)
         if len(group.requests) == MAX_GROUP:
-            self._group = _Group()
+            self._group = _GatheredGroup()
         if place == 0:
             await self._send_group(group)
         else:
@@ -67,7 +67,7 @@ class Gatherer(Generic[R, A]):
             raise StoreUnavailable(str(group.error)) from group.error
         return group.answers.get(place)
 
-    async def _send_group(self, group: _Group[R, A]) -> None:
+    async def _send_group(self, group: _GatheredGroup[R, A]) -> None:
         """Send the whole group when it is next. Its first caller does this and cannot be canceled meanwhile."""
         group.error = StoreUnavailable(self._too_late)
         try:
@@ -75,7 +75,7 @@ class Gatherer(Generic[R, A]):
                 await acquire(self._turn)
                 try:
                     if self._group is group:
-                        self._group = _Group()
+                        self._group = _GatheredGroup()
                     group.answers = await self._send(group.requests)
                 finally:
                     self._turn.release()
@@ -90,6 +90,6 @@ class Gatherer(Generic[R, A]):
             group.error = None  # one of them cannot be stored: send each by itself
         finally:
             if self._group is group:
-                self._group = _Group()  # it timed out before it was sent: it must not get more requests
+                self._group = _GatheredGroup()  # it timed out before it was sent: it must not get more requests
             if group.ended is not None:
                 group.ended.set()

@@ -47,10 +47,10 @@ async def read_history(database: Database) -> DatabaseHistory:
 
     Raises `StoreUnavailable` while the server is a standby that is not promoted: nothing can be stored there.
     """
-    return await database.write(_aio_read)
+    return await database.write(_aio_read_history)
 
 
-async def _aio_read(connection: Any) -> DatabaseHistory:
+async def _aio_read_history(connection: Any) -> DatabaseHistory:
     row = await connection.fetchrow(_READ)
     if row["is_standby"]:
         raise StoreUnavailable("the server is a standby that is not promoted yet")

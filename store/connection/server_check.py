@@ -54,7 +54,7 @@ async def check_server(database: Database) -> int:
 
 
 async def _aio_check(options: DatabaseOptions) -> int:
-    async with _aio_open(options, direct=True) as session:
+    async with _aio_open_for_check(options, direct=True) as session:
         try:
             excludes = await _aio_excludes(session, options)
         except LOST_STATEMENTS:  # a pooler that loses a session's statements loses its locks, too
@@ -74,7 +74,7 @@ async def _aio_check(options: DatabaseOptions) -> int:
         database = await session.fetchrow(_DATABASE)
     if options.has_pooler:
         try:
-            async with _aio_open(options, direct=False) as session:
+            async with _aio_open_for_check(options, direct=False) as session:
                 await _aio_use_statement(session, options)
                 other = await session.fetchrow(_DATABASE)
         except LOST_STATEMENTS as error:
@@ -95,7 +95,7 @@ async def _aio_excludes(session: Any, options: DatabaseOptions) -> bool:
     key = secrets.randbits(62)
     mine = await session.fetchrow(_LOCK, key)
     for _ in range(_looks(session, mine["pid"])):
-        async with _aio_open(options, direct=True) as other:
+        async with _aio_open_for_check(options, direct=True) as other:
             # While this transaction is open, a pooler must give the first session's next statement another connection.
             await other.execute("BEGIN")
             theirs: Any = await other.fetchrow(_LOCK, key)
@@ -110,7 +110,7 @@ async def _aio_use_statement(session: Any, options: DatabaseOptions) -> None:
     statement = await session.prepare(_PID)
     pid = await statement.fetchval()
     for _ in range(_looks(session, pid) - 1):
-        async with _aio_open(options, direct=False) as other:
+        async with _aio_open_for_check(options, direct=False) as other:
             await other.execute("BEGIN")
             if await other.fetchval(_PID) == pid:
                 # A pooler with a single connection would wait for it; then no statement can be lost.
@@ -125,7 +125,7 @@ def _looks(session: Any, pid: int) -> int:
 
 
 @asynccontextmanager
-async def _aio_open(options: DatabaseOptions, *, direct: bool) -> AsyncIterator[Any]:
+async def _aio_open_for_check(options: DatabaseOptions, *, direct: bool) -> AsyncIterator[Any]:
     connection = await connect(options, direct=direct, role="check")
     try:
         yield connection

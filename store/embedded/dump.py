@@ -115,8 +115,8 @@ def check_backup(file: Path) -> None:
     if file.exists() and not file.is_file():  # it is read several times, and a pipe could block its reader for ever
         raise ConfigError(f"FILE: must be a regular file, not {file}")
     try:
-        listed = _read(file, "--list")
-        _read(file, "--file=/dev/null")
+        listed = _read_archive(file, "--list")
+        _read_archive(file, "--file=/dev/null")
     except subprocess.CalledProcessError as error:
         reason = error.stderr.strip().removeprefix("pg_restore: ").removeprefix("error: ")
         raise ConfigError(f"FILE: {file} is no backup that PostgreSQL {VERSION} can read ({reason})") from error
@@ -124,7 +124,7 @@ def check_backup(file: Path) -> None:
         raise ConfigError(f"FILE: {file} is the backup of another database: it has no table dl_jobs")
 
 
-def _read(file: Path, how: str) -> str:
+def _read_archive(file: Path, how: str) -> str:
     command = [str(programs_of(VERSION) / "pg_restore"), how, _argument(file)]
     return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout  # noqa: S603
 

@@ -17,7 +17,7 @@ from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.history import History
 from dataloader.store.etl.history_merge import aio_merge_any
 from dataloader.store.etl.history_observed import aio_history_state
-from dataloader.store.etl.history_snapshot import HistoryMerge, instant_of
+from dataloader.store.etl.history_snapshot import HistoryMerge, instant_of_snapshot
 from dataloader.store.etl.load_holders import aio_fence_load
 from dataloader.store.etl.merge import Merge, affected
 from dataloader.store.etl.staging import (
@@ -114,7 +114,7 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
 async def _aio_check_as_of(connection: Any, table: TableInfo, history: History, as_of: dt.date) -> None:
     """Refuse to use what a query returns now for an earlier date (asyncio-flavored)."""
     newest = (await aio_history_state(connection, table)).newest
-    if newest is not None and instant_of(history.fitting(as_of, table)) < newest:
+    if newest is not None and instant_of_snapshot(history.fitting(as_of, table)) < newest:
         raise TargetError(
             f"table {table.sql}: as_of {as_of} is before the newest snapshot, {newest.isoformat()}, and the query"
             " returns what is there now; use $1 in the query, which is as_of, or leave out as_of"

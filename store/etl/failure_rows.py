@@ -18,7 +18,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.text import MAX_JSON, exact_json, storable_text
 from dataloader.store.connection.driver_errors import said
-from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
+from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of_error
 
 log = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class FailureRecord(Failure):
 _Row = tuple[object, ...]
 
 
-def _row(failure: Failure) -> _Row:
+def _row_of_failure(failure: Failure) -> _Row:
     texts = (failure.load, failure.segment, failure.phase, failure.key, failure.error)
     sample = None if failure.sample is None else storable_text(failure.sample)
     return *map(storable_text, texts), sample, failure.times, _requests(failure)
@@ -91,11 +91,14 @@ async def aio_keep_failures(connection: Any, run_id: UUID, failures: Sequence[Fa
 
     Never raises because of the content of a failure. Raises other errors, such as that of a lost connection.
     """
-    if not failures or await _aio_refusal(connection, run_id, [_row(failure) for failure in failures]) is None:
+    if (
+        not failures
+        or await _aio_refusal(connection, run_id, [_row_of_failure(failure) for failure in failures]) is None
+    ):
         return
     notes = []
     for failure in failures:
-        refusal = await _aio_refusal(connection, run_id, [_row(failure)])
+        refusal = await _aio_refusal(connection, run_id, [_row_of_failure(failure)])
         if refusal is not None:
             notes.append(_note(failure, refusal))
     if notes:
@@ -110,7 +113,7 @@ async def _aio_refusal(connection: Any, run_id: UUID, rows: Sequence[_Row]) -> B
     try:
         await connection.execute(_INSERT, run_id, *map(list, zip(*rows, strict=True)))
     except (asyncpg.PostgresError, UnicodeEncodeError) as error:
-        if meaning_of(error) is not ErrorMeaning.BAD_VALUE:
+        if meaning_of_error(error) is not ErrorMeaning.BAD_VALUE:
             raise
         await connection.execute(f"ROLLBACK TO {_SAVEPOINT}; RELEASE {_SAVEPOINT}")
         return error

@@ -103,13 +103,13 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
         StoreError: the number of staged rows is not the caller's; load the segment again.
     """
     await connection.execute(_TEXTS)
-    last, known = await _aio_lock(connection, merge)
+    last, known = await _aio_lock_target(connection, merge)
     if merge.history.is_of_changes:
         return await _aio_merge_changes(connection, merge, last, known)
     instant = dt.datetime.fromisoformat(merge.instant)
     if last is not None and instant < last:
         return await _aio_merge_older(connection, merge, merge.tracked if known is None else known)
-    statements = _Statements.of(merge, merge.tracked if known is None else known)
+    statements = _MergeStatements.of(merge, merge.tracked if known is None else known)
     with told_of_targets():
         await aio_analyze(connection, merge.segment)
         duplicates = await aio_drop_duplicates(connection, merge.segment, merge.key)
@@ -209,7 +209,7 @@ async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[st
     return counts
 
 
-async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
+async def _aio_lock_target(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
     """Wait for other merges of the target; return its last time and its compared columns, None if unknown."""
     target = merge.table.sql
     await connection.execute(_OPEN, target)
@@ -249,7 +249,7 @@ async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime |
 
 
 @attrs.frozen(kw_only=True)
-class _Statements:
+class _MergeStatements:
     """SQL of a merge. `s` is a staged row, `t` a version; `$1` and `$2` name the segment, `$3` is the snapshot's time.
 
     `filled` are the columns that are updated in place; `versions` are the arguments that keep their values.
@@ -280,7 +280,7 @@ class _Statements:
             await connection.execute(statement, *self.arguments, *self.versions)
 
     @classmethod
-    def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _Statements:
+    def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _MergeStatements:
         """Return the statements for a target whose versions were compared by the columns `known` so far."""
         table, key = merge.table, merge.key
         staging = quote(merge.segment.staging)

@@ -83,9 +83,9 @@ class HistoryMerge:
     def instant(self) -> str:
         """`as_of` with a zone, as text."""
         assert self.as_of is not None  # noqa: S101 - a snapshot has one
-        return instant_of(self.as_of).isoformat()
+        return instant_of_snapshot(self.as_of).isoformat()
 
 
-def instant_of(as_of: dt.date) -> dt.datetime:
+def instant_of_snapshot(as_of: dt.date) -> dt.datetime:
     """Return a snapshot's time as a timestamp: of a date, midnight in UTC."""
     return as_of if isinstance(as_of, dt.datetime) else dt.datetime.combine(as_of, dt.time(), dt.UTC)

@@ -87,12 +87,12 @@ async def aio_weave(connection: Any, merge: HistoryMerge, known: Sequence[str]) 
 
     `known` are the columns by which the versions were compared so far. The staged rows stay.
     """
-    sql = _Statements.of(merge, known)
+    sql = _WeaveStatements.of(merge, known)
     await aio_complete(connection, merge, sql.is_valid)
     await connection.execute(sql.create)
     arguments = merge.segment.token, merge.segment.number, str(merge.as_of)
     await _aio_spans(connection, merge, sql, arguments)
-    return await _aio_apply(connection, merge, sql)
+    return await _aio_apply_work(connection, merge, sql)
 
 
 async def aio_weave_changes(connection: Any, merge: HistoryMerge, known: Sequence[str]) -> Woven:
@@ -101,7 +101,7 @@ async def aio_weave_changes(connection: Any, merge: HistoryMerge, known: Sequenc
     `inserted` are versions of keys that had none at the time, `changed` those that follow another one, `woven` those
     whose key was already observed at a later time.
     """
-    sql = _Statements.of(merge, known)
+    sql = _WeaveStatements.of(merge, known)
     mine = merge.segment.token, merge.segment.number
     counts: Counter[str] = Counter({field.name: 0 for field in attrs.fields(Woven)})
     for place in range(1, (await connection.fetchval(sql.rounds, *mine)) + 1):
@@ -110,21 +110,21 @@ async def aio_weave_changes(connection: Any, merge: HistoryMerge, known: Sequenc
         await aio_compare_all(connection, sql.span, *mine, place, merge.table.sql)
         await connection.execute(f"ANALYZE {sql.work}")
         since = await connection.fetchval(f"SELECT min({sql.at_of_work}) FROM {sql.work} w")
-        await _aio_search(connection, merge, sql, since, None)
-        counts.update(attrs.asdict(await _aio_apply(connection, merge, sql)))
+        await _aio_search_later(connection, merge, sql, since, None)
+        counts.update(attrs.asdict(await _aio_apply_work(connection, merge, sql)))
     return Woven(**counts)
 
 
 async def aio_note_times(connection: Any, merge: HistoryMerge) -> dt.datetime | None:
     """Record the times of staged rows at which no version begins or ends (asyncio-flavored); return the newest."""
-    sql = _Statements.of(merge, ())
+    sql = _WeaveStatements.of(merge, ())
     mine = merge.segment.token, merge.segment.number
     await aio_compare_all(connection, sql.note_times, *mine, merge.table.sql)
     newest: dt.datetime | None = await connection.fetchval(sql.newest, *mine)
     return newest
 
 
-async def _aio_apply(connection: Any, merge: HistoryMerge, sql: _Statements) -> Woven:
+async def _aio_apply_work(connection: Any, merge: HistoryMerge, sql: _WeaveStatements) -> Woven:
     """Change the versions as the work table requires, and drop it."""
     await connection.execute(sql.compare)
     # Without new statistics the planner would take each mark to be false, and each beginning to be NULL.
@@ -144,7 +144,9 @@ async def _aio_apply(connection: Any, merge: HistoryMerge, sql: _Statements) -> 
     return Woven(**done, filled=filled, unchanged=counts["unchanged"] + counts["gone"] - filled)
 
 
-async def _aio_spans(connection: Any, merge: HistoryMerge, sql: _Statements, arguments: tuple[int, int, str]) -> None:
+async def _aio_spans(
+    connection: Any, merge: HistoryMerge, sql: _WeaveStatements, arguments: tuple[int, int, str]
+) -> None:
     """Find the time until which the snapshot's values are valid, for each key."""
     instant = dt.datetime.fromisoformat(merge.instant)
     target = merge.table.sql
@@ -160,11 +162,11 @@ async def _aio_spans(connection: Any, merge: HistoryMerge, sql: _Statements, arg
     else:
         await connection.execute(sql.span, *arguments, bound)
     await connection.execute(f"ANALYZE {sql.work}")
-    await _aio_search(connection, merge, sql, instant, complete)
+    await _aio_search_later(connection, merge, sql, instant, complete)
 
 
-async def _aio_search(
-    connection: Any, merge: HistoryMerge, sql: _Statements, since: dt.datetime, until: dt.datetime | None
+async def _aio_search_later(
+    connection: Any, merge: HistoryMerge, sql: _WeaveStatements, since: dt.datetime, until: dt.datetime | None
 ) -> None:
     """End the spans at later times, after `since` and before `until`, at which their keys were observed."""
     target = merge.table.sql
@@ -180,7 +182,7 @@ async def _aio_search(
 
 
 @attrs.frozen(kw_only=True)
-class _Statements:
+class _WeaveStatements:
     """SQL of a merge; `$1` and `$2` name the segment in `span`, `$3` is the snapshot's time.
 
     Attributes:
@@ -212,7 +214,7 @@ class _Statements:
     newest: str
 
     @classmethod
-    def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _Statements:
+    def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _WeaveStatements:
         """Return the statements for a target whose versions were compared by the columns `known` so far."""
         table, key, staging = merge.table, merge.key, quote(merge.segment.staging)
         work = quote(f"{merge.segment.staging}w")

@@ -10,6 +10,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.etl.run_records import as_job
 from dataloader.store.etl.run_views import WRITTEN
 
@@ -77,7 +78,7 @@ def written(counts: dict[str, Any]) -> int:
 async def last_runs_of_loads(database: Database, loads: Sequence[str], *, number: int) -> dict[str, list[LoadRun]]:
     """Return the newest `number` runs of each load, oldest first."""
     found: dict[str, list[LoadRun]] = {load: [] for load in loads}
-    for row in await database.run(_aio_fetch, _RUNS, list(loads), number):
+    for row in await database.run(aio_fetch, _RUNS, list(loads), number):
         fields = dict(row)
         found[fields.pop("load")].append(LoadRun(**fields))
     return found
@@ -85,16 +86,12 @@ async def last_runs_of_loads(database: Database, loads: Sequence[str], *, number
 
 async def days_of_load(database: Database, load: str, since: datetime) -> list[LoadDay]:
     """Return the days since then on which rows were written, within `MOST_RUNS` and `MOST_SEGMENTS`."""
-    rows = await database.run(_aio_fetch, _DAYS, load, since, list(WRITTEN))
+    rows = await database.run(aio_fetch, _DAYS, load, since, list(WRITTEN))
     return [LoadDay(**row) for row in rows]
 
 
 async def queue_of_load(database: Database, load: str) -> str | None:
     """Return the queue of a load's jobs: the task's own, else that of the last run; None if it is unknown."""
-    [row] = await database.run(_aio_fetch, _QUEUE, load)
+    [row] = await database.run(aio_fetch, _QUEUE, load)
     queue: str | None = row[0]
     return queue
-
-
-async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
-    return list(await connection.fetch(sql, *values))

@@ -132,7 +132,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
         duplicates = await aio_drop_duplicates(connection, segment, merge.key) if merge.key else 0
         if merge.mode is Mode.UPSERT:
             await aio_complete(connection, merge)
-        updated, inserted = await _aio_write(connection, merge, merge.rows - duplicates)
+        updated, inserted = await _aio_write_staged(connection, merge, merge.rows - duplicates)
         deleted = 0
         if merge.scope is not None and merge.deleted is not None:
             mark, bounds = _mark(merge, merge.deleted, merge.scope)
@@ -147,7 +147,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
     )
 
 
-async def _aio_write(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
+async def _aio_write_staged(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
     """Update the target by the `rows` staged ones; return the numbers of updated and of inserted rows."""
     for has_tries in (True, True, False):
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -279,12 +279,12 @@ def _is_gone(merge: Merge) -> str:
     return f"(t.{quote(merge.deleted)} {test})"
 
 
-def _values(merge: Merge) -> list[str]:
+def _value_columns(merge: Merge) -> list[str]:
     return [name for name in merge.columns if name not in merge.key]
 
 
 def _has_changed(merge: Merge) -> str:
-    values = _values(merge)
+    values = _value_columns(merge)
     # A row's hash, if it has one, represents the row.
     compared = [CONTENT_HASH] if CONTENT_HASH in values else [name for name in values if name not in METADATA]
     return f"({differs(merge.table, compared)} OR {_is_gone(merge)})"
@@ -313,7 +313,7 @@ def _compare(merge: Merge) -> str:
 
 
 def _update(merge: Merge) -> str | None:
-    sets = assigned(_values(merge))
+    sets = assigned(_value_columns(merge))
     if merge.deleted is not None:
         absent = "false" if merge.table.column(merge.deleted).type == "boolean" else "NULL"
         sets.append(f"{quote(merge.deleted)} = {absent}")

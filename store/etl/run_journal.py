@@ -361,9 +361,9 @@ async def list_failures(
 ) -> list[FailureRecord]:
     """Return the failures of a run, or the unresolved ones of a load, oldest first, after the number `after`."""
     if run_id is not None:
-        return await database.run(_aio_list, "run_id = $1", run_id, limit, after)
-    return await database.run(_aio_list, "load = $1 AND solved_at IS NULL", load, limit, after)
+        return await database.run(_aio_list_failures, "run_id = $1", run_id, limit, after)
+    return await database.run(_aio_list_failures, "load = $1 AND solved_at IS NULL", load, limit, after)
 
 
-async def _aio_list(connection: Any, wanted: str, of: object, limit: int, after: int) -> list[FailureRecord]:
+async def _aio_list_failures(connection: Any, wanted: str, of: object, limit: int, after: int) -> list[FailureRecord]:
     return [FailureRecord(**row) for row in await connection.fetch(_LIST.format(wanted=wanted), of, limit, after)]

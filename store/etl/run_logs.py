@@ -79,10 +79,10 @@ async def read_lines(database: Database, run_id: UUID, wanted: LinesWanted, *, a
 
     Raises `RunNotFound` if the run or the task is unknown.
     """
-    return await database.run(_aio_read, run_id, wanted, after, limit)
+    return await database.run(_aio_read_lines, run_id, wanted, after, limit)
 
 
-async def _aio_read(connection: Any, run_id: UUID, wanted: LinesWanted, after: int, limit: int) -> LinePage:
+async def _aio_read_lines(connection: Any, run_id: UUID, wanted: LinesWanted, after: int, limit: int) -> LinePage:
     ranges = [_ALL]
     if wanted.task is not None:
         found = await connection.fetch(_RANGES, run_id, wanted.task)

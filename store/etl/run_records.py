@@ -22,6 +22,7 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database, set_local
 from dataloader.store.connection.connect import PLANNER_OF_USERS
 from dataloader.store.connection.error_meanings import READ_ONLY
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.etl import run_journal
 from dataloader.store.etl.failure_rows import FailureRecord
 from dataloader.store.queue.transaction import told_of_users
@@ -229,7 +230,7 @@ class FailurePage:
     next: Next
 
 
-async def list_runs(database: Database, *, name: str | None = None, limit: int = 50, after: After = None) -> RunPage:
+async def page_of_runs(database: Database, *, name: str | None = None, limit: int = 50, after: After = None) -> RunPage:
     """Return a page of at most `limit` (1 to 1,000) runs, of all or of one name, newest first, after `after`.
 
     Raises `BadRequest` for a `limit` or a `name` that is not allowed.
@@ -246,12 +247,8 @@ async def list_runs(database: Database, *, name: str | None = None, limit: int =
         terms += f" AND ({key}) < ({', '.join(f'${number}' for number in range(1, len(values) + 1))})"
     newest = ", ".join(f"{column} DESC" for column in key.split(", "))
     sql = f"{_RUNS} WHERE {terms} ORDER BY {newest} LIMIT ${len(values) + 1}"
-    runs = [RunRecord(**row) for row in await database.run(_aio_fetch, sql, *values, limit + 1)]
+    runs = [RunRecord(**row) for row in await database.run(aio_fetch, sql, *values, limit + 1)]
     return RunPage(*BY_INSTANT.page(runs, limit, lambda run: (run.started_at, run.run_id)))
-
-
-async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
-    return list(await connection.fetch(sql, *values))
 
 
 async def get_timeline(database: Database, run_id: UUID, *, limit: int = MAX_PAGE, after: After = None) -> Timeline:
@@ -266,11 +263,11 @@ async def get_timeline(database: Database, run_id: UUID, *, limit: int = MAX_PAG
 
 
 async def _aio_timeline(connection: Any, run_id: UUID, behind: int, limit: int) -> tuple[RunRecord, list[RunTask]]:
-    run = await _aio_run(connection, run_id)
+    run = await _aio_get_run(connection, run_id)
     return run, [RunTask(**row) for row in await connection.fetch(_TASKS, run_id, behind, limit)]
 
 
-async def _aio_run(connection: Any, run_id: UUID) -> RunRecord:
+async def _aio_get_run(connection: Any, run_id: UUID) -> RunRecord:
     row = await connection.fetchrow(f"{_RUNS} WHERE r.run_id = $1", run_id)
     if row is None:
         raise RunNotFound(f"no run has the id {run_id}: its job is no load or flow, has not begun, or was deleted")
@@ -293,14 +290,14 @@ async def _aio_load(connection: Any, load: str) -> LoadRecord:
     return _load_of(row)
 
 
-async def list_loads(database: Database, *, limit: int = 50, after: After = None) -> LoadPage:
+async def page_of_loads(database: Database, *, limit: int = 50, after: After = None) -> LoadPage:
     """Return a page of at most `limit` (1 to 200) loads that this database knows, by name, after `after`.
 
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_LOADS)
     behind = "" if after is None else BY_NAME.key(after)
-    rows = await database.run(_aio_fetch, f"WITH {_NAMES} {_LOADS} LIMIT $2", behind, limit + 1)
+    rows = await database.run(aio_fetch, f"WITH {_NAMES} {_LOADS} LIMIT $2", behind, limit + 1)
     return LoadPage(*BY_NAME.page(list(map(_load_of, rows)), limit, lambda load: load.load))
 
 
@@ -310,7 +307,7 @@ def _load_of(row: Mapping[str, Any]) -> LoadRecord:
     return LoadRecord(**fields, last_run=None if last["run_id"] is None else LastRun(**last))
 
 
-async def list_failures_of_run(
+async def page_of_run_failures(
     database: Database, run_id: UUID, *, after: After = None, limit: int = 100
 ) -> FailurePage:
     """Return the failures of a run, oldest first, after `after`: at most `limit` (1 to 1,000).
@@ -321,11 +318,11 @@ async def list_failures_of_run(
     behind = 0 if after is None else BY_NUMBER.key(after)
     found = await run_journal.list_failures(database, run_id=run_id, after=behind, limit=limit + 1)
     if not found:
-        await database.run(_aio_run, run_id)
+        await database.run(_aio_get_run, run_id)
     return _failures(found, limit)
 
 
-async def list_failures_of_load(database: Database, load: str, *, after: After = None, limit: int = 100) -> FailurePage:
+async def page_of_load_failures(database: Database, load: str, *, after: After = None, limit: int = 100) -> FailurePage:
     """Return the unresolved failures of all runs of a load, as `list_failures_of_run` does.
 
     Raises `LoadNotFound`, and `BadRequest` for a `limit` or a name that is not allowed.

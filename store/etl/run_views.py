@@ -125,7 +125,7 @@ class RunLines:
 
 
 @attrs.frozen(kw_only=True)
-class RunTask:
+class RunViewTask:
     """Task of a run, with its kept log lines: how many, how many are serious, and the number of the last one.
 
     Its `phases` are those of a load, `tables` those of a set of dimensions, each with its beginning and end.
@@ -180,7 +180,7 @@ class RunView:
     now: datetime
     usual_s: float | None
     last_success: UUID | None
-    tasks: list[RunTask]
+    tasks: list[RunViewTask]
 
     @property
     def took(self) -> timedelta | None:
@@ -207,7 +207,7 @@ async def list_run_lines(
     database: Database, *, name: str | None, status: str | None, limit: int, after: After
 ) -> RunLines:
     """Return a page of runs, newest first, of all or of one name; of one status among the next `MOST_LOOKED_AT`."""
-    return await database.run(_aio_list, name, status, limit, after)
+    return await database.run(_aio_list_run_lines, name, status, limit, after)
 
 
 def _list_of(terms: str, newest: str, looked_at: int, wanted: str, limit: int) -> str:
@@ -238,7 +238,9 @@ ORDER BY p.started_at DESC, p.run_id DESC
 """
 
 
-async def _aio_list(connection: Any, name: str | None, status: str | None, limit: int, after: After) -> RunLines:
+async def _aio_list_run_lines(
+    connection: Any, name: str | None, status: str | None, limit: int, after: After
+) -> RunLines:
     key, terms = "r.started_at, r.run_id", "true"
     values: list[object] = []
     if name is not None:
@@ -265,32 +267,32 @@ async def _aio_list(connection: Any, name: str | None, status: str | None, limit
 def _run_line(row: Mapping[str, Any]) -> RunLine:
     fields = dict(row)
     written = fields.pop("written") or []
-    return RunLine(**fields, rows=sum(rows_of(counts) for counts in written if counts is not None))
+    return RunLine(**fields, rows=sum(written_rows(counts) for counts in written if counts is not None))
 
 
 async def get_run_view(database: Database, run_id: UUID) -> RunView:
     """Return a run with its tasks. Raises `RunNotFound`."""
-    return await database.run(_aio_view, run_id)
+    return await database.run(_aio_run_view, run_id)
 
 
-async def _aio_view(connection: Any, run_id: UUID) -> RunView:
+async def _aio_run_view(connection: Any, run_id: UUID) -> RunView:
     row = await connection.fetchrow(_RUN, run_id)
     if row is None:
         raise RunNotFound(f"no run has the id {run_id}: its job is no load or flow, has not begun, or was deleted")
     progress = row["progress"] or {}
-    tasks = [_task(task, progress) for task in await connection.fetch(_TASKS, run_id)]
+    tasks = [_task_of_run(task, progress) for task in await connection.fetch(_TASKS, run_id)]
     return RunView(**row, tasks=tasks)
 
 
-def _task(row: Mapping[str, Any], progress: Mapping[str, Any]) -> RunTask:
+def _task_of_run(row: Mapping[str, Any], progress: Mapping[str, Any]) -> RunViewTask:
     fields = dict(row)
     written = fields.pop("written")
     if fields["status"] == "running" and progress.get("load") == fields["task"]:
         written = progress
-    return RunTask(**fields, rows=rows_of(written))
+    return RunViewTask(**fields, rows=written_rows(written))
 
 
-def rows_of(counts: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+def written_rows(counts: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
     """Return the number of written rows in the counts of a load, or of each table of a set of dimensions."""
     each: Iterable[Any] = [counts] if isinstance(counts, Mapping) else counts
     found = (one.get(name) for one in each if isinstance(one, Mapping) for name in WRITTEN)

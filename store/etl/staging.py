@@ -24,7 +24,7 @@ from dataloader.jobs.errors import Unstorable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.connection.command_tag import row_count
-from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
+from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of_error
 from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import TableInfo, quote, told_of_targets
 
@@ -170,7 +170,7 @@ async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tu
                 )
                 number += row_count(tag)
     except asyncpg.PostgresError as error:
-        if meaning_of(error) is not ErrorMeaning.BAD_VALUE:
+        if meaning_of_error(error) is not ErrorMeaning.BAD_VALUE:
             raise
         raise Unstorable(_of_line(error)) from error
     return number

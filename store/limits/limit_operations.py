@@ -74,7 +74,7 @@ _KEEP_OTHERS: Final = "UPDATE dl_jobs SET lane = NULL WHERE lane = $1 AND status
 
 
 @implements(ListTasks)
-async def _list_tasks(store: Store, request: ListTasks) -> TaskPage:
+async def _list_declared_tasks(store: Store, request: ListTasks) -> TaskPage:
     return await page_of_tasks(store.database, limit=request.limit, after=request.after)
 
 

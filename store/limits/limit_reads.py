@@ -130,7 +130,7 @@ def task_state(record: Mapping[str, Any]) -> TaskState:
     for name in ("args_schema", "uniqueness"):
         values[name] = shown_json(record[name]) if record[name] else None
     declared, override = stored_limits(record["declared"]), stored_limits(record["override"])
-    limits = _read(TaskLimits.of_spec, {**declared, **override})
+    limits = _limits_or_none(TaskLimits.of_spec, {**declared, **override})
     verdict = _judged(record, None if limits is None else limits.periods)
     return TaskState(
         **values,
@@ -144,7 +144,7 @@ def task_state(record: Mapping[str, Any]) -> TaskState:
     )
 
 
-def _read(kind: Callable[..., T], *spec: Any) -> T | None:
+def _limits_or_none(kind: Callable[..., T], *spec: Any) -> T | None:
     """Return the limits of a specification; None if this program cannot read them."""
     try:
         return kind(*spec)
@@ -262,4 +262,4 @@ def _supplier_closed(
 
 
 def _supplier_of(name: str, declared: str, override: str) -> Supplier | None:
-    return _read(Supplier.of_spec, name, {**stored_limits(declared), **stored_limits(override)})
+    return _limits_or_none(Supplier.of_spec, name, {**stored_limits(declared), **stored_limits(override)})

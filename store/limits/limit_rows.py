@@ -217,8 +217,8 @@ async def aio_limit_task(
     await connection.execute(
         _HOLDS,
         name,
-        _json(declared),
-        _json(override) if override else None,
+        _encoded_limits(declared),
+        _encoded_limits(override) if override else None,
         limits.needs_lane,
         _ranges(limits.periods),
         limits.zone,
@@ -272,8 +272,8 @@ async def aio_limit_supplier(
     await connection.execute(
         _SUPPLIER_HOLDS,
         name,
-        _json(declared) if declared else None,
-        _json(override) if override else None,
+        _encoded_limits(declared) if declared else None,
+        _encoded_limits(override) if override else None,
         _ranges(supplier.periods),
         supplier.zone,
         [rate_limit.requests for rate_limit in supplier.rate_limits],
@@ -291,5 +291,5 @@ def _ranges(periods: WorkPeriods | None) -> str | None:
     return None if periods is None else "{" + ",".join(f"[{begin},{end})" for begin, end in periods.ranges) + "}"
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _encoded_limits(value: Mapping[str, Any]) -> str:
     return msgspec.json.encode(value).decode()

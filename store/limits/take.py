@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -10,6 +10,7 @@ from dataloader.jobs.errors import BadRequest, LimitReached, StoreError
 from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.model import MAX_INT, MAX_NAME, check_between, check_name
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetchrow
 from dataloader.store.limits.closed_supplier import ClosedSupplier
 
 LOOK_S: Final = 10.0
@@ -20,7 +21,7 @@ SHARE: Final = 0.8
 _TAKE: Final = "SELECT wait_s, why, most, margin_s FROM dl_supplier_take($1, $2)"
 
 
-async def take(database: Database, supplier: str, units: int, max_wait_s: float) -> None:
+async def take_units(database: Database, supplier: str, units: int, max_wait_s: float) -> None:
     """Wait until the supplier's rate limits have `units` free and its period is open, and take them (Trio).
 
     Raises:
@@ -34,7 +35,7 @@ async def take(database: Database, supplier: str, units: int, max_wait_s: float)
     while True:
         asked_at = trio.current_time()
         try:
-            answer = await database.write(_aio_take, supplier, units)
+            answer = await database.write(aio_fetchrow, _TAKE, supplier, units)
         except StoreError as error:
             answer = {"wait_s": closed.wait_s(error), "why": "error", "most": None, "margin_s": 0.0}
         if answer["wait_s"] is None:
@@ -52,7 +53,3 @@ async def take(database: Database, supplier: str, units: int, max_wait_s: float)
         if trio.current_time() + answer["wait_s"] > until:
             raise LimitReached(supplier, answer["why"], answer["wait_s"])
         await trio.sleep(min(jittered(answer["wait_s"]), LOOK_S))
-
-
-async def _aio_take(connection: Any, supplier: str, units: int) -> Any:
-    return await connection.fetchrow(_TAKE, supplier, units)

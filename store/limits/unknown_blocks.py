@@ -139,13 +139,13 @@ async def _aio_file_block(
     tasks = found["tasks"]
     are_open = {row["lane"] for row in await connection.fetch(_OPEN, tasks, queue)}
     if missing := [task for task in tasks if task not in are_open]:
-        await _aio_open(connection, missing, queue)
+        await _aio_open_lanes(connection, missing, queue)
     last = found["priority"], found["created_at"], found["job_id"]
     moved = row_count(await connection.execute(_FILE, queue, tasks, *after, *last))
     return FiledBlock(is_block=True, jobs=moved, last=last)
 
 
-async def _aio_open(connection: Any, tasks: Sequence[str], queue: str) -> None:
+async def _aio_open_lanes(connection: Any, tasks: Sequence[str], queue: str) -> None:
     """Open lanes for tasks that are unknown in `queue`, and notify the workers that know them."""
     async with connection.transaction():
         for task in tasks:

@@ -116,7 +116,7 @@ def migrations() -> list[Migration]:
 LATEST: Final = max(migration.number for migration in migrations())
 _INDEXES: Final = [name for migration in migrations() for name in _INDEX.findall(migration.sql)]
 """The indexes that are built concurrently; an interruption can leave one of them invalid."""
-_CONVERSION: Final = conversion.script(
+_CONVERSION: Final = conversion.conversion_script(
     [migration.note for migration in migrations() if migration.number <= conversion.CONVERTED_TO]
 )
 _DROP_HALF: Final = """SELECT 'DROP INDEX CONCURRENTLY {name}' FROM pg_index
@@ -203,7 +203,7 @@ class _State:
             message = f"the database's schema is at {self}, too new for this version ({_OURS}); upgrade dataloader"
             raise SchemaError(message)
         if self.is_former:
-            conversion.check(self.files, str(self))
+            conversion.check_convertible(self.files, str(self))
             return False
         return not self.missing() and not self.lacks_functions
 
@@ -219,14 +219,14 @@ class _State:
 
     def __str__(self) -> str:
         before = ", from before the first release" if self.is_former else ""
-        return f"{_place(self.file, self.functions)}{before}"
+        return f"{_place_of_schema(self.file, self.functions)}{before}"
 
 
-def _place(file: int, functions: int) -> str:
+def _place_of_schema(file: int, functions: int) -> str:
     return f"{file:04} with functions {functions}"
 
 
-_OURS: Final = _place(LATEST, function_set.NUMBER)
+_OURS: Final = _place_of_schema(LATEST, function_set.NUMBER)
 
 
 async def migrate(
@@ -278,10 +278,10 @@ async def check(database: Database) -> None:
 
 async def _aio_checked(connection: asyncpg.Connection[Any]) -> tuple[str | None, _State]:
     # In this order: a migration that ends meanwhile has done all.
-    return await aio_who_migrates(connection, _INDEXES), await _aio_state(connection)
+    return await aio_who_migrates(connection, _INDEXES), await _aio_schema_state(connection)
 
 
-async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
+async def _aio_schema_state(connection: asyncpg.Connection[Any]) -> _State:
     known: dict[int, str] = {}
     oldest, functions = 0, None
     if await connection.fetchval("SELECT to_regclass('dl_migrations')") is not None:
@@ -323,11 +323,11 @@ async def _aio_migrate(
     try:
         # A back-fill or an index of a large table takes as long as it takes.
         await connection.execute(f"SET statement_timeout = 0; SET lock_timeout = '{LOCK_TIMEOUT}'")
-        state = await _aio_state(connection)
+        state = await _aio_schema_state(connection)
         if state.goes_with_this_program():
             return [], state
         await aio_lock(connection, wait_s=wait_s, warn=warn)
-        state = await _aio_state(connection)
+        state = await _aio_schema_state(connection)
         if state.goes_with_this_program():
             return [], state
         applied: list[str] = []
@@ -341,8 +341,8 @@ async def _aio_migrate(
             if state.is_former:
                 begin(conversion.NAME)
                 await _aio_patiently(connection, _CONVERSION, transaction=True)
-                state = await _aio_state(connection)
-            await _aio_apply(connection, state, begin)
+                state = await _aio_schema_state(connection)
+            await _aio_apply_missing(connection, state, begin)
         except NO_RIGHT as error:
             first = "an upgrade of the schema" if state.files else "the first migration"
             at = f"migration {applied[-1]}" if applied else first
@@ -354,12 +354,12 @@ async def _aio_migrate(
                 "the output of `dataloader migrate --sql`, then start again"
             )
             raise SchemaError(message) from error
-        return applied, await _aio_state(connection)
+        return applied, await _aio_schema_state(connection)
     finally:
         connection.terminate()
 
 
-async def _aio_apply(connection: asyncpg.Connection[Any], state: _State, begin: Callable[[str], None]) -> None:
+async def _aio_apply_missing(connection: asyncpg.Connection[Any], state: _State, begin: Callable[[str], None]) -> None:
     schema = _fit(state.schema)
     await _aio_patiently(connection, _LEDGERS, transaction=True)
     missing = state.missing()

@@ -46,13 +46,13 @@ def is_former(files: dict[int, str]) -> bool:
     return files.get(2) == "columns"
 
 
-def check(files: dict[int, str], place: str) -> None:
+def check_convertible(files: dict[int, str], place: str) -> None:
     """Check whether the schema, which `place` describes, can be converted. Raises `SchemaError` if it is too old."""
     if not files.keys() >= FILES:
         raise SchemaError(f"the database's schema is at {place}, {_TOO_OLD}")
 
 
-def script(notes: list[str]) -> str:
+def conversion_script(notes: list[str]) -> str:
     """Return the statement that converts the database, if it is a former one.
 
     Args:

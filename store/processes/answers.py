@@ -40,7 +40,7 @@ WHERE task_id IN (
 
 
 @attrs.define(eq=False)
-class _Watch:
+class _AwaitedTask:
     """One awaited task. `look_at`: time of the next check, by Trio's clock, unless a notification comes earlier."""
 
     task_id: int
@@ -80,7 +80,7 @@ class Answers:
         self._database = database
         self.first_look_s = first_look_s
         self.reread_s = reread_s
-        self._watches: dict[int, _Watch] = {}
+        self._watches: dict[int, _AwaitedTask] = {}
         self._turn = trio.Lock()
 
     async def wait(
@@ -137,12 +137,12 @@ class Answers:
             watch.wake()
 
     @contextmanager
-    def _watching(self, task_id: int, look_in_s: float, ident: UUID | None) -> Iterator[_Watch]:
+    def _watching(self, task_id: int, look_in_s: float, ident: UUID | None) -> Iterator[_AwaitedTask]:
         look_at = trio.current_time() + look_in_s
         watch = self._watches.get(task_id)
         if watch is None or (ident is not None and watch.ident not in {None, ident}):
             # After a restore, another task has this ID. Waits for the former task find that out themselves.
-            watch = self._watches[task_id] = _Watch(task_id, look_at, ident)
+            watch = self._watches[task_id] = _AwaitedTask(task_id, look_at, ident)
         watch.look_at = min(watch.look_at, look_at)
         watch.waiters += 1
         self.begun.set()
@@ -153,7 +153,7 @@ class Answers:
             if not watch.waiters and self._watches.get(task_id) is watch:
                 del self._watches[task_id]
 
-    async def _look(self, watch: _Watch) -> None:
+    async def _look(self, watch: _AwaitedTask) -> None:
         """Read the task, and all others whose check is due."""
         seen = watch.woken
         async with self._turn:
@@ -169,7 +169,7 @@ class Answers:
                 one.look_at = now + self.reread_s
             try:
                 # Not shielded: a lost mark is set again, and an abandoned call must not keep a connection.
-                found = await self._database.run(_aio_look, [one.task_id for one in due])
+                found = await self._database.run(_aio_look_at_tasks, [one.task_id for one in due])
             except BaseException:
                 for one in due:
                     one.look_at = now
@@ -184,7 +184,7 @@ class Answers:
             one.wake()
 
 
-async def _aio_look(connection: Any, task_ids: list[int]) -> dict[int, tuple[ProcessAnswer, datetime | None]]:
+async def _aio_look_at_tasks(connection: Any, task_ids: list[int]) -> dict[int, tuple[ProcessAnswer, datetime | None]]:
     # Several statements with separate snapshots: the read must see the commits before the marks.
     await connection.execute(_WATCH, task_ids)
     found = await aio_answers(connection, task_ids)

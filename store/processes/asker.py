@@ -18,7 +18,7 @@ from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.connection.gatherer import Gatherer
-from dataloader.store.processes.requests import Asked, Row, aio_ask, aio_ask_many, row_of
+from dataloader.store.processes.requests import Asked, Row, aio_ask, aio_ask_many, row_of_request
 
 
 class Asker:
@@ -35,7 +35,7 @@ class Asker:
         """Send a request. A canceled caller sends nothing. Raises `BadRequest`, `StoreError`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if request.kind != "repair":
-            row = row_of(request)
+            row = row_of_request(request)
             asked = await self._all.ask(row)
             if asked is not None and asked.verdict == "locked":
                 with self._of_locked(request) as gatherer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -20,6 +19,7 @@ from dataloader.jobs.process_outbox import (
     check_held,
 )
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.processes.counting import aio_counted
 from dataloader.store.processes.outbox_rows import aio_post
 from dataloader.store.queue.control import aio_audit, aio_short_transaction
@@ -94,7 +94,7 @@ async def list_held(
     values: list[Any] = [*(("", -1) if after is None else _BY_SINK.key(after)), limit + 1]
     sql = _HELD.format(more=_conditions(wanted, values))
     rows, following = _BY_SINK.page(
-        await database.run(_aio_fetch, sql, values), limit, lambda row: (row["sink"], row["key"])
+        await database.run(aio_fetch, sql, *values), limit, lambda row: (row["sink"], row["key"])
     )
     return HeldDeliveryPage([_held(row) for row in rows], following)
 
@@ -140,7 +140,3 @@ def _conditions(wanted: HeldFilter, values: list[Any]) -> str:
 
 def _held(row: Any) -> HeldDelivery:
     return HeldDelivery(**{name: value for name, value in row.items() if name != "key"})
-
-
-async def _aio_fetch(connection: Any, sql: str, values: Sequence[Any]) -> list[Any]:
-    return list(await connection.fetch(sql, *values))

@@ -52,10 +52,10 @@ class ProcessGauges:
 
 async def read_gauges(database: Database) -> ProcessGauges:
     """Read the gauges, with three statements, and one more for each number above 10,000."""
-    return await database.run(_aio_read)
+    return await database.run(_aio_read_gauges)
 
 
-async def _aio_read(connection: Any) -> ProcessGauges:
+async def _aio_read_gauges(connection: Any) -> ProcessGauges:
     async with connection.transaction(readonly=True):
         await connection.execute(_PLAN)
         processes: dict[tuple[str, int, str], int] = {}

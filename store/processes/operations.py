@@ -53,7 +53,7 @@ async def aio_ask_audited(connection: Any, request: ProcessRequest, operator: Op
     async with aio_short_transaction(connection):
         asked = await aio_ask(connection, request, lease_s)
         if asked.verdict == "added":
-            detail = _named(request.type, request.process_id)
+            detail = _process_fields(request.type, request.process_id)
             if request.method is not None:
                 detail["method"] = request.method
             action = "start_process" if request.kind == "init" else f"{request.kind}_process"
@@ -67,7 +67,7 @@ async def aio_withdraw_audited(connection: Any, task_id: int, ident: UUID | None
         taken = await aio_take_back(connection, {task_id: ident}, expired=False)
         if taken:
             row = await connection.fetchrow(_OF_TASK, task_id)
-            detail = _named(row["type"], row["process_id"]) | {"task_id": task_id}
+            detail = _process_fields(row["type"], row["process_id"]) | {"task_id": task_id}
             await aio_audit(connection, operator, "withdraw_call", None, detail)
         return taken
 
@@ -83,7 +83,7 @@ async def aio_change(
             raise not_found(process_type, process_id)
         if acted.verdict != "done":
             raise _conflict(act, process_type, process_id, acted)
-        await aio_audit(connection, operator, f"{act}_process", None, _named(process_type, process_id))
+        await aio_audit(connection, operator, f"{act}_process", None, _process_fields(process_type, process_id))
         if act == "remove":
             return before, acted
         return await aio_get_process(connection, process_type, process_id), acted
@@ -107,7 +107,7 @@ async def aio_import(connection: Any, process: ProcessImport, operator: Operator
         if not stored:
             message = "there is a process of this id"
             raise ProcessConflict(process.type, process.process_id, record.status, message)
-        await aio_audit(connection, operator, "put_process", None, _named(process.type, process.process_id))
+        await aio_audit(connection, operator, "put_process", None, _process_fields(process.type, process.process_id))
         return record
 
 
@@ -151,5 +151,5 @@ async def aio_change_some(
     return ProcessesChanged(changed, following)
 
 
-def _named(process_type: str, process_id: str) -> dict[str, Any]:
+def _process_fields(process_type: str, process_id: str) -> dict[str, Any]:
     return {"type": process_type, "process_id": process_id}

@@ -14,11 +14,12 @@ from typing import Any, Final
 from uuid import UUID
 
 import attrs
-import msgspec
 
 from dataloader.jobs.process_outbox import Sink
 from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.jobs.text import json_or_none
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetchval
 from dataloader.store.processes.requests import Asked, aio_ask
 
 TAKEN: Final = 32
@@ -131,16 +132,16 @@ async def aio_post(connection: Any, lease_s: int) -> int:
     return found
 
 
-async def take(database: Database, partition: Partition) -> list[OutboxRow]:
+async def take_deliveries(database: Database, partition: Partition) -> list[OutboxRow]:
     """Return the next deliveries, in order."""
-    return await database.run(_aio_take, partition)
+    return await database.run(_aio_take_deliveries, partition)
 
 
-async def _aio_take(connection: Any, partition: Partition) -> list[OutboxRow]:
+async def _aio_take_deliveries(connection: Any, partition: Partition) -> list[OutboxRow]:
     async with connection.transaction(readonly=True):
         await connection.execute(_PLAN)
         rows = await connection.fetch(_TAKE, partition.sink, partition.number, TAKEN)
-    return [OutboxRow(**dict(row) | {name: _value(row[name]) for name in ("body", "payload")}) for row in rows]
+    return [OutboxRow(**dict(row) | {name: json_or_none(row[name]) for name in ("body", "payload")}) for row in rows]
 
 
 async def settle(
@@ -152,7 +153,7 @@ async def settle(
     time, up to `cap_s`.
     """
     ours: bool = await database.write(
-        _aio_value,
+        aio_fetchval,
         _SETTLE,
         partition.sink,
         partition.number,
@@ -174,7 +175,7 @@ async def settle(
 async def rest(database: Database, partition: Partition, *, yields: bool, lease_s: int) -> str:
     """End the job: `rest`. Or return `more` if a delivery is pending, `void` if the job is another run's."""
     verdict: str = await database.write(
-        _aio_value, _REST, partition.sink, partition.number, partition.job_id, partition.token, yields, lease_s
+        aio_fetchval, _REST, partition.sink, partition.number, partition.job_id, partition.token, yields, lease_s
     )
     return verdict
 
@@ -204,11 +205,3 @@ class _NotNowError(Exception):
 def _check_delivered(asked: Asked) -> None:
     if asked.verdict not in DELIVERED:
         raise _NotNowError
-
-
-async def _aio_value(connection: Any, sql: str, *args: Any) -> Any:
-    return await connection.fetchval(sql, *args)
-
-
-def _value(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from dataloader.jobs.process_listings import ProcessEvent
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetch
 
 _PAGE: Final = """
 SELECT event_id, task_id, at, payload::text AS payload FROM dl_process_events
@@ -29,14 +30,10 @@ async def read_own_events(
 ) -> list[ProcessEvent]:
     """Return up to `limit` events of a process between two numbers, without those after its step began."""
     end = last_event_id + 1 if before is None else min(before, last_event_id + 1)
-    rows = await database.run(_aio_events, _NEWEST if newest_first else _OLDEST, key, after, end, limit)
+    rows = await database.run(aio_fetch, _NEWEST if newest_first else _OLDEST, key, after, end, limit)
     return [
         ProcessEvent(
             event_id=row["event_id"], task_id=row["task_id"], at=row["at"], payload=msgspec.json.decode(row["payload"])
         )
         for row in rows
     ]
-
-
-async def _aio_events(connection: Any, sql: str, *args: Any) -> Any:
-    return await connection.fetch(sql, *args)

@@ -59,7 +59,7 @@ async def _show_process(store: Store, request: ShowProcess) -> ProcessRecord:
     which = request.process_type, request.process_id
     found = await reads.get_process(store.database, *which)
     if request.wait and request.is_awaited(found):
-        [first] = (await reads.list_tasks(store.database, *which, limit=1)).tasks
+        [first] = (await reads.list_process_tasks(store.database, *which, limit=1)).tasks
         with suppress(ProcessNotFound):
             await store.answers.wait(first.task_id, timeout_s=request.wait, ident=first.ident)
         found = await reads.get_process(store.database, *which)
@@ -67,8 +67,8 @@ async def _show_process(store: Store, request: ShowProcess) -> ProcessRecord:
 
 
 @implements(ListProcessEvents)
-async def _list_events(store: Store, request: ListProcessEvents) -> ProcessEventPage:
-    return await reads.list_events(
+async def _list_process_events(store: Store, request: ListProcessEvents) -> ProcessEventPage:
+    return await reads.list_process_events(
         store.database,
         request.process_type,
         request.process_id,
@@ -79,8 +79,8 @@ async def _list_events(store: Store, request: ListProcessEvents) -> ProcessEvent
 
 
 @implements(ListProcessTasks)
-async def _list_tasks(store: Store, request: ListProcessTasks) -> ProcessTaskPage:
-    return await reads.list_tasks(
+async def _list_process_tasks(store: Store, request: ListProcessTasks) -> ProcessTaskPage:
+    return await reads.list_process_tasks(
         store.database,
         request.process_type,
         request.process_id,
@@ -92,16 +92,16 @@ async def _list_tasks(store: Store, request: ListProcessTasks) -> ProcessTaskPag
 
 @implements(ShowProcessTask)
 async def _show_task(store: Store, request: ShowProcessTask) -> ProcessTask:
-    found = await reads.get_task(store.database, request.task_id, request.ident)
+    found = await reads.get_process_task(store.database, request.task_id, request.ident)
     if request.wait and request.is_awaited(found):
         await store.answers.wait(request.task_id, timeout_s=request.wait, ident=found.ident)
-        found = await reads.get_task(store.database, request.task_id, found.ident)
+        found = await reads.get_process_task(store.database, request.task_id, found.ident)
     return found
 
 
 @implements(ListProcessErrors)
-async def _list_errors(store: Store, request: ListProcessErrors) -> ProcessErrorPage:
-    return await search.list_error_groups(
+async def _list_process_errors(store: Store, request: ListProcessErrors) -> ProcessErrorPage:
+    return await search.list_process_error_groups(
         store.database, process_type=request.type, limit=request.limit, after=request.after
     )
 
@@ -112,17 +112,17 @@ async def _list_versions(store: Store, request: ListProcessVersions) -> VersionL
 
 
 @implements(ResumeProcess)
-async def _resume(store: Store, request: ResumeProcess) -> ProcessRecord:
+async def _resume_process(store: Store, request: ResumeProcess) -> ProcessRecord:
     return await _act(store, request, "resume")
 
 
 @implements(StopProcess)
-async def _stop(store: Store, request: StopProcess) -> ProcessRecord:
+async def _stop_process(store: Store, request: StopProcess) -> ProcessRecord:
     return await _act(store, request, "stop")
 
 
 @implements(RemoveProcess)
-async def _remove(store: Store, request: RemoveProcess) -> ProcessRecord:
+async def _remove_process(store: Store, request: RemoveProcess) -> ProcessRecord:
     return await _act(store, request, "remove")
 
 

@@ -19,6 +19,7 @@ from dataloader.jobs.process_listings import ProcessErrorGroup, ProcessFilter, P
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import TIMED_OUT
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.processes.search import PLAN, TYPES, aio_keys, group_of, statuses_of
 
 MOST_COUNTED: Final = 10_000
@@ -138,7 +139,7 @@ async def list_process_rows(
 ) -> ProcessRows:
     """Return a page of at most `limit` processes, newest first, with their number if `count`. Raises `BadRequest`."""
     before = 2**63 - 1 if after is None else _BY_KEY.key(after)[0]
-    found = await database.run(_aio_list, wanted, limit, before, count=count)
+    found = await database.run(_aio_list_process_rows, wanted, limit, before, count=count)
     if found is None:
         return ProcessRows(is_whole=False)
     rows, number = found
@@ -152,7 +153,7 @@ async def list_process_rows(
     )
 
 
-async def _aio_list(
+async def _aio_list_process_rows(
     connection: Any, wanted: ProcessFilter, limit: int, before: int, *, count: bool
 ) -> tuple[list[Any], int | None] | None:
     try:
@@ -161,12 +162,12 @@ async def _aio_list(
             keys = await aio_keys(connection, wanted, before, limit + 1)
             rows = list(await connection.fetch(_ROWS, keys))
             counts = count and len(keys) > limit and wanted.metadata is None
-            return rows, await _aio_count(connection, wanted) if counts else None
+            return rows, await _aio_count_process_rows(connection, wanted) if counts else None
     except TIMED_OUT:
         return None
 
 
-async def _aio_count(connection: Any, wanted: ProcessFilter) -> int:
+async def _aio_count_process_rows(connection: Any, wanted: ProcessFilter) -> int:
     group = group_of(wanted)
     sql = _COUNT if group is None else _COUNT_OF_GROUP
     values: list[Any] = [statuses_of(wanted) if group is None else group]
@@ -225,12 +226,8 @@ async def get_process_error(database: Database, process_type: str, group: str) -
 
 async def known_types(database: Database) -> list[str]:
     """Return the types that have processes or that workers have declared, by name."""
-    return [row["type"] for row in await database.run(_aio_rows, _KNOWN)]
+    return [row["type"] for row in await database.run(aio_fetch, _KNOWN)]
 
 
 async def _aio_row(connection: Any, sql: str, *values: Any) -> Any:
     return await connection.fetchrow(sql, *values)
-
-
-async def _aio_rows(connection: Any, sql: str) -> list[Any]:
-    return list(await connection.fetch(sql))

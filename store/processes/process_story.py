@@ -236,7 +236,7 @@ async def _aio_story(
 def _story_of(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limit: int) -> ProcessStory:
     paged = sorted((task["task_id"] for task in rows if task["is_paged"]), reverse=True)
     more = len(paged) > limit
-    tasks = [_task_of(task) for task in rows if not (more and task["task_id"] == paged[-1])]
+    tasks = [_task_of_story(task) for task in rows if not (more and task["task_id"] == paged[-1])]
     running = row["running_task"]
     names = (
         "type", "process_id", "version", "status", "previous_status", "status_changed_at", "created_at", "detail",
@@ -287,7 +287,7 @@ def _brief(row: Mapping[str, Any], name: str) -> Brief:
     return Brief(None if text is None else shown_json(text), is_long=text is None and row[f"has_{name}"])
 
 
-def _task_of(row: Mapping[str, Any]) -> StoryTask:
+def _task_of_story(row: Mapping[str, Any]) -> StoryTask:
     names = (
         "task_id", "kind", "method", "status", "idempotency_key", "error", "attempt", "first_task", "created_at",
         "scheduled_at", "started_at", "finished_at", "expires_at", "ident",

@@ -107,7 +107,7 @@ def record_of(row: Mapping[str, Any]) -> ProcessRecord:
             kind=row["timer_kind"],
             at=row["timer_at"],
             attempt=row["timer_attempt"],
-            context=_value(row["timer_context"]),
+            context=_shown_json_or_none(row["timer_context"]),
         )
     if row["running_task"] is not None:
         running = RunningStep(task_id=row["running_task"], kind=row["running_kind"], since=row["running_at"])
@@ -118,14 +118,14 @@ def record_of(row: Mapping[str, Any]) -> ProcessRecord:
     return ProcessRecord(
         **{name: row[name] for name in same},
         error_group=None if row["error_group"] is None else group_id(row["error_group"], None),
-        state=_value(row["aux_state"]),
-        metadata=as_object(_value(row["metadata"])),
+        state=_shown_json_or_none(row["aux_state"]),
+        metadata=as_object(_shown_json_or_none(row["metadata"])),
         timer=timer,
         running=running,
     )
 
 
-async def list_events(
+async def list_process_events(
     database: Database,
     process_type: str,
     process_id: str,
@@ -149,7 +149,7 @@ async def list_events(
     return ProcessEventPage(events, BY_NUMBER.text(events[-1].event_id) if more else None)
 
 
-async def list_tasks(
+async def list_process_tasks(
     database: Database,
     process_type: str,
     process_id: str,
@@ -164,7 +164,7 @@ async def list_tasks(
     )
     tasks = []
     for row in rows:
-        tasks.append(task_of(row))
+        tasks.append(process_task_of(row))
         await trio.lowlevel.checkpoint()
     return ProcessTaskPage(tasks, BY_NUMBER.text(tasks[-1].task_id) if more else None)
 
@@ -203,13 +203,13 @@ async def _aio_page(
         return [mark | dict(row) for row in rows], more
 
 
-async def get_task(database: Database, task_id: int, ident: UUID | None = None) -> ProcessTask:
+async def get_process_task(database: Database, task_id: int, ident: UUID | None = None) -> ProcessTask:
     """Return a request to a process, or a timer that has ended. Raises `ProcessNotFound`, `HistoryChanged`."""
     row = await database.run(_aio_task, task_id) if 0 < task_id < 2**63 else None
     if row is None:
         raise no_task(task_id)
     check_ident(task_id, row["ident"], ident)
-    return task_of(row)
+    return process_task_of(row)
 
 
 async def _aio_task(connection: Any, task_id: int) -> Any:
@@ -235,7 +235,7 @@ async def aio_answers(connection: Any, task_ids: Sequence[int]) -> dict[int, tup
         answer = ProcessAnswer(
             task_id=row["task_id"],
             status=row["status"],
-            response=_value(row["response"]),
+            response=_shown_json_or_none(row["response"]),
             error=row["error"],
             ident=row["ident"],
         )
@@ -243,7 +243,7 @@ async def aio_answers(connection: Any, task_ids: Sequence[int]) -> dict[int, tup
     return found
 
 
-def task_of(row: Mapping[str, Any]) -> ProcessTask:
+def process_task_of(row: Mapping[str, Any]) -> ProcessTask:
     """Return the task of a row with its process's mark."""
     fields = dict(row)
     is_running = fields.pop("running_task") == fields["task_id"]
@@ -251,9 +251,9 @@ def task_of(row: Mapping[str, Any]) -> ProcessTask:
     if is_running and fields["status"] in {"waiting", "blocked"}:
         fields |= {"status": "running", "started_at": running_at}
     for name in ("args", "context", "response"):
-        fields[name] = _value(fields[name])
+        fields[name] = _shown_json_or_none(fields[name])
     return ProcessTask(**fields)
 
 
-def _value(text: str | None) -> Any:
+def _shown_json_or_none(text: str | None) -> Any:
     return None if text is None else shown_json(text)

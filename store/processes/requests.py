@@ -90,7 +90,7 @@ async def aio_ask(connection: Any, request: Request, lease_s: int, *, ident: UUI
     return Asked(row["verdict"], row["status"], row["task_id"], row["ident"])
 
 
-def row_of(request: Request) -> Row:
+def row_of_request(request: Request) -> Row:
     """Return a call or a start as a row of the statement for many. Raises `BadRequest`."""
     return (
         request.type,
@@ -124,7 +124,7 @@ async def aio_ask_many(connection: Any, rows: Sequence[Row], lease_s: int, *, wa
 
 async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: int) -> list[Asked]:
     """Start processes, within a transaction (asyncio-flavored). Raises `BadRequest`."""
-    rows = [row_of(one) for one in requests]
+    rows = [row_of_request(one) for one in requests]
     asked = await aio_ask_many(connection, rows, lease_s)
     if rest := [place for place in range(len(rows)) if place not in asked]:
         columns = map(list, zip(*(rows[place] for place in rest), strict=True))

@@ -25,6 +25,7 @@ from dataloader.jobs.process_listings import (
 )
 from dataloader.jobs.processes import check_metadata, check_type
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.processes.reads import LONG, RECORD, record_of
 from dataloader.store.queue.reads import MAX_PAGE_TEXT, aio_fetch_page
 
@@ -125,7 +126,7 @@ async def find_processes(
     """
     check_between("limit", limit, 1, MAX_PAGE)
     before = 2**63 - 1 if after is None else _BY_KEY.key(after)[0]
-    rows, more = await database.run(_aio_find, wanted, limit, before)
+    rows, more = await database.run(_aio_find_processes, wanted, limit, before)
     found = []
     for row in rows:
         found.append(record_of(row))
@@ -134,7 +135,9 @@ async def find_processes(
     return ProcessPage(found, _BY_KEY.text((rows[-1]["key"],)) if more else None)
 
 
-async def _aio_find(connection: Any, wanted: ProcessFilter, limit: int, before: int) -> tuple[list[Any], bool]:
+async def _aio_find_processes(
+    connection: Any, wanted: ProcessFilter, limit: int, before: int
+) -> tuple[list[Any], bool]:
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         await connection.execute(PLAN)
         keys = await aio_keys(connection, wanted, before, limit + 1)
@@ -152,7 +155,7 @@ async def aio_keys(connection: Any, wanted: ProcessFilter, before: int, most: in
         return []
     number = len(values)
     fitting = _FITTING.format(walk=sql, metadata=f"${number + 1}", most=f"${number + 2}")
-    [found] = await _aio_rows(connection, fitting, *values, metadata, most)
+    [found] = await aio_fetch(connection, fitting, *values, metadata, most)
     if len(found["keys"]) == most or found["looked_at"] < walk:
         return list(found["keys"])
     return await _aio_column(
@@ -203,14 +206,10 @@ def group_of(wanted: ProcessFilter) -> int | None:
 
 
 async def _aio_column(connection: Any, sql: str, *values: Any) -> list[int]:
-    return [row[0] for row in await _aio_rows(connection, sql, *values)]
+    return [row[0] for row in await aio_fetch(connection, sql, *values)]
 
 
-async def _aio_rows(connection: Any, sql: str, *values: Any) -> list[Any]:
-    return list(await connection.fetch(sql, *values))
-
-
-async def list_error_groups(
+async def list_process_error_groups(
     database: Database, *, process_type: str | None = None, limit: int = 50, after: After = None
 ) -> ProcessErrorPage:
     """Return a page of at most `limit` (1 to 1,000) groups, the largest first. Raises `BadRequest`."""
@@ -222,7 +221,7 @@ async def list_error_groups(
         values.append(process_type)
     sql = _GROUPS.format(of_type="" if process_type is None else "AND type = $5")
     rows, following = _BY_SIZE.page(
-        await database.run(_aio_groups, sql, values),
+        await database.run(_aio_process_error_groups, sql, values),
         limit,
         lambda row: (-row["processes"], row["type"], row["error_group"]),
     )
@@ -234,7 +233,7 @@ def _without(row: Any) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "error_group"}
 
 
-async def _aio_groups(connection: Any, sql: str, values: list[Any]) -> list[Any]:
+async def _aio_process_error_groups(connection: Any, sql: str, values: list[Any]) -> list[Any]:
     async with connection.transaction(readonly=True):
         await connection.execute(PLAN)
         return list(await connection.fetch(sql, *values))

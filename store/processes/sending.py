@@ -33,7 +33,7 @@ async def send_and_wait(store: Store, request: ProcessRequest, *, wait_s: float,
     else:
         asked = await store.asker.ask(request)
     store.telemetry.asked(request.type, request.kind, trio.current_time() - since)
-    task_id, ident = _task_of(asked, request), asked.ident
+    task_id, ident = _task_or_raise(asked, request), asked.ident
     is_new = asked.verdict == "added"
     if is_new and not wait_s:
         return ProcessAnswer(task_id=task_id, status="waiting", ident=ident)
@@ -49,9 +49,9 @@ async def send_and_wait(store: Store, request: ProcessRequest, *, wait_s: float,
 
 async def withdraw_task(store: Store, task_id: int, ident: UUID | None) -> ProcessAnswer:
     """Withdraw a call if it has not begun, and return its status. Raises `ProcessNotFound`, `HistoryChanged`."""
-    found = await reads.get_task(store.database, task_id, ident)
+    found = await reads.get_process_task(store.database, task_id, ident)
     await _take_back(store, task_id, found.ident, is_audited=store.by_hand)
-    return (await reads.get_task(store.database, task_id, found.ident)).answer
+    return (await reads.get_process_task(store.database, task_id, found.ident)).answer
 
 
 async def _take_back(store: Store, task_id: int, ident: UUID | None, *, is_audited: bool) -> None:
@@ -79,7 +79,7 @@ async def _aio_start_many(connection: Any, requests: Sequence[ProcessRequest], l
             if asked.verdict == "exists":
                 started.append(ProcessStarted(process_id=request.process_id, task_id=None, did="exists"))
             else:
-                task_id = _task_of(asked, request)
+                task_id = _task_or_raise(asked, request)
                 started.append(
                     ProcessStarted(
                         process_id=request.process_id,
@@ -90,7 +90,7 @@ async def _aio_start_many(connection: Any, requests: Sequence[ProcessRequest], l
         return started
 
 
-def _task_of(asked: Asked, request: ProcessRequest) -> int:
+def _task_or_raise(asked: Asked, request: ProcessRequest) -> int:
     """Return the ID of the task for a request. Raises the reason why there is none."""
     match asked.verdict:
         case "conflict":

@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 import attrs
-import msgspec
 
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
+from dataloader.jobs.text import json_or_none
 from dataloader.store.queue.control import aio_short_transaction
 
 Kind = Literal["init", "call", "repair", "timeout", "remove"]
@@ -32,7 +32,6 @@ _IN_TURN: Final = """
 SELECT FROM unnest($1::bigint[]) AS a (key) JOIN dl_processes p ON p.key = ANY (ARRAY[a.key])
 ORDER BY p.key FOR NO KEY UPDATE OF p
 """
-_decode: Final = msgspec.json.decode
 LOCKED_S: Final = 0.01
 LOCKED_TRIES: Final = 200
 
@@ -165,12 +164,12 @@ def _begun(row: Any) -> BegunStep:
         process_id=row["process_id"],
         version=row["version"],
         status=row["status"],
-        aux_state=_value(row["aux_state"]),
-        metadata=_value(row["metadata"]),
+        aux_state=json_or_none(row["aux_state"]),
+        metadata=json_or_none(row["metadata"]),
         last_event_id=row["last_event_id"],
         corrupted_by=row["corrupted_by"],
     )
-    return BegunStep("step", snapshot, _work(row), row["told"])
+    return BegunStep("step", snapshot, _work_of(row), row["told"])
 
 
 async def aio_commit(connection: Any, steps: Sequence[StepOutcome]) -> list[Committed]:
@@ -238,22 +237,18 @@ async def aio_commit_within(step: StepOutcome, connection: Any) -> Committed:
 
 
 def _committed(row: Any) -> Committed:
-    work = _work(row) if row["verdict"] == "next" else None
+    work = _work_of(row) if row["verdict"] == "next" else None
     return Committed(row["verdict"], work, row["status"], row["last_event_id"], row["corrupted_by"], row["told"])
 
 
-def _work(row: Any) -> Work:
+def _work_of(row: Any) -> Work:
     return Work(
         task_id=row["task_id"],
         kind=row["kind"],
         method=row["method"],
-        args=_value(row["args"]),
-        context=_value(row["context"]),
+        args=json_or_none(row["args"]),
+        context=json_or_none(row["context"]),
         attempt=row["attempt"] or 0,
         first_task=row["first_task"],
         ident=row["ident"],
     )
-
-
-def _value(text: str | None) -> Any:
-    return None if text is None else _decode(text)

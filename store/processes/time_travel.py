@@ -10,6 +10,7 @@ import msgspec
 from dataloader.jobs.process_outbox import MESSAGES
 from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetchval
 
 _NEXT: Final = """
 SELECT extract(epoch FROM min(timer_at) - now())::float8 FROM dl_processes
@@ -47,18 +48,18 @@ _SENT: Final = "SELECT id, body::text FROM dl_process_outbox WHERE sink = $1 ORD
 
 async def next_timer_s(database: Database, types: Sequence[str]) -> float | None:
     """Return the seconds until the next timer of these types; None if there is no future timer."""
-    found: float | None = await database.run(_aio_value, _NEXT, list(types))
+    found: float | None = await database.run(aio_fetchval, _NEXT, list(types))
     return found
 
 
 async def advance(database: Database, types: Sequence[str], seconds: float) -> None:
     """Advance the time of the processes of these types by `seconds`."""
-    await database.write(_aio_value, _ADVANCE, list(types), seconds)
+    await database.write(aio_fetchval, _ADVANCE, list(types), seconds)
 
 
 async def is_busy(database: Database, types: Sequence[str], *, with_deliveries: bool) -> bool:
     """Return whether a process of these types runs a step, could run one now, or has a delivery that is due."""
-    return bool(await database.run(_aio_value, _BUSY, list(types), with_deliveries))
+    return bool(await database.run(aio_fetchval, _BUSY, list(types), with_deliveries))
 
 
 async def sent_messages(database: Database) -> list[ProcessRequest]:
@@ -73,8 +74,4 @@ async def _aio_sent(connection: Any) -> list[ProcessRequest]:
 
 async def lose_worker(database: Database, process_type: str, process_id: str) -> bool:
     """Take the running step from its worker, as if that had died; return whether there was one."""
-    return bool(await database.write(_aio_value, _LOSE, process_type, process_id))
-
-
-async def _aio_value(connection: Any, sql: str, *args: Any) -> Any:
-    return await connection.fetchval(sql, *args)
+    return bool(await database.write(aio_fetchval, _LOSE, process_type, process_id))

@@ -18,14 +18,14 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
-from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of
+from dataloader.store.connection.error_meanings import ErrorMeaning, meaning_of_error
 from dataloader.store.queue.bulk_operations import ACTS, ManyAct
 from dataloader.store.queue.control import (
     TO_RUN_NOW,
     TO_SET_PRIORITY,
     aio_audit,
     aio_end,
-    aio_revive,
+    aio_revive_jobs,
     aio_short_transaction,
     newest_of_keys,
 )
@@ -99,7 +99,7 @@ async def _aio_batch(connection: Any) -> tuple[BulkBatch | None, list[int]]:
             async with connection.transaction():
                 return await _aio_work(connection, act)
         except Exception as error:
-            if meaning_of(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}:
+            if meaning_of_error(error) in {ErrorMeaning.OUTAGE, ErrorMeaning.CONFLICT}:
                 raise  # temporary: the whole transaction is rolled back and repeated later
             await connection.execute(_FAULT, act["bulk_id"], said(error)[:1_000])
             return BulkBatch(waits=True), []
@@ -161,7 +161,7 @@ class _Work:
             case "cancel":
                 return await aio_end(self.connection, rows, operator)
             case "retry":
-                await aio_revive(self.connection, rows, operator)
+                await aio_revive_jobs(self.connection, rows, operator)
             case "run_now":
                 await self.connection.execute(TO_RUN_NOW.sql, ids)
             case "set_priority":

@@ -101,50 +101,50 @@ _LEFT_OUT: Final = ManyAct(OPEN, WAKES_PROCESS)
 
 
 @implements(CountBulk)
-async def _count(store: Store, request: CountBulk) -> BulkCount:
+async def _count_bulk(store: Store, request: CountBulk) -> BulkCount:
     """Return the number of jobs; if counting takes longer than `COUNT_S`, "at least 0"."""
     check_act(request.change, request.chosen)
-    return await store.database.run(_aio_count, request.change, request.chosen, COUNT_S)
+    return await store.database.run(_aio_count_bulk, request.change, request.chosen, COUNT_S)
 
 
 @implements(StartBulk)
-async def _start(store: Store, request: StartBulk) -> BulkRecord:
+async def _start_bulk(store: Store, request: StartBulk) -> BulkRecord:
     check_act(request.change, request.chosen)
     return await store.database.write(
-        _aio_start, request.change, request.chosen, store.operator, request.bulk_id or uuid7(), most=request.most
+        _aio_start_bulk, request.change, request.chosen, store.operator, request.bulk_id or uuid7(), most=request.most
     )
 
 
 @implements(GetBulk)
-async def _get(store: Store, request: GetBulk) -> BulkRecord:
-    return await store.database.run(_aio_get, request.bulk_id)
+async def _get_bulk(store: Store, request: GetBulk) -> BulkRecord:
+    return await store.database.run(_aio_get_bulk, request.bulk_id)
 
 
 @implements(ListBulk)
-async def _find(store: Store, request: ListBulk) -> BulkPage:
+async def _find_bulk(store: Store, request: ListBulk) -> BulkPage:
     check_between("limit", request.limit, 1, MAX_PAGE)
     behind = () if request.after is None else BY_INSTANT.key(request.after)
-    records = await store.database.run(_aio_find, *behind, request.limit + 1)
+    records = await store.database.run(_aio_find_bulk, *behind, request.limit + 1)
     return BulkPage(*BY_INSTANT.page(records, request.limit, lambda one: (one.created_at, one.bulk_id)))
 
 
 @implements(StopBulk)
-async def _stop(store: Store, request: StopBulk) -> BulkRecord:
-    return await store.database.write(_aio_stop, request.bulk_id, store.operator)
+async def _stop_bulk(store: Store, request: StopBulk) -> BulkRecord:
+    return await store.database.write(_aio_stop_bulk, request.bulk_id, store.operator)
 
 
 def _record(row: Any) -> BulkRecord:
     return BulkRecord(**dict(row) | {"filter": stored_object(row["filter"])})
 
 
-async def _aio_get(connection: Any, bulk_id: UUID) -> BulkRecord:
+async def _aio_get_bulk(connection: Any, bulk_id: UUID) -> BulkRecord:
     row = await connection.fetchrow(_ONE, bulk_id)
     if row is None:
         raise BulkNotFound(f"no bulk act has the id {bulk_id}")
     return _record(row)
 
 
-async def _aio_find(connection: Any, *values: object) -> list[BulkRecord]:
+async def _aio_find_bulk(connection: Any, *values: object) -> list[BulkRecord]:
     return [_record(row) for row in await connection.fetch(_NEWEST if len(values) == 1 else _PAGE, *values)]
 
 
@@ -160,7 +160,7 @@ def _where(change: Change, chosen: Chosen, act: ManyAct) -> tuple[str, list[Any]
     return f"{where} AND {act.still.format(value=f'${len(values)}::int')}", values
 
 
-async def _aio_count(connection: Any, change: Change, chosen: Chosen, count_s: float) -> BulkCount:
+async def _aio_count_bulk(connection: Any, change: Change, chosen: Chosen, count_s: float) -> BulkCount:
     async def count(act: ManyAct) -> int:
         where, values = _where(change, chosen, act)
         found: int = await connection.fetchval(_COUNT.format(where=where, most=COUNTED), *values)
@@ -182,7 +182,7 @@ def _plan_for_values(timeout: str | None = None) -> str:
     return set_local({**PLANNER_OF_USERS, "plan_cache_mode": "force_custom_plan", **bound})
 
 
-async def _aio_start(
+async def _aio_start_bulk(
     connection: Any, change: Change, chosen: Chosen, operator: Operator, bulk_id: UUID, *, most: int | None
 ) -> BulkRecord:
     meant = chosen.criteria() if isinstance(chosen, JobFilter) else {"chosen": len(set(chosen))}
@@ -191,7 +191,7 @@ async def _aio_start(
     async with aio_short_transaction(connection):
         begun = await connection.fetchval(_BEGIN, bulk_id, change.action, priority, told, operator.name)
         if begun is None:
-            return _same_act(await _aio_get(connection, bulk_id), change.action, priority, told)
+            return _same_act(await _aio_get_bulk(connection, bulk_id), change.action, priority, told)
         await connection.execute(_plan_for_values())
         where, values = _where(change, chosen, ACTS[change.action])
         limit = "" if most is None else f" LIMIT {most + 1:d}"
@@ -205,7 +205,7 @@ async def _aio_start(
             detail["priority"] = priority
         await aio_audit(connection, operator, "start_bulk", None, detail)
         await connection.execute(_TELL)
-        return await _aio_get(connection, bulk_id)
+        return await _aio_get_bulk(connection, bulk_id)
 
 
 def _same_act(found: BulkRecord, action: str, priority: int | None, told: str) -> BulkRecord:
@@ -215,10 +215,10 @@ def _same_act(found: BulkRecord, action: str, priority: int | None, told: str) -
     return found
 
 
-async def _aio_stop(connection: Any, bulk_id: UUID, operator: Operator) -> BulkRecord:
+async def _aio_stop_bulk(connection: Any, bulk_id: UUID, operator: Operator) -> BulkRecord:
     async with aio_short_transaction(connection):
         stopped = row_count(await connection.execute(_STOP, bulk_id, operator.name))
-        record = await _aio_get(connection, bulk_id)
+        record = await _aio_get_bulk(connection, bulk_id)
         if stopped:
             detail = {"bulk": str(bulk_id), "act": record.action, "done": record.done, "changed": record.changed}
             await aio_audit(connection, operator, "stop_bulk", None, detail)

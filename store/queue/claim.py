@@ -67,7 +67,7 @@ def claim_of(request: ClaimRequest, records: Sequence[Any], sent_at: float) -> C
         match record["verdict"]:
             case "run":
                 candidates += 1
-                jobs.append(job_of(request.queue, record))
+                jobs.append(claimed_job_of(request.queue, record))
                 waited.append(record["waited_s"])
             case "locked":
                 passed_over = True
@@ -89,7 +89,7 @@ def claim_of(request: ClaimRequest, records: Sequence[Any], sent_at: float) -> C
     return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked, blocked, large)
 
 
-def job_of(queue: str, record: Any) -> ClaimedJob:
+def claimed_job_of(queue: str, record: Any) -> ClaimedJob:
     """Return the claimed job of a record."""
     return ClaimedJob(
         job_id=record["job_id"],

@@ -149,7 +149,7 @@ async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRec
     A running job whose lease never ends and that no worker renews is canceled immediately. Raises `JobNotFound`, and
     `Conflict` for the job of a durable process.
     """
-    job, lock_hashes = await database.write(_aio_cancel, job_id, operator)
+    job, lock_hashes = await database.write(_aio_cancel_job, job_id, operator)
     await unpark(database, lock_hashes)
     return job
 
@@ -237,16 +237,16 @@ async def pause(database: Database, queue: str, operator: Operator) -> None:
     The queue need not have jobs. Raises `BadRequest` if the name is not allowed.
     """
     check_name("queue", queue, MAX_NAME)
-    await database.write(_aio_pause, queue, operator, paused=True)
+    await database.write(_aio_pause_queue, queue, operator, paused=True)
 
 
 async def resume(database: Database, queue: str, operator: Operator) -> None:
     """End the queue's pause and wake its workers. Raises `BadRequest` if the name is not allowed."""
     check_name("queue", queue, MAX_NAME)
-    await database.write(_aio_pause, queue, operator, paused=False)
+    await database.write(_aio_pause_queue, queue, operator, paused=False)
 
 
-async def _aio_lock(connection: Any, job_id: UUID) -> Any:
+async def _aio_lock_job(connection: Any, job_id: UUID) -> Any:
     row = await connection.fetchrow(_LOCK, job_id)
     if row is None:
         raise JobNotFound(f"no job has the id {job_id}")
@@ -271,9 +271,9 @@ async def aio_short_transaction(connection: Any) -> AsyncIterator[None]:
         yield
 
 
-async def _aio_cancel(connection: Any, job_id: UUID, operator: Operator) -> tuple[JobRecord, list[int]]:
+async def _aio_cancel_job(connection: Any, job_id: UUID, operator: Operator) -> tuple[JobRecord, list[int]]:
     async with aio_short_transaction(connection):
-        row = await _aio_lock(connection, job_id)
+        row = await _aio_lock_job(connection, job_id)
         if row["process"] is not None and row["status"] in OPEN:
             message = f"it wakes the process {row['process']}: stop its step, or remove the process"
             raise Conflict(job_id, row["status"], message)
@@ -315,7 +315,7 @@ def _is_held(row: Any) -> bool:
 
 async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force: bool) -> tuple[JobRecord, list[int]]:
     async with aio_short_transaction(connection):
-        row = await _aio_lock(connection, job_id)
+        row = await _aio_lock_job(connection, job_id)
         lock_hashes: list[int] = []
         if row["endless"] and force:
             lock_hashes = await aio_end(connection, [row], operator)
@@ -324,7 +324,7 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
         elif row["status"] not in REVIVABLE:
             raise _not_allowed("retry", row, REVIVABLE)
         try:
-            await aio_revive(connection, [row], operator)
+            await aio_revive_jobs(connection, [row], operator)
         except TAKEN as error:
             message = "a newer job of its unique key waits or runs, and does what it would do"
             raise Conflict(job_id, row["status"], message) from error
@@ -342,7 +342,7 @@ async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Oper
     async with aio_short_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, REVIVABLE, PLACE_IS_FREE, limit)
         rows = newest_of_keys(rows)
-        await aio_revive(connection, rows, operator)
+        await aio_revive_jobs(connection, rows, operator)
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
         await aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
@@ -357,7 +357,7 @@ def newest_of_keys(rows: list[Any]) -> list[Any]:
     return [row for row in rows if row["unique_key"] is None or newest[row["unique_key"]] == row["job_id"]]
 
 
-async def aio_revive(connection: Any, rows: list[Any], operator: Operator) -> None:
+async def aio_revive_jobs(connection: Any, rows: list[Any], operator: Operator) -> None:
     """Queue ended jobs again and record the operator in their histories (asyncio-flavoured).
 
     `rows` are locked, and have `job_id` and `unique_key`.
@@ -371,7 +371,7 @@ async def aio_revive(connection: Any, rows: list[Any], operator: Operator) -> No
 async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: Operator, **values: Any) -> JobRecord:
     """Apply one action to a job if its status allows it. `values`, in the statement's order, are audited by name."""
     async with aio_short_transaction(connection):
-        row = await _aio_lock(connection, job_id)
+        row = await _aio_lock_job(connection, job_id)
         if row["status"] not in action.allowed:
             raise _not_allowed(action.name, row, action.allowed)
         if action is TO_RUN_NOW and row["waits_for"] == WaitsFor.AFTER:
@@ -393,7 +393,7 @@ async def _aio_act_many(
         return len(rows)
 
 
-async def _aio_pause(connection: Any, queue: str, operator: Operator, *, paused: bool) -> None:
+async def _aio_pause_queue(connection: Any, queue: str, operator: Operator, *, paused: bool) -> None:
     async with aio_short_transaction(connection):
         await connection.execute(_PAUSE, queue, paused, operator.name)
         if not paused:

@@ -142,7 +142,7 @@ async def _aio_depths(connection: Any, limits: CountLimits) -> Depths:
 async def aio_depths_of(connection: Any, row: Any, limits: CountLimits = LIMITS) -> Depths:
     """Return the result of `read_depths` for a row of `READ`, outside a transaction (asyncio-flavoured)."""
     paused = {one.queue: Pause(one.at, one.by) for one in listed_json(row["paused"], _Paused)}
-    counted = (await _aio_count(connection, limits) if row["is_old"] else None) or row
+    counted = (await _aio_count_depths(connection, limits) if row["is_old"] else None) or row
     records = listed_json(counted["queues"] or "[]", QueueRecord)
     unknown = [
         UnknownTask(task=one.task, queue=queue.queue, jobs=one.jobs, since=one.since)
@@ -161,7 +161,7 @@ async def aio_depths_of(connection: Any, row: Any, limits: CountLimits = LIMITS)
     )
 
 
-async def _aio_count(connection: Any, limits: CountLimits) -> Any:
+async def _aio_count_depths(connection: Any, limits: CountLimits) -> Any:
     """Count now; return None if another session counts, or if it takes too long."""
     try:
         async with connection.transaction():

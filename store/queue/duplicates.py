@@ -71,7 +71,7 @@ async def list_duplicates(
     check_between("limit", limit, 1, MAX_PAGE)
     _check_names(task=task, queue=queue)
     tasks = None if task is None else [task]
-    records = await database.run(_aio_groups, tasks, queue, limit)
+    records = await database.run(_aio_duplicate_groups, tasks, queue, limit)
     return [DuplicateGroup(**record | {"args": shown_json(record["args"])}) for record in records]
 
 
@@ -86,7 +86,7 @@ async def cancel_duplicates(
     _check_names(queue=queue)
     for task in tasks:
         _check_names(task=task)
-    count, hashes = await database.write(_aio_cancel, tasks, queue, limit, operator)
+    count, hashes = await database.write(_aio_cancel_duplicates, tasks, queue, limit, operator)
     await unpark(database, hashes)
     return count
 
@@ -98,11 +98,13 @@ def _check_names(**names: str | None) -> None:
             check_text(name, value, MAX_NAME)
 
 
-async def _aio_groups(connection: Any, tasks: list[str] | None, queue: str | None, limit: int) -> list[dict[str, Any]]:
+async def _aio_duplicate_groups(
+    connection: Any, tasks: list[str] | None, queue: str | None, limit: int
+) -> list[dict[str, Any]]:
     return [dict(record) for record in await connection.fetch(_GROUPS, tasks, queue, limit)]
 
 
-async def _aio_cancel(
+async def _aio_cancel_duplicates(
     connection: Any, tasks: list[str], queue: str | None, limit: int, operator: Operator | None
 ) -> tuple[int, list[int]]:
     async with connection.transaction():

@@ -14,7 +14,7 @@ _HAS_ENDED: Final = "SELECT EXISTS (SELECT FROM dl_ended_sessions WHERE session 
 
 async def end_session(database: Database, session: bytes, *, lasts_s: float) -> None:
     """Record that a session has ended. `session` is its hash; its cookie would be accepted for `lasts_s` seconds."""
-    await database.write(_aio_end, session, lasts_s)
+    await database.write(_aio_end_session, session, lasts_s)
 
 
 async def has_ended(database: Database, session: bytes) -> bool:
@@ -22,7 +22,7 @@ async def has_ended(database: Database, session: bytes) -> bool:
     return await database.run(_aio_has_ended, session)
 
 
-async def _aio_end(connection: Any, session: bytes, lasts_s: float) -> None:
+async def _aio_end_session(connection: Any, session: bytes, lasts_s: float) -> None:
     await connection.execute(_END, session, lasts_s)
 
 

@@ -18,6 +18,7 @@ from dataloader.jobs.model import check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, After
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.queue.job_filters import EXACT_LINE, FAILING
 
 MAX_COUNTED: Final = 10_000
@@ -130,21 +131,17 @@ async def list_failing_jobs(database: Database, group: str, *, limit: int = 50, 
     behind = _NEWEST if after is None else BY_INSTANT.key(after)
     values = (number, *behind, limit + 1)
     if exact is None:
-        rows = await database.run(_aio_fetch, JOBS, *values)
+        rows = await database.run(aio_fetch, JOBS, *values)
     else:
-        rows = await database.run(_aio_fetch, _EXACT_JOBS, *values, exact)
+        rows = await database.run(aio_fetch, _EXACT_JOBS, *values, exact)
     jobs = [FailingJob(**dict(row) | {"status": Status(row["status"])}) for row in rows]
     return FailingJobs(*BY_INSTANT.page(jobs, limit, lambda job: (job.created_at, job.job_id)))
 
 
 async def bars_of_groups(database: Database, groups: Sequence[str]) -> dict[str, list[int]]:
     """Return for each group the number of its newest `DATED` jobs added in each twelfth of the time, oldest first."""
-    rows = await database.run(_aio_fetch, _BARS, [group_key("group", group)[0] for group in groups])
+    rows = await database.run(aio_fetch, _BARS, [group_key("group", group)[0] for group in groups])
     bars: dict[str, list[int]] = {}
     for row in rows:
         bars.setdefault(group_id(row["error_group"], None), [0] * BARS)[row["bar"] - 1] = row["jobs"]
     return bars
-
-
-async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
-    return list(await connection.fetch(sql, *values))

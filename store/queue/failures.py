@@ -33,7 +33,13 @@ from dataloader.jobs.model import MAX_INT, check_between, check_text
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After, PageCursor
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.control import PLACE_IS_FREE, aio_audit, aio_revive, aio_short_transaction, newest_of_keys
+from dataloader.store.queue.control import (
+    PLACE_IS_FREE,
+    aio_audit,
+    aio_revive_jobs,
+    aio_short_transaction,
+    newest_of_keys,
+)
 from dataloader.store.queue.failing_jobs import aio_head
 from dataloader.store.queue.job_filters import EXACT_LINE, FAILING
 from dataloader.store.queue.make_ready import unpark
@@ -160,14 +166,14 @@ async def list_error_groups(
         )
         values += [] if task is None else [task]
     rows, following = _BY_SIZE.page(
-        await database.run(_aio_groups, sql, values),
+        await database.run(_aio_error_groups, sql, values),
         limit,
         lambda row: (-row["jobs"], row["error_group"], row["exact"] or 0),
     )
     return ErrorGroupPage([_group_of(row) for row in rows], following)
 
 
-async def _aio_groups(connection: Any, sql: str, values: list[Any]) -> list[Any]:
+async def _aio_error_groups(connection: Any, sql: str, values: list[Any]) -> list[Any]:
     async with connection.transaction(readonly=True):
         # The plan must follow the order of the index, whatever the statistics say: groups are contiguous there.
         await connection.execute(
@@ -210,7 +216,7 @@ async def _aio_retry_group(
         ended = newest_of_keys([row for row in rows if row["status"] != Status.QUEUED])
         rows = [row for row in rows if row["status"] == Status.QUEUED] + ended
         if ended:
-            await aio_revive(connection, ended, operator)
+            await aio_revive_jobs(connection, ended, operator)
         # Jobs that were queued again are due now.
         is_later = wanted.at is not None or wanted.spread_s > 0
         moved = [row["job_id"] for row in rows if is_later or row["status"] == Status.QUEUED]

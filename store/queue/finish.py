@@ -256,7 +256,7 @@ async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: b
     if ordered and not patient and _are_plain(ordered):
         written = await _aio_succeed(connection, ordered)
     else:
-        written = await _aio_end(connection, ordered, patient=patient)
+        written = await _aio_write_outcomes(connection, ordered, patient=patient)
     if len(written) == len(ordered):
         return Finished(written, [])
     rest = {record["token"]: record["locked"] for record in await connection.fetch(_REST, *_columns(ordered))}
@@ -277,7 +277,7 @@ async def _aio_succeed(connection: Any, outcomes: Sequence[Outcome]) -> dict[int
     return {record["token"]: Status.SUCCEEDED for record in records}
 
 
-async def _aio_end(connection: Any, outcomes: Sequence[Outcome], *, patient: bool) -> dict[int, Status]:
+async def _aio_write_outcomes(connection: Any, outcomes: Sequence[Outcome], *, patient: bool) -> dict[int, Status]:
     """Write outcomes of any kind; return the status of the written ones by token."""
     moves = [e for e in outcomes if e.step is Step.MOVE]
     ends = [e for e in outcomes if e.step is not Step.MOVE] if moves else outcomes

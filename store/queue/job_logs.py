@@ -89,7 +89,9 @@ async def list_log(
     if load is not None:
         check_text("load", load, MAX_NAME)
     wanted = (_levels(level), load)
-    page, _ = await database.run(_aio_list, job_id, _behind(after), wanted, limit, is_told=False, most_text=most_text)
+    page, _ = await database.run(
+        _aio_list_log, job_id, _behind(after), wanted, limit, is_told=False, most_text=most_text
+    )
     return page
 
 
@@ -98,7 +100,7 @@ async def read_job_log(
 ) -> JobLogPage:
     """Return the result of `list_log` with the job's status, which tells whether more lines will follow."""
     check_between("limit", limit, 1, MAX_PAGE)
-    page, job = await database.run(_aio_list, job_id, _behind(after), (_levels(level), None), limit, is_told=True)
+    page, job = await database.run(_aio_list_log, job_id, _behind(after), (_levels(level), None), limit, is_told=True)
     return JobLogPage(job["task"], Status(job["status"]), page)
 
 
@@ -110,7 +112,7 @@ def _levels(level: Level | None) -> Sequence[Level] | None:
     return None if level is None else LEVELS[LEVELS.index(level) :]
 
 
-async def _aio_list(
+async def _aio_list_log(
     connection: Any,
     job_id: UUID,
     after: int,

@@ -66,7 +66,7 @@ async def _list_jobs(store: Store, request: ListJobs) -> JobPage:
 
 
 @implements(ListEvents)
-async def _list_events(store: Store, request: ListEvents) -> EventPage:
+async def _list_job_events(store: Store, request: ListEvents) -> EventPage:
     return await reads.list_events(store.database, request.job_id, limit=request.limit, after=request.after)
 
 
@@ -135,7 +135,7 @@ async def _list_error_groups(store: Store, request: ListErrorGroups) -> ErrorGro
 
 
 @implements(ListErrors)
-async def _list_errors(store: Store, request: ListErrors) -> ErrorPage:
+async def _list_job_errors(store: Store, request: ListErrors) -> ErrorPage:
     return await failures.list_errors(
         store.database,
         task=request.task,
@@ -182,13 +182,13 @@ async def _list_queues(store: Store, request: ListQueues) -> QueuePage:
 
 
 @implements(PauseQueue)
-async def _pause(store: Store, request: PauseQueue) -> QueuePaused:
+async def _pause_queue(store: Store, request: PauseQueue) -> QueuePaused:
     await control.pause(store.database, request.queue, store.operator)
     return QueuePaused(request.queue, paused=True)
 
 
 @implements(ResumeQueue)
-async def _resume(store: Store, request: ResumeQueue) -> QueuePaused:
+async def _resume_queue(store: Store, request: ResumeQueue) -> QueuePaused:
     await control.resume(store.database, request.queue, store.operator)
     return QueuePaused(request.queue, paused=False)
 

@@ -107,7 +107,7 @@ class JobRows:
     is_whole: bool = True
 
 
-def row_of(record: Mapping[str, Any]) -> JobRow:
+def row_of_list(record: Mapping[str, Any]) -> JobRow:
     """The row of a record with `COLUMNS`."""
     values = {field.name: record[field.name] for field in attrs.fields(JobRow)}
     waits_for = record["waits_for"]
@@ -116,7 +116,7 @@ def row_of(record: Mapping[str, Any]) -> JobRow:
     return JobRow(**values)
 
 
-def _place(row: JobRow) -> str:
+def _place_in_list(row: JobRow) -> str:
     return BY_INSTANT.text((row.created_at, row.job_id))
 
 
@@ -125,25 +125,25 @@ async def list_job_rows(
 ) -> JobRows:
     """A page of at most `limit` jobs, newest first; `count`: also how many there are, if that is told soon."""
     key = None if after is None else BY_INSTANT.key(after)
-    return await database.run(_aio_list, wanted, limit, key, count=count)
+    return await database.run(_aio_list_job_rows, wanted, limit, key, count=count)
 
 
-async def _aio_list(
+async def _aio_list_job_rows(
     connection: Any, wanted: JobFilter, limit: int, key: tuple[datetime, UUID] | None, *, count: bool
 ) -> JobRows:
     sql, values = list_statement(_SELECT, wanted, limit + 1, key)
     try:
         async with connection.transaction(readonly=True):
             await connection.execute(f"{PLAN_OF_A_LIST}; SET LOCAL statement_timeout = {PATIENCE_S * 1000:.0f}")
-            rows = list(map(row_of, await connection.fetch(sql, *values)))
-            number = await _aio_count(connection, wanted) if count else None
+            rows = list(map(row_of_list, await connection.fetch(sql, *values)))
+            number = await _aio_count_job_rows(connection, wanted) if count else None
     except TIMED_OUT:
         return JobRows(is_whole=False)
     more = len(rows) > limit
-    return JobRows(rows=rows[:limit], next=_place(rows[limit - 1]) if more else None, count=number)
+    return JobRows(rows=rows[:limit], next=_place_in_list(rows[limit - 1]) if more else None, count=number)
 
 
-async def _aio_count(connection: Any, wanted: JobFilter) -> int | None:
+async def _aio_count_job_rows(connection: Any, wanted: JobFilter) -> int | None:
     where, values = condition(wanted)
     try:
         async with connection.transaction():
@@ -170,7 +170,7 @@ async def search_job_rows(
     """
     until = trio.current_time() + PATIENCE_S
     key = None if after is None else BY_INSTANT.key(after)
-    found = await database.run(_aio_search, wanted, pattern, key)
+    found = await database.run(_aio_search_args, wanted, pattern, key)
     if found is None:
         return JobRows(searched=0, is_whole=False)
     rows: list[JobRow] = []
@@ -181,13 +181,13 @@ async def search_job_rows(
         records = await database.run(_aio_of_ids, ids[begin : begin + _READ])
         rows += await in_thread(partial(_showing, records, pattern))
         if len(rows) > limit:
-            return JobRows(rows=rows[:limit], next=_place(rows[limit - 1]), searched=found["searched"])
+            return JobRows(rows=rows[:limit], next=_place_in_list(rows[limit - 1]), searched=found["searched"])
     goes_on = found["searched"] == SEARCHED
     place = BY_INSTANT.text((found["begin"], found["last"])) if goes_on else None
     return JobRows(rows=rows, next=place, searched=found["searched"])
 
 
-async def _aio_search(
+async def _aio_search_args(
     connection: Any, wanted: JobFilter, pattern: ArgsPattern, key: tuple[datetime, UUID] | None
 ) -> Mapping[str, Any] | None:
     rows, values = list_statement("SELECT created_at, job_id, args FROM dl_jobs", wanted, SEARCHED, key)
@@ -207,7 +207,7 @@ async def _aio_of_ids(connection: Any, ids: Sequence[UUID]) -> list[Mapping[str,
 
 def _showing(records: Sequence[Mapping[str, Any]], pattern: ArgsPattern) -> list[JobRow]:
     return [
-        row_of(record)
+        row_of_list(record)
         for record in records
         if record["args"] is not None and pattern.shows_in(shown_json(record["args"]))
     ]

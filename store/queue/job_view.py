@@ -41,10 +41,10 @@ class JobView:
 
 async def read_job_view(database: Database, job_id: UUID, *, brief: bool = False) -> JobView:
     """Return the job without the state of its queue; with `brief`, without its args. Raises `JobNotFound`."""
-    return await database.run(_aio_view, job_id, _BRIEF if brief else _WHOLE)
+    return await database.run(_aio_job_view, job_id, _BRIEF if brief else _WHOLE)
 
 
-async def _aio_view(connection: Any, job_id: UUID, sql: str) -> JobView:
+async def _aio_job_view(connection: Any, job_id: UUID, sql: str) -> JobView:
     record = await connection.fetchrow(sql, job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")

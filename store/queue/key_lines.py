@@ -10,7 +10,7 @@ import attrs
 from dataloader.jobs.model import MAX_INT, check_text
 from dataloader.jobs.wait_reasons import LockingSession
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.job_rows import COLUMNS, MOST_COUNTED, JobRow, row_of
+from dataloader.store.queue.job_rows import COLUMNS, MOST_COUNTED, JobRow, row_of_list
 from dataloader.store.queue.why import SESSION_OF, session_of
 
 MOST_WAITING: Final = 50
@@ -68,7 +68,7 @@ async def key_line(database: Database, key: str) -> KeyLine:
 async def _aio_line(connection: Any, key: str) -> KeyLine:
     parts: dict[str, list[JobRow]] = {"holds": [], "waits": [], "ended": []}
     for record in await connection.fetch(_ROWS, key):
-        parts[record["part"]].append(row_of(record))
+        parts[record["part"]].append(row_of_list(record))
     counted = await connection.fetchrow(_COUNT, key)
     is_free = counted["pid"] is None or bool(parts["holds"])
     return KeyLine(

@@ -71,7 +71,7 @@ async def search_errors(
     terms = {"task = ": task, "queue = ": queue, "error_group = ": number, "job_id = ": job_id}
     # Groups and jobs have an index.
     far = group is not None or job_id is not None
-    found = await database.run(_aio_look, _ERRORS, terms, limit, after, far=far)
+    found = await database.run(_aio_look_back, _ERRORS, terms, limit, after, far=far)
     return attrs.evolve(found, rows=list(map(error_of, found.rows)))
 
 
@@ -94,11 +94,11 @@ async def search_audit(
         if text is not None:
             check_text(name, text, MAX_INT, empty=True)
     terms = {"actor = ": actor, "action = ": action, "job_id = ": job_id, "ts >= ": begin, "ts < ": end}
-    found = await database.run(_aio_look, _AUDIT, terms, limit, after, far=False)
+    found = await database.run(_aio_look_back, _AUDIT, terms, limit, after, far=False)
     return attrs.evolve(found, rows=[audit_record(row) for row in found.rows])
 
 
-async def _aio_look(
+async def _aio_look_back(
     connection: Any,
     log: tuple[str, str, str, str],
     terms: Mapping[str, object],

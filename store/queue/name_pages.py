@@ -42,8 +42,8 @@ async def page_of_queues(database: Database, *, limit: int = 200, after: After =
     Raises `BadRequest` if `limit` is not allowed, or if the queue at `after` does not exist any more.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    queues = await list_queues(database, limit=limit + 1, after=await _name(database, after, _QUEUE_OF_DIGEST))
-    return QueuePage(*BY_NAME.page(queues, limit, lambda queue: _place(queue.queue)))
+    queues = await list_queues(database, limit=limit + 1, after=await _name_at(database, after, _QUEUE_OF_DIGEST))
+    return QueuePage(*BY_NAME.page(queues, limit, lambda queue: _place_of_name(queue.queue)))
 
 
 async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: After = None) -> WorkerPage:
@@ -52,9 +52,9 @@ async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: A
     Raises the errors of `page_of_queues`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    behind = await _name(database, after, _WORKER_OF_DIGEST)
+    behind = await _name_at(database, after, _WORKER_OF_DIGEST)
     workers = await list_workers(database, limit=limit + 1, after=behind or "")
-    return WorkerPage(*BY_NAME.page(workers, limit, lambda worker: _place(worker.worker)))
+    return WorkerPage(*BY_NAME.page(workers, limit, lambda worker: _place_of_name(worker.worker)))
 
 
 async def page_of_tasks(database: Database, *, limit: int = 200, after: After = None) -> TaskPage:
@@ -63,18 +63,18 @@ async def page_of_tasks(database: Database, *, limit: int = 200, after: After = 
     Raises the errors of `page_of_queues`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    behind = await _name(database, after, _TASK_OF_DIGEST)
+    behind = await _name_at(database, after, _TASK_OF_DIGEST)
     tasks = await database.run(aio_task_states, behind or "", limit + 1)
-    return TaskPage(*BY_NAME.page(tasks, limit, lambda task: _place(task.task)))
+    return TaskPage(*BY_NAME.page(tasks, limit, lambda task: _place_of_name(task.task)))
 
 
-def _place(name: str) -> str:
+def _place_of_name(name: str) -> str:
     """Return the text for a name in a cursor."""
     shows_itself = len(name) <= MAX_NAME and mask_text(name) == name and not name.startswith(_DIGEST)
     return name if shows_itself else _DIGEST + sha256(name.encode()).hexdigest()
 
 
-async def _name(database: Database, after: After, sql: str) -> str | None:
+async def _name_at(database: Database, after: After, sql: str) -> str | None:
     """Return the name at the place `after`."""
     if after is None:
         return None

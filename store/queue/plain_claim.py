@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.store.queue.claim import Claim, ClaimRequest, job_of
+from dataloader.store.queue.claim import Claim, ClaimRequest, claimed_job_of
 from dataloader.store.queue.lease_clock import lease_time
 
 GENERAL_CLAIMS: Final = 50
@@ -109,7 +109,7 @@ async def aio_claim_plain(connection: Any, worker: str, request: ClaimRequest) -
     first = records[0]
     if first["are_plain"] is False:
         return None
-    jobs = [job_of(request.queue, record) for record in records if record["job_id"] is not None]
+    jobs = [claimed_job_of(request.queue, record) for record in records if record["job_id"] is not None]
     return Claim(
         jobs,
         [record["waited_s"] for record in records[: len(jobs)]],

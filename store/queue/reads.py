@@ -258,7 +258,7 @@ async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 5
     check_between("limit", limit, 1, MAX_PAGE)
     key = None if after is None else BY_INSTANT.key(after)
     sql, values = list_statement(_SELECT_JOB, job_filter, limit + 1, key)
-    records, states, more = await database.run(_aio_list, sql, values, limit)
+    records, states, more = await database.run(_aio_list_jobs, sql, values, limit)
     jobs = []
     for record in records:
         jobs.append(job_of(record, states))
@@ -292,7 +292,7 @@ def list_statement(
     return f"{' UNION ALL '.join(f'({part})' for part in parts)} {newest}", values
 
 
-async def _aio_list(
+async def _aio_list_jobs(
     connection: Any, sql: str, values: list[Any], limit: int
 ) -> tuple[list[Any], dict[tuple[str, str], QueueState], bool]:
     """Return the rows of a page, the states of their queues, and whether there are more."""
@@ -351,7 +351,7 @@ async def list_events(
     check_between("limit", limit, 1, MAX_PAGE)
     events = []
     behind = 0 if after is None else BY_NUMBER.key(after)
-    records, more = await database.run(_aio_events, job_id, behind, limit, most_text)
+    records, more = await database.run(_aio_list_events, job_id, behind, limit, most_text)
     for record in records:
         events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
         # Each row may be long, so other Trio tasks must run in between.
@@ -359,7 +359,9 @@ async def list_events(
     return EventPage(events, BY_NUMBER.text(events[-1].event_id) if more else None)
 
 
-async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int, most_text: int) -> tuple[list[Any], bool]:
+async def _aio_list_events(
+    connection: Any, job_id: UUID, after: int, limit: int, most_text: int
+) -> tuple[list[Any], bool]:
     async with connection.transaction(readonly=True):
         records, more = await aio_fetch_page(
             connection, _EVENTS, (job_id, after, limit + 1), limit, texts=("payload",), most=most_text

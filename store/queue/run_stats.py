@@ -105,11 +105,11 @@ async def list_run_stats(
     """
     check_between("limit", limit, 1, MAX_PAGE)
     behind = None if after is None else BY_RUN.key(after)
-    records = await database.run(_aio_list, wanted, limit + 1, behind)
+    records = await database.run(_aio_list_stats, wanted, limit + 1, behind)
     return RunStatsPage(*BY_RUN.page([_stats(record) for record in records], limit, _key))
 
 
-async def _aio_list(
+async def _aio_list_stats(
     connection: Any, wanted: StatsFilter, limit: int, behind: tuple[datetime, str, str, str] | None
 ) -> list[Any]:
     async with connection.transaction(readonly=True):

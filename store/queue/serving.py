@@ -11,6 +11,7 @@ import attrs
 
 from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
@@ -114,7 +115,7 @@ class QueueDetail:
 
 async def read_processes(database: Database) -> list[ServingProcess]:
     """Return the first `PROCESSES` processes by name, those that are gone last; these are deleted a day later."""
-    return [ServingProcess(**row) for row in await database.run(_aio_fetch, _PROCESSES)]
+    return [ServingProcess(**row) for row in await database.run(aio_fetch, _PROCESSES)]
 
 
 async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetail]:
@@ -131,7 +132,3 @@ async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetai
 async def _aio_queue(connection: Any, queue: str) -> tuple[Depths, Any]:
     row = await connection.fetchrow(_QUEUE, queue)
     return await aio_depths_of(connection, row), row
-
-
-async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
-    return list(await connection.fetch(sql, *values))

@@ -17,6 +17,7 @@ from dataloader.jobs.task_listings import TaskNotFound, TaskRecord
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count
+from dataloader.store.connection.fetching import aio_fetchrow
 from dataloader.store.limits.limit_rows import TELL
 
 LAYOUT: Final = 3
@@ -71,12 +72,12 @@ async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) 
             task.name,
             task.queue,
             task.priority,
-            _json(task.lock_key),
+            _encoded_or_none(task.lock_key),
             task.max_attempts,
             task.lease_ttl_sec,
-            _json(None if task.unique is None else task.unique.settings()),
+            _encoded_or_none(None if task.unique is None else task.unique.settings()),
             task.description or None,
-            _json(None if task.args is None else _schema(task.args)),
+            _encoded_or_none(None if task.args is None else _schema(task.args)),
             task.stages.first_task if task.stages is not None and task.stages.name == task.name else None,
         )
         for task in tasks
@@ -94,15 +95,11 @@ def _schema(args: ArgsType[Any]) -> dict[str, Any]:
 async def get_task(database: Database, name: str) -> TaskRecord:
     """Return the declaration of a task. Raises `TaskNotFound`, and `BadRequest` if the name is not a valid text."""
     check_text("task", name, MAX_NAME)
-    record = await database.run(_aio_one, name)
+    record = await database.run(aio_fetchrow, _ONE, name)
     if record is None:
         raise TaskNotFound(f"no process has declared a task {name!r:.200}")
     return TaskRecord(**dict(record) | {key: shown_json(record[key]) if record[key] else None for key in _SHOWN})
 
 
-async def _aio_one(connection: Any, name: str) -> Any:
-    return await connection.fetchrow(_ONE, name)
-
-
-def _json(value: object) -> str | None:
+def _encoded_or_none(value: object) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()

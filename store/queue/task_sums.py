@@ -130,7 +130,7 @@ async def sums_of_tasks(
 ) -> SumsOfTasks:
     """Return the `limit` tasks with the most runs, from at most `most` sums of a task, a time and an outcome."""
     values = (*_values(wanted, wrong, most), _STEPS_S[wanted.by], limit)
-    rows = await database.run(_aio_fetch, _BY[wanted.by] + _TASKS, values)
+    rows = await database.run(_aio_fetch_as_walk, _BY[wanted.by] + _TASKS, values)
     if not rows:
         return SumsOfTasks([], 0, is_whole=True)
     return SumsOfTasks(list(map(_sums, rows)), rows[0]["tasks"], rows[0]["sums"] <= most)
@@ -140,7 +140,7 @@ async def newest_sums(
     database: Database, wanted: StatsFilter, *, wrong: Collection[RunOutcome], most: int, limit: int
 ) -> Sequence[TaskSums]:
     """Return the newest `limit` lines, each for a task in an hour or on a day, from the same sums."""
-    rows = await database.run(_aio_fetch, _BY[wanted.by] + _LINES, (*_values(wanted, wrong, most), limit))
+    rows = await database.run(_aio_fetch_as_walk, _BY[wanted.by] + _LINES, (*_values(wanted, wrong, most), limit))
     return list(map(_sums, rows))
 
 
@@ -161,7 +161,7 @@ def _sums(row: Any) -> TaskSums:
     )
 
 
-async def _aio_fetch(connection: Any, sql: str, values: tuple[object, ...]) -> list[Any]:
+async def _aio_fetch_as_walk(connection: Any, sql: str, values: tuple[object, ...]) -> list[Any]:
     async with connection.transaction(readonly=True):
         await connection.execute(_AS_A_WALK)
         return list(await connection.fetch(sql, *values))

@@ -34,7 +34,7 @@ UPDATE dl_jobs SET watched = true WHERE job_id = $1 AND NOT watched AND status I
 
 
 @attrs.define(eq=False)
-class _Watch:
+class _AwaitedJob:
     """Job with waiters, and the last read of it, which all waiters share.
 
     `stale` means that a waiter needs a read that begins from now on. `read_at` is the time at which the last one began,
@@ -67,7 +67,7 @@ class Waits:
         self.begun = trio.Event()
         self._database = database
         self._reread_s = reread_s
-        self._watches: dict[UUID, _Watch] = {}
+        self._watches: dict[UUID, _AwaitedJob] = {}
 
     async def wait(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> JobRecord:
         """Return the job when it ends, when its status or progress differs from `seen`, or after `timeout_s`.
@@ -110,8 +110,8 @@ class Waits:
             watch.wake()
 
     @contextmanager
-    def _watching(self, job_id: UUID) -> Iterator[_Watch]:
-        watch = self._watches.setdefault(job_id, _Watch(job_id))
+    def _watching(self, job_id: UUID) -> Iterator[_AwaitedJob]:
+        watch = self._watches.setdefault(job_id, _AwaitedJob(job_id))
         watch.waiters += 1
         self.begun.set()
         # The last read for the other waiters may be older than the job that the new one has seen.
@@ -123,7 +123,7 @@ class Waits:
             if not watch.waiters:
                 del self._watches[job_id]
 
-    async def _read(self, watch: _Watch) -> JobRecord:
+    async def _read(self, watch: _AwaitedJob) -> JobRecord:
         async with watch.turn:
             if watch.stale or watch.job is None:
                 watch.stale = False

@@ -204,7 +204,7 @@ async def _aio_of_after(connection: Any, job: Mapping[str, Any]) -> WaitReason:
 
 
 async def _aio_of_key(connection: Any, job: Mapping[str, Any]) -> WaitReason:
-    holder = await connection.fetchrow(_OF_KEY, *_place(job), job["hash"])
+    holder = await connection.fetchrow(_OF_KEY, *_place_in_queue(job), job["hash"])
     ahead = holder["ahead"]
     place = _in_line(ahead)
     if holder["job_id"] is not None:
@@ -239,7 +239,7 @@ def described(session: LockingSession) -> str:
 
 async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     name = job["lane"] or job["task"]
-    values = (*_place(job), job["queue"], job["names"], name, job["partition_key"])
+    values = (*_place_in_queue(job), job["queue"], job["names"], name, job["partition_key"])
     found = await connection.fetchrow(_IN_LANE, *values)
     if found is None:
         return _unknown_task(job)
@@ -308,7 +308,7 @@ async def _aio_of_queue(connection: Any, job: Mapping[str, Any]) -> WaitReason:
         return closed
     if job["task_paused"]:
         return _reason(job, "task_paused", f"The task {job['task']} is paused.")
-    found = await connection.fetchrow(_AHEAD_READY, *_place(job), job["queue"], job["names"])
+    found = await connection.fetchrow(_AHEAD_READY, *_place_in_queue(job), job["queue"], job["names"])
     if found["running"] >= job["slots"]:
         return _of_full_queue(job, found["ahead"])
     text = f"It is ready, and a worker of the queue {job['queue']} takes it next; {_in_line(found['ahead'])}."
@@ -320,7 +320,7 @@ def _of_full_queue(job: Mapping[str, Any], ahead: int) -> WaitReason:
     return _reason(job, "slots", text, since=job["available_at"], ahead=ahead)
 
 
-def _place(job: Mapping[str, Any]) -> tuple[Any, ...]:
+def _place_in_queue(job: Mapping[str, Any]) -> tuple[Any, ...]:
     return job["priority"], job["created_at"], job["job_id"]
 
 

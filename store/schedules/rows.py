@@ -67,7 +67,7 @@ async def aio_declare_schedules(
         stored, now = await _aio_stored(connection, sorted(declared), tasks)
         others = [name for name in declared if name in stored and stored[name].origin != "code"]
         new = [one for name, one in declared.items() if name not in others and not _is_same(stored.get(name), one)]
-        await _aio_write(connection, new, stored, now, ("code", worker))
+        await _aio_store_schedules(connection, new, stored, now, ("code", worker))
         gone = [name for name in stored if name not in declared]
         if gone:
             await connection.execute(_RETIRE, gone)
@@ -85,7 +85,7 @@ async def aio_of_unknown_tasks(connection: Any, schedules: Sequence[Schedule]) -
 async def aio_put_schedule(connection: Any, schedule: Schedule, operator: str) -> None:
     """Store an operator's schedule in the current transaction (asyncio-flavored)."""
     stored, now = await _aio_stored(connection, [schedule.name], [])
-    await _aio_write(connection, [schedule], stored, now, ("operator", operator))
+    await _aio_store_schedules(connection, [schedule], stored, now, ("operator", operator))
 
 
 async def _aio_stored(
@@ -106,7 +106,7 @@ async def _aio_stored(
     return stored, await connection.fetchval("SELECT statement_timestamp()")
 
 
-async def _aio_write(
+async def _aio_store_schedules(
     connection: Any,
     schedules: Sequence[Schedule],
     stored: Mapping[str, _Stored],

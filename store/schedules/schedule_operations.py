@@ -47,6 +47,7 @@ from dataloader.jobs.schedules import Every, Schedule
 from dataloader.jobs.states import Status
 from dataloader.jobs.task import check_task
 from dataloader.jobs.text import as_object, stored_json
+from dataloader.store.connection.fetching import aio_fetch
 from dataloader.store.implementations import Store, implements
 from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
 from dataloader.store.queue.enqueue import row_of
@@ -100,7 +101,7 @@ async def _list_schedule_events(store: Store, request: ListScheduleEvents) -> Sc
     check_between("limit", request.limit, 1, MAX_PAGE)
     await store.database.run(_aio_one, _ONE, request.name)
     before = 2**63 - 1 if request.after is None else BY_NUMBER.key(request.after)
-    records = await store.database.run(_aio_fetch, _EVENTS, request.name, before, request.limit + 1)
+    records = await store.database.run(aio_fetch, _EVENTS, request.name, before, request.limit + 1)
     events = [
         ScheduleEvent(
             event_id=record["event_id"],
@@ -135,17 +136,17 @@ async def _delete_schedule(store: Store, request: DeleteSchedule) -> ScheduleRec
 
 @implements(PauseSchedule)
 async def _pause_schedule(store: Store, request: PauseSchedule) -> ScheduleRecord:
-    return await store.database.write(_aio_pause, request.name, f"by {store.operator.name}", store.operator)
+    return await store.database.write(_aio_pause_schedule, request.name, f"by {store.operator.name}", store.operator)
 
 
 @implements(ResumeSchedule)
 async def _resume_schedule(store: Store, request: ResumeSchedule) -> ScheduleRecord:
-    return await store.database.write(_aio_pause, request.name, None, store.operator)
+    return await store.database.write(_aio_pause_schedule, request.name, None, store.operator)
 
 
 @implements(RunSchedule)
 async def _run_schedule(store: Store, request: RunSchedule) -> Enqueued:
-    return await store.database.write(_aio_run, request, store.operator, store.enqueuer.default_lease_s)
+    return await store.database.write(_aio_run_beside_plan, request, store.operator, store.enqueuer.default_lease_s)
 
 
 @implements(BackfillSchedule)
@@ -174,10 +175,6 @@ def schedule_record(row: Any) -> ScheduleRecord:
     return ScheduleRecord(**values | {"spec": spec if isinstance(spec, dict) else {}}, fault=fault)
 
 
-async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
-    return list(await connection.fetch(sql, *values))
-
-
 async def _aio_one(connection: Any, sql: str, name: str) -> Any:
     record = await connection.fetchrow(sql, name)
     if record is None:
@@ -186,7 +183,7 @@ async def _aio_one(connection: Any, sql: str, name: str) -> Any:
 
 
 @asynccontextmanager
-async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
+async def _aio_transaction_with_timeout(connection: Any) -> AsyncIterator[None]:
     """Open a transaction that waits for a locked schedule, up to `LOCK_TIMEOUT_MS`."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -194,7 +191,7 @@ async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
 
 
 async def _aio_put(connection: Any, schedule: Schedule, operator: Operator) -> ScheduleRecord:
-    async with _aio_transaction(connection):
+    async with _aio_transaction_with_timeout(connection):
         await aio_put_schedule(connection, schedule, operator.name)
         detail = {"schedule": schedule.name, "spec": schedule.spec()}
         await aio_audit(connection, operator, "put_schedule", None, detail)
@@ -202,7 +199,7 @@ async def _aio_put(connection: Any, schedule: Schedule, operator: Operator) -> S
 
 
 async def _aio_delete(connection: Any, name: str, operator: Operator) -> ScheduleRecord:
-    async with _aio_transaction(connection):
+    async with _aio_transaction_with_timeout(connection):
         found = await _aio_one(connection, _LOCK, name)
         await connection.execute("DELETE FROM dl_schedules WHERE name = $1", name)
         await connection.execute("DELETE FROM dl_schedule_events WHERE name = $1", name)
@@ -210,9 +207,9 @@ async def _aio_delete(connection: Any, name: str, operator: Operator) -> Schedul
         return schedule_record(found)
 
 
-async def _aio_pause(connection: Any, name: str, why: str | None, operator: Operator) -> ScheduleRecord:
+async def _aio_pause_schedule(connection: Any, name: str, why: str | None, operator: Operator) -> ScheduleRecord:
     kind = "resumed" if why is None else "paused"
-    async with _aio_transaction(connection):
+    async with _aio_transaction_with_timeout(connection):
         found = await _aio_one(connection, _LOCK, name)
         if found["paused"] != (why is not None):
             await connection.execute(_PAUSE, name, why is not None, why)
@@ -228,9 +225,11 @@ async def _aio_pause(connection: Any, name: str, why: str | None, operator: Oper
     return attrs.evolve(record, next_at=schedule.next_after(schedule.times(record.stored_at), found["now"]))
 
 
-async def _aio_run(connection: Any, request: RunSchedule, operator: Operator, default_lease_s: int) -> Enqueued:
+async def _aio_run_beside_plan(
+    connection: Any, request: RunSchedule, operator: Operator, default_lease_s: int
+) -> Enqueued:
     name, job_id = request.name, request.job_id
-    async with _aio_transaction(connection):
+    async with _aio_transaction_with_timeout(connection):
         found = await _aio_one(connection, _LOCK, name)
         # The schedule is locked, so two requests with the same ID run one after the other.
         if job_id is not None and (there := await connection.fetchrow(_THERE, job_id)) is not None:
@@ -256,7 +255,7 @@ async def _aio_backfill(
     connection: Any, request: BackfillSchedule, operator: Operator, default_lease_s: int
 ) -> Backfilled:
     name, backfill = request.name, request.backfill_id or uuid7()
-    async with _aio_transaction(connection):
+    async with _aio_transaction_with_timeout(connection):
         found = await _aio_one(connection, _LOCK, name)
         schedule = schedule_record(found).schedule
         # What is planned for later is the tick's.

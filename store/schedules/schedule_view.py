@@ -13,6 +13,7 @@ from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.schedule_listings import ScheduleEvent, ScheduleNotFound, ScheduleRecord
 from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.fetching import aio_fetchrow
 from dataloader.store.queue.depths import readable
 from dataloader.store.schedules.planned_jobs import PlannedJob
 from dataloader.store.schedules.schedule_operations import COLUMNS, payload_of, schedule_record
@@ -50,7 +51,7 @@ class ScheduleView:
 async def read_schedule_view(database: Database, name: str, *, events: int, jobs: int) -> ScheduleView:
     """Read the schedule with at most this many `events` and `jobs`. Raises `ScheduleNotFound`."""
     check_name("name", name, MAX_NAME)
-    row = await database.run(_aio_view, name, events, jobs)
+    row = await database.run(aio_fetchrow, VIEW, name, events, jobs)
     if row is None:
         raise ScheduleNotFound(f"no schedule has the name {name!r}")
     told = listed_json(row["events"], _Event)
@@ -59,7 +60,3 @@ async def read_schedule_view(database: Database, name: str, *, events: int, jobs
         ScheduleEvent(event_id=one.event_id, at=one.at, kind=one.kind, payload=payload_of(one.payload)) for one in told
     ]
     return ScheduleView(schedule_record(row), shown, planned)
-
-
-async def _aio_view(connection: Any, *values: object) -> Any:
-    return await connection.fetchrow(VIEW, *values)

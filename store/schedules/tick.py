@@ -166,7 +166,7 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
         done = await _aio_do(connection, due, default_lease_s, left, bugs)
         if any(one.added for one in done):  # so the schedule is the cause of each error
             for one, error in bugs:
-                done += await _aio_pause(connection, one, error, left)
+                done += await _aio_pause_at_fault(connection, one, error, left)
             bugs.clear()
     for one in done:
         if one.paused_why is not None:
@@ -212,25 +212,25 @@ async def _aio_do(
     if is_bug(fault):
         bugs.append((due[0], fault))
         return []
-    return await _aio_pause(connection, due[0], fault, left)
+    return await _aio_pause_at_fault(connection, due[0], fault, left)
 
 
-async def _aio_pause(connection: Any, due: _Due, error: Exception, left: dict[str, str]) -> list[_Due]:
+async def _aio_pause_at_fault(connection: Any, due: _Due, error: Exception, left: dict[str, str]) -> list[_Due]:
     """Pause a schedule whose job cannot be added. If that cannot be written, add its name to `left`."""
-    why = due.paused_why or f"its job can't be added: {_reason(error)}"
+    why = due.paused_why or f"its job can't be added: {_reason_of_fault(error)}"
     paused = attrs.evolve(due, paused_why=why, is_at_fault=True)
     try:
         async with connection.transaction():
-            await _aio_write(connection, [paused])
+            await _aio_write_next_times(connection, [paused])
     except Exception as other:
         if is_temporary(other):
             raise
-        left[paused.name] = f"it can't be paused: {_reason(other)}"
+        left[paused.name] = f"it can't be paused: {_reason_of_fault(other)}"
         return []
     return [paused]
 
 
-def _reason(error: Exception) -> str:
+def _reason_of_fault(error: Exception) -> str:
     return str(error) if isinstance(error, BadRequest) else said(error)
 
 
@@ -238,7 +238,7 @@ async def _aio_try(connection: Any, due: list[_Due], default_lease_s: int) -> li
     await _aio_pause_after_failures(connection, [one for one in due if one.paused_why is None])
     await _aio_choose(connection, [one for one in due if one.paused_why is None])
     await _aio_insert(connection, [one for one in due if one.times], default_lease_s)
-    await _aio_write(connection, due)
+    await _aio_write_next_times(connection, due)
     return due
 
 
@@ -266,7 +266,7 @@ async def _aio_plan(records: Iterable[Any], now: datetime, left: dict[str, str])
             try:
                 found = plans[alike] = plan(schedule, schedule.times(stored_at), was_due_at, now)
             except Exception as error:  # noqa: BLE001 - any error of one schedule: the others are planned
-                why = f"its times can't be computed: {_reason(error)}"
+                why = f"its times can't be computed: {_reason_of_fault(error)}"
                 due.append(_Due(schedule, spec, _NOTHING, was_due_at, last_job_id, paused_why=why, is_at_fault=True))
                 continue
             # Missed times are computed one by one.
@@ -334,7 +334,7 @@ def _row_alike(name: str, spec: str, default_lease_s: int, *, task_has_key: bool
     return row_of(job, default_lease_s)
 
 
-def _row(one: _Due, at: datetime, default_lease_s: int) -> Row:
+def _row_of_planned_job(one: _Due, at: datetime, default_lease_s: int) -> Row:
     """Return the row of a planned time's job. Raises `BadRequest`."""
     schedule = one.schedule
     if not schedule.job.keys() <= _ALIKE:
@@ -351,7 +351,7 @@ async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) ->
     planned: list[tuple[str, datetime | None, UUID | None]] = []
     ids: list[list[tuple[UUID, datetime]]] = []
     for number, one in enumerate(due, 1):
-        some = [_row(one, at, default_lease_s) for at in one.times]
+        some = [_row_of_planned_job(one, at, default_lease_s) for at in one.times]
         rows += some
         planned += [(one.schedule.name, at, None) for at in one.times]
         ids.append([(row[JOB_ID], at) for row, at in zip(some, one.times, strict=True)])
@@ -364,7 +364,7 @@ async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) ->
             one.stood_for = [at for job_id, at in jobs if job_id in stands]
 
 
-async def _aio_write(connection: Any, due: list[_Due]) -> None:
+async def _aio_write_next_times(connection: Any, due: list[_Due]) -> None:
     """Write the next times of schedules, and the reasons of times without a job."""
     rows = []
     for one in due:

@@ -26,7 +26,7 @@ from dataloader.actors.children.child import Child
 from dataloader.actors.job_runs import Run
 from dataloader.actors.lease import Lease
 from dataloader.jobs.outcomes import StopReason
-from dataloader.store.limits.take import take
+from dataloader.store.limits.take import take_units
 from dataloader.store.queue import lease_clock
 from dataloader.testing import run_task
 
@@ -184,11 +184,11 @@ def takes_now(monkeypatch):
     async def counted(*given):
         now.append(given)
         try:
-            return await take(*given)
+            return await take_units(*given)
         finally:
             now.remove(given)
 
-    monkeypatch.setattr("dataloader.actors.trio_port.take", counted)
+    monkeypatch.setattr("dataloader.actors.trio_port.take_units", counted)
     return now
 
 

@@ -20,7 +20,7 @@ from dataloader.actors.claim_cursor import (
     MIN_CLAIM,
     PAUSE_S,
     ClaimCursor,
-    ClaimRequest,
+    NextClaim,
     largest_claim,
 )
 from dataloader.jobs.ids import uuid7
@@ -45,7 +45,7 @@ def after(cursor, now, *, woken=False):
 def claim(cursor, now, *, behind=None, takes_s=0.0, jobs=8, **brings):
     """A claim that begins at `now`; the moment of its answer."""
     brings = {"more": True} | brings
-    cursor.answered(ClaimRequest(8, 0, behind, now), brought(jobs, last=JOB if jobs else None, **brings), now + takes_s)
+    cursor.answered(NextClaim(8, 0, behind, now), brought(jobs, last=JOB if jobs else None, **brings), now + takes_s)
     return now + takes_s
 
 

@@ -190,7 +190,7 @@ def job_line():
         lease_s=60,
         more=None,
     )
-    return wire.line_of(wire.RunJob(fields_of(job), msgspec.Raw(b"{}"), 10, is_stage=False))
+    return wire.encoded_line(wire.RunJob(fields_of(job), msgspec.Raw(b"{}"), 10, is_stage=False))
 
 
 async def ended_on(relay):

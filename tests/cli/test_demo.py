@@ -22,7 +22,7 @@ import attrs
 import pytest
 
 from dataloader.cli.demo import tasks as task_module
-from dataloader.cli.demo.program import DemoRun, args_of
+from dataloader.cli.demo.program import DemoRun, args_of_year
 from dataloader.cli.demo.tasks import LOAD, Contents, list_rates, read_contents, tasks
 from dataloader.jobs.states import Status
 from dataloader.testing import drain_queue, run_task
@@ -67,14 +67,14 @@ def test_every_cell_that_is_not_empty_is_read_exactly(cells):
 @pytest.mark.requirement("E6")
 async def test_a_year_is_merged_by_what_changed_and_counted(database):
     database.psql("CREATE TABLE ecb_rate (day date, currency text, rate numeric NOT NULL, PRIMARY KEY (day, currency))")
-    first = await run_task(tasks, LOAD, args_of(1999), dsn=database.dsn)
+    first = await run_task(tasks, LOAD, args_of_year(1999), dsn=database.dsn)
     rates = list(list_rates("1999-"))
     days = len({day for day, _, _ in rates})
     assert (first.status, first.result["counts"]["inserted"]) == (Status.SUCCEEDED, len(rates))
     database.psql(
         "UPDATE ecb_rate SET rate = rate + 1 WHERE currency = 'USD'; DELETE FROM ecb_rate WHERE currency = 'JPY'"
     )
-    counts = (await run_task(tasks, LOAD, args_of(1999), dsn=database.dsn)).result["counts"]
+    counts = (await run_task(tasks, LOAD, args_of_year(1999), dsn=database.dsn)).result["counts"]
     assert (counts["inserted"], counts["updated"], counts["unchanged"]) == (days, days, len(rates) - 2 * days)
     assert await drain_queue(database.dsn, tasks) == []
 

@@ -16,7 +16,7 @@ from dataloader.jobs.errors import StoreError
 @pytest.mark.slow
 def test_the_version_needs_neither_a_web_framework_nor_a_database_driver(tmp_path):
     code = (
-        "import sys; from dataloader.cli.entry import run; code = run(['--version']);"
+        "import sys; from dataloader.cli.entry import run_command_line; code = run_command_line(['--version']);"
         "print(code, {'asyncpg', 'quart', 'hypercorn', 'rich'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

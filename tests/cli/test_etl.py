@@ -19,7 +19,7 @@ import pytest
 from services import Service
 from source_app import Answer, open_source_app
 
-from dataloader.cli.etl import etl
+from dataloader.cli.etl import etl_command
 
 LOADS = """
 import os
@@ -152,7 +152,7 @@ def wait_until(condition, shown=lambda: ""):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("name", list(etl.commands))
+@pytest.mark.parametrize("name", list(etl_command.commands))
 def test_each_command_has_help_that_begins_with_a_sentence(name, dataloader):
     result = dataloader("etl", name, "--help")
     usage, _, sentence = result.stdout.splitlines()[:3]
@@ -162,7 +162,7 @@ def test_each_command_has_help_that_begins_with_a_sentence(name, dataloader):
 
 def test_the_document_names_each_command():
     text = Path(__file__).parents[2].joinpath("docs", "cli.md").read_text()
-    assert set(re.findall(r"^\| `etl (\w+)", text, re.MULTILINE)) == set(etl.commands)
+    assert set(re.findall(r"^\| `etl (\w+)", text, re.MULTILINE)) == set(etl_command.commands)
 
 
 @pytest.mark.full

@@ -58,7 +58,7 @@ def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
         is_first=False,
         windows=[(Window(NOON, NOON), [request] * 3)],
     )
-    shown = lines(etl_plan._print, plan)
+    shown = lines(etl_plan._print_plan, plan)
     assert max(map(len, shown)) <= 80
     text = " ".join(" ".join(shown).split())
     assert "watermark 2026-01-01 12:00:00Z" in text
@@ -74,7 +74,7 @@ def test_a_load_s_status_fits_80_columns_with_each_field_behind_its_name(lines):
     load = LoadRecord(
         load="rates", watermark=NOON, upto=NOON, moved_at=NOON, unresolved=1_000, unsolved=1_000, last_run=last
     )
-    shown = lines(print_fields, etl._form(load))
+    shown = lines(print_fields, etl._load_form(load))
     assert max(map(len, shown)) <= 80
     assert "watermark    2026-01-01 12:00:00Z" in shown
     assert "unresolved   1000 or more" in shown

@@ -1,9 +1,10 @@
-"""The layers: one link each in the package, imports in one direction, no import by a bare name."""
+"""The layers: one link each in the package, imports in one direction, no import by a bare name, each name once."""
 
 import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,43 @@ def test_no_modules_import_each_other_in_a_circle(tmp_path: Path) -> None:
     assert {"dataloader.jobs.ids", "dataloader.jobs.model"} <= set(_circle(tmp_path))
 
 
+# A name that is defined once can be searched for. These need their names where they are:
+NAMES_DEFINED_TWICE = {
+    "LogLine",  # a public name of dataloader.testing, and a schema of the HTTP API
+    "__getattr__",  # Python calls it when a module lacks a name
+}
+
+
+def test_the_name_of_a_function_or_a_class_is_defined_in_one_module() -> None:
+    assert _names_defined_twice(_modules()).keys() == NAMES_DEFINED_TWICE
+    wrong = {
+        "jobs/one.py": "async def run(): ...\nclass _Row: ...",
+        "store/two.py": "if True:\n    def run(): ...\nelse:\n    class _Row: ...",
+        "store/three.py": "class Other:\n    def run(self): ...",
+    }
+    places = ["jobs/one.py", "store/two.py"]
+    assert _names_defined_twice({name: ast.parse(text) for name, text in wrong.items()}) == {
+        "run": places,
+        "_Row": places,
+    }
+
+
+PRIVATE_NAMES_OF_OTHERS = {
+    "os._exit",  # the documented end of a process that must not clean up
+    "sys._current_frames",  # the documented way to see another thread's stack
+    "asyncio._get_running_loop",  # for authors of event loops
+    "asyncio._set_running_loop",
+    "urlsplit(dsn)._replace",  # a method of named tuples, which cannot have public ones
+}
+
+
+def test_a_private_name_is_used_only_in_its_module() -> None:
+    used = {text for module in _modules().values() for text in _private_names_of_others(module)}
+    assert used == PRIVATE_NAMES_OF_OTHERS
+    wrong = "from a import _b\nself._own = run._port; run._new = 1; run.parts[0]._own = super()._c + cls._d"
+    assert list(_private_names_of_others(ast.parse(wrong))) == ["from a import _b", "run._port", "run._new"]
+
+
 def test_the_domain_is_pure() -> None:
     """It neither waits nor runs nor shows anything: values, rules, texts, and the logger's name."""
     # typing_extensions is for type checkers, who bring it along: nothing imports it when it runs.
@@ -95,6 +133,51 @@ def test_the_domain_is_pure() -> None:
                 tops -= {"threading"}
             assert not tops & impure, (path, tops)
             assert tops - sys.stdlib_module_names <= allowed, (path, tops)
+
+
+def _modules() -> dict[str, ast.Module]:
+    paths = [path for name in (*ROOMS, "src") for path in (ROOT / name).rglob("*.py")]
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+
+
+def _names_defined_twice(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
+    places: dict[str, list[str]] = {}
+    for place, module in modules.items():
+        for name in set(_defined_in(module.body)):
+            places.setdefault(name, []).append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def _defined_in(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.If() | ast.Try():
+                yield from _defined_in([*node.body, *node.orelse])
+
+
+def _private_names_of_others(module: ast.Module) -> Iterator[str]:
+    """Yield the uses of private names that the module does not define, but for those of its objects' own classes."""
+    nodes = list(ast.walk(module))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), ctx=ast.Store()):
+                own.add(node.attr)
+    for node in nodes:
+        match node:
+            case ast.ImportFrom():
+                yield from (f"from {node.module} import {one.name}" for one in node.names if _is_private(one.name))
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))):
+                pass
+            case ast.Attribute() if _is_private(node.attr) and node.attr not in own:
+                yield ast.unparse(node)
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _circle(root: Path) -> list[str]:

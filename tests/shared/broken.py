@@ -1006,7 +1006,7 @@ GUARDS = {
     "slots of whole pages": Guard(
         "many page requests of one visitor delay neither others nor the queue",
         "tests/web/test_fair_reads.py::test_pages_wait_for_the_places_of_their_visitor_and_acts_and_files_do_not",
-        put("web.pages.page_server._place", _place_without_a_wait),
+        put("web.pages.page_server._place_to_render", _place_without_a_wait),
     ),
     "storable record of a failure": Guard(
         "a failure is recorded whatever its text",
@@ -1016,7 +1016,7 @@ GUARDS = {
     "note in place of a refused failure": Guard(
         "a failure that the database refuses does not end the run",
         "tests/store/etl/test_failure_rows.py::test_a_refused_failure_becomes_a_note_and_its_segment_commits",
-        put("store.etl.failure_rows.meaning_of", _nothing),
+        put("store.etl.failure_rows.meaning_of_error", _nothing),
     ),
     "search for a refused line": Guard(
         "a refused log line or progress does not lose those of other jobs",

@@ -15,7 +15,7 @@ import sys
 import attrs
 import pytest
 
-from dataloader.cli.entry import run
+from dataloader.cli.entry import run_command_line
 
 OURS = ("DL_", "WORKERS_JSON", "PG")
 
@@ -42,7 +42,7 @@ def dataloader(tmp_path, monkeypatch, capfd):
             patch.chdir(tmp_path)
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
             patch.setattr(sys, "path", [*sys.path])
-            code = run([str(argument) for argument in arguments])
+            code = run_command_line([str(argument) for argument in arguments])
         return Ended(code, *capfd.readouterr())
 
     return dataloader

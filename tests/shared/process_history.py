@@ -15,7 +15,7 @@ from uuid import UUID
 import attrs
 from process_model import ModelJob, ModelOutcome, ModelRun, ProcessModel
 
-from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of
+from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of_request
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
 IDS = ("a", "b", "c")
@@ -92,7 +92,7 @@ class ProcessHistory:
 
     async def _ask_many(self, wanted, b, *, together):
         requests = [self._request(kind, a, b, **fields) for kind, a, b, fields in wanted]
-        rows = [row_of(request) for request, _ in requests]
+        rows = [row_of_request(request) for request, _ in requests]
         answers = await self.raw.run(partial(aio_ask_many, waits=bool(b % 2)), rows, 60) if together else {}
         # Requests with another answer than "added" are sent one by one afterwards.
         for place in sorted(range(len(wanted)), key=lambda place: place not in answers):

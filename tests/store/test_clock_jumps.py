@@ -12,7 +12,7 @@ from dataloader.jobs.limits import RateLimit
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.connection.history import read_history
 from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
-from dataloader.store.limits.take import take
+from dataloader.store.limits.take import take_units
 from dataloader.store.queue.leases import aio_cut_back_leases, aio_mark_jump, reap
 from dataloader.store.schedules.cut_back import cut_back
 from dataloader.store.schedules.rows import spec_text
@@ -111,13 +111,13 @@ async def test_a_pause_and_a_slot_of_a_supplier_end_though_the_clock_was_ahead(s
         "INSERT INTO dl_sources (source, units, spans_s, zones, margin_s) VALUES ('s', '{1}', '{1}', '{NULL}', 0.2)"
     )
     await set_clock(DAY_S)
-    await take(store, "s", 1, 0.5)
+    await take_units(store, "s", 1, 0.5)
     await store.write(aio_take_slot, "t", 1, TTL_S, ())
     await store.write(aio_return_slot, "t", 1, 5.0, "retry-after")
     await raw.execute(HOLDER)
     await store.write(aio_take_slot, "u", 1, TTL_S, ())
     await set_clock(0)
-    await take(store, "s", 1, 5)
+    await take_units(store, "s", 1, 5)
     answer = await store.write(aio_take_slot, "t", 2, TTL_S, ())
     # It began a little after the last time that the row has, so a slow server adds this little to what was left.
     assert (answer.waits_for, 0 < answer.wait_s < 5 + TTL_S) == ("retry-after", True)

@@ -92,7 +92,7 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
 @routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage}, pages=True)
 async def list_runs(call: Call, query: RunsQuery) -> Answer:
     """List runs of loads and flows, newest first."""
-    page = await run_records.list_runs(call.services.database, name=query.name, limit=query.limit, after=query.after)
+    page = await run_records.page_of_runs(call.services.database, name=query.name, limit=query.limit, after=query.after)
     return page_answer(call, RunPage([_masked_run(run) for run in page.runs], page.next))
 
 
@@ -150,14 +150,14 @@ def _masked_task(task: RunTask) -> RunTask:
 )
 async def list_failures_of_run(call: Call, run_id: UUID, query: FailuresQuery) -> Answer:
     """List the failures of a run, oldest first."""
-    page = await run_records.list_failures_of_run(call.services.database, run_id, after=query.after, limit=query.limit)
+    page = await run_records.page_of_run_failures(call.services.database, run_id, after=query.after, limit=query.limit)
     return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))
 
 
 @routes.add("GET", "/api/v1/loads", role=Role.READ, query=LoadsQuery, answers={200: LoadPage}, pages=True)
 async def list_loads(call: Call, query: LoadsQuery) -> Answer:
     """List the loads of this database, by name."""
-    page = await run_records.list_loads(call.services.database, limit=query.limit, after=query.after)
+    page = await run_records.page_of_loads(call.services.database, limit=query.limit, after=query.after)
     return page_answer(call, LoadPage([_masked_load(load) for load in page.loads], page.next))
 
 
@@ -186,5 +186,5 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
 )
 async def list_failures_of_load(call: Call, load: str, query: FailuresQuery) -> Answer:
     """List the failures of a load, in any run, that are not resolved yet, oldest first."""
-    page = await run_records.list_failures_of_load(call.services.database, load, after=query.after, limit=query.limit)
+    page = await run_records.page_of_load_failures(call.services.database, load, after=query.after, limit=query.limit)
     return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))

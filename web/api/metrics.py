@@ -31,7 +31,7 @@ A = TypeVar("A", float, Distribution)
 _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "limited", "running")
 
 
-async def render(services: Services) -> bytes:
+async def render_metrics(services: Services) -> bytes:
     """Return the metrics in Prometheus' text format. If the database is unavailable or slow, depths are missing."""
     depths = await services.depths.latest()
     processes = await services.process_gauges.latest()
@@ -60,21 +60,21 @@ class Measured(Collector):
                 case Counter():
                     yield _counter(measure)
                 case Histogram():
-                    yield _histogram(measure)
+                    yield _histogram_family(measure)
                 case Gauge():
                     yield _gauge(measure.name, measure.about, measure.value)
 
 
 def _counter(measure: Counter) -> Metric:
     family = CounterMetricFamily(measure.name, measure.about, labels=measure.labels)
-    for labels, count in _shown(measure.counts).items():
+    for labels, count in _masked_labels(measure.counts).items():
         family.add_metric(labels, count)
     return family
 
 
-def _histogram(measure: Histogram) -> Metric:
+def _histogram_family(measure: Histogram) -> Metric:
     family = HistogramMetricFamily(measure.name, measure.about, labels=measure.labels)
-    for labels, distribution in _shown(measure.distributions).items():
+    for labels, distribution in _masked_labels(measure.distributions).items():
         family.add_metric(labels, _buckets(distribution), distribution.total)
     return family
 
@@ -85,7 +85,7 @@ def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(distribution.counts)), strict=True))
 
 
-def _shown(found: Mapping[tuple[str, ...], A]) -> dict[tuple[str, ...], A]:
+def _masked_labels(found: Mapping[tuple[str, ...], A]) -> dict[tuple[str, ...], A]:
     """Mask secrets in labels, and merge series that then have the same labels: Prometheus requires each once."""
     shown: dict[tuple[str, ...], A] = {}
     for values, value in list(found.items()):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.model import MAX_KEY, MAX_NAME, Instant, about
-from dataloader.jobs.operations.fields import HELD_REQUEST_S, described
+from dataloader.jobs.operations.fields import HELD_REQUEST_S, field_meta
 from dataloader.jobs.operations.processes import (
     ListProcesses,
     ProcessId,
@@ -45,10 +45,10 @@ K = TypeVar("K", ListProcesses, RepairProcesses, ResumeProcesses)
 routes: Final = OperationRoutes()
 
 ADDRESS: Final = "/api/v1/processes/<process_type>/<path:process_id>"
-Metadata = Annotated[dict[str, Any], described("A flat JSON object, by which processes are found.", {"tenant": "a"})]
+Metadata = Annotated[dict[str, Any], field_meta("A flat JSON object, by which processes are found.", {"tenant": "a"})]
 _Key = Annotated[
     str,
-    described(
+    field_meta(
         "A repeated request with the same key has the first one's answer.", "pay-77", minLength=1, maxLength=MAX_KEY
     ),
 ]
@@ -100,7 +100,7 @@ class CallRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"method": "pay", "args": 5, "idempotency_key": "pay-77"}
 
-    method: Annotated[str, described("The method's name.", "pay", minLength=1, maxLength=MAX_NAME)]
+    method: Annotated[str, field_meta("The method's name.", "pay", minLength=1, maxLength=MAX_NAME)]
     args: StepArgs = None
     context: Annotated[Any, about("What the step is given beside.")] = None
     idempotency_key: _Key | None = None

@@ -114,4 +114,4 @@ async def show_process(call: Call) -> Answer:
 @routes.add("GET", "/metrics", role=Role.READ, answers={200: str})
 async def show_metrics(call: Call) -> Answer:
     """Show the metrics in Prometheus' text format."""
-    return Answer(value=await metrics.render(call.services), media_type=metrics.MEDIA_TYPE)
+    return Answer(value=await metrics.render_metrics(call.services), media_type=metrics.MEDIA_TYPE)

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.new_job import new_job
-from dataloader.jobs.operations.fields import KEY, JobFields, Priority, described
+from dataloader.jobs.operations.fields import KEY, JobFields, Priority, field_meta
 from dataloader.jobs.operations.limits import limits
 from dataloader.jobs.roles import Role
 from dataloader.store.queue.task_rows import get_task
@@ -36,17 +36,17 @@ class TaskJobFields(JobFields, kw_only=True):
     object_type: Annotated[str, Meta(description="The task's name, if it is given.")] | None = None
     priority: Priority | None = None
     available_at: (
-        Annotated[datetime, described("Not before; RFC 3339, now if not given.", format="date-time")] | None
+        Annotated[datetime, field_meta("Not before; RFC 3339, now if not given.", format="date-time")] | None
     ) = None
     version: (
         Annotated[
             datetime | float,
-            described("Where jobs are updated, an instant or a number: a request that is not newer changes nothing."),
+            field_meta("Where jobs are updated, an instant or a number: a request that is not newer changes nothing."),
         ]
         | None
     ) = None
     idempotency_key: (
-        Annotated[str, described("A repeated request with the same key returns the first job.", **KEY)] | None
+        Annotated[str, field_meta("A repeated request with the same key returns the first job.", **KEY)] | None
     ) = None
 
 

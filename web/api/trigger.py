@@ -40,7 +40,7 @@ from dataloader.jobs.operations.fields import (
     QueueName,
     QueueStateNow,
     TaskName,
-    described,
+    field_meta,
 )
 from dataloader.jobs.roles import Role
 from dataloader.jobs.states import Status
@@ -61,27 +61,29 @@ class TriggerRequest(JobFields, kw_only=True):
     }  # fmt: skip
 
     task: TaskName
-    queue: Annotated[str, described("The queue's name; the task's own if not given.", "load.cbr", **NAME)] | None = None
+    queue: Annotated[str, field_meta("The queue's name; the task's own if not given.", "load.cbr", **NAME)] | None = (
+        None
+    )
     lock_key: Annotated[LockKey | None, Meta(description="null: nothing excludes the job, as far as its task says.")]
     job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
-    args: Annotated[dict[str, Any], described("Any JSON object, handed to the task.", {"year": 2026})] | None = None
+    args: Annotated[dict[str, Any], field_meta("Any JSON object, handed to the task.", {"year": 2026})] | None = None
     idempotency_key: (
         Annotated[
-            str, described("A repeated request with the same key returns the first job.", "cbr-2026-11-20", **KEY)
+            str, field_meta("A repeated request with the same key returns the first job.", "cbr-2026-11-20", **KEY)
         ]
         | None
     ) = None
     partition_key: (
-        Annotated[str, described("The part of the data that the job processes.", "2026", maxLength=MAX_KEY)] | None
+        Annotated[str, field_meta("The part of the data that the job processes.", "2026", maxLength=MAX_KEY)] | None
     ) = None
     priority: Priority | None = None
     available_at: (
-        Annotated[datetime, described("Not before; RFC 3339, now if not given.", format="date-time")] | None
+        Annotated[datetime, field_meta("Not before; RFC 3339, now if not given.", format="date-time")] | None
     ) = None
     after: (
         Annotated[
             list[UUID],
-            described(
+            field_meta(
                 "Jobs that exist, or stand before this one in the batch: the job waits until all of them have ended.",
                 [EXAMPLE_ID],
                 maxItems=MAX_AFTER,
@@ -102,14 +104,14 @@ class TriggerRequest(JobFields, kw_only=True):
     max_attempts: (
         Annotated[
             int,
-            described("Runs before the job is failed or lost.", DEFAULT_MAX_ATTEMPTS, minimum=1, maximum=MAX_ATTEMPTS),
+            field_meta("Runs before the job is failed or lost.", DEFAULT_MAX_ATTEMPTS, minimum=1, maximum=MAX_ATTEMPTS),
         ]
         | None
     ) = None
     lease_ttl_sec: (
         Annotated[
             int,
-            described(
+            field_meta(
                 "Seconds without a heartbeat after which another worker takes over.",
                 DEFAULT_LEASE_S,
                 minimum=MIN_LEASE_S,
@@ -121,15 +123,15 @@ class TriggerRequest(JobFields, kw_only=True):
     version: (
         Annotated[
             datetime | float,
-            described(
+            field_meta(
                 "Where jobs are updated, an instant or a number: a request that is not newer changes nothing.",
                 "2026-11-20T12:00:00Z",
             ),
         ]
         | None
     ) = None
-    producer: Annotated[str, described("Who asks, for people.", "airflow", **KEY)] | None = None
-    consumer_group: Annotated[str, described("For whom, for people.", "dwh", **KEY)] | None = None
+    producer: Annotated[str, field_meta("Who asks, for people.", "airflow", **KEY)] | None = None
+    consumer_group: Annotated[str, field_meta("For whom, for people.", "dwh", **KEY)] | None = None
 
 
 class BatchRequest(Struct, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import attrs
 
 from dataloader.jobs.ids import uuid7
-from dataloader.web.pages.page_answers import Page
+from dataloader.web.pages.page_answers import HtmlPage
 
 Kind = Literal["text", "number", "datetime-local", "checkbox", "area", "select"]
 
@@ -20,7 +20,7 @@ MOST_UNTYPED: Final = 1_000
 
 
 @attrs.frozen(kw_only=True)
-class Field:
+class FormField:
     """Form field; `options` are the values and labels of a `select`, or suggestions for a text."""
 
     name: str
@@ -49,7 +49,7 @@ class Question:
     path: str
     verb: str
     back: str
-    fields: Sequence[Field] = ()
+    fields: Sequence[FormField] = ()
     hidden: Mapping[str, str | int | None] = attrs.field(factory=dict)
     lists: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     told: Sequence[object] = ()
@@ -58,9 +58,9 @@ class Question:
     fault: str | None = None
 
     @property
-    def page(self) -> Page:
+    def page(self) -> HtmlPage:
         """Page that asks the question."""
-        return Page("ask.html", self.title, {"ask": self})
+        return HtmlPage("ask.html", self.title, {"ask": self})
 
 
 def once() -> str:

@@ -11,7 +11,7 @@ from dataloader.jobs.listings import AuditRecord
 from dataloader.jobs.roles import Role
 from dataloader.store.queue.look_back import search_audit
 from dataloader.web import shown
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
@@ -74,4 +74,4 @@ async def show_audit(visit: Visit, query: AuditQuery) -> PageAnswer:
         "from_text": field_of_instant(begin, tz),
         "to_text": field_of_instant(end, tz),
     }
-    return Page("audit.html", "Audit", values, refresh_s=REFRESH_S if query.after is None else None)
+    return HtmlPage("audit.html", "Audit", values, refresh_s=REFRESH_S if query.after is None else None)

@@ -18,10 +18,10 @@ from dataloader.jobs.operations.bulk import FREEZE_S
 from dataloader.jobs.roles import Role
 from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress, own_path
-from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.asking import FormField, Question, once
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_choice import JobChoice
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -77,25 +77,25 @@ class BulkQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 @pages.show("/bulk/new", role=Role.ADMIN, query=BulkChoice)
 async def ask_bulk(visit: Visit, query: BulkChoice) -> PageAnswer:
     """Ask for confirmation, and say what will happen."""
-    return await _asked(visit, query)
+    return await _bulk_question(visit, query)
 
 
 @pages.act("/bulk", role=Role.ADMIN, form=BulkForm, deadline_s=FREEZE_S)
-async def start_bulk(visit: Visit, form: BulkForm) -> PageAnswer:
+async def start_bulk_from_page(visit: Visit, form: BulkForm) -> PageAnswer:
     """Freeze the jobs and begin the operation; its page shows their number."""
     is_typed = form.typed.replace(",", "").strip() == str(form.shown)
     if not is_typed and _needs_typing(BulkCount(form.shown, form.exact)):
-        return await _asked(visit, form, "What was typed is not the number of jobs.")
+        return await _bulk_question(visit, form, "What was typed is not the number of jobs.")
     most = None
     if form.exact:
         most = 2 * form.shown if is_typed else NOT_TYPED
     try:
-        chosen = _chosen(visit, form)
-        record = await visit.bulk.start(_change(form), chosen, bulk_id=form.bulk_id, most=most)
+        chosen = _chosen_jobs(visit, form)
+        record = await visit.bulk.start(_change_of_choice(form), chosen, bulk_id=form.bulk_id, most=most)
     except BadRequest as error:
         if error.field != "most":
             raise
-        return await _asked(visit, form, "Meanwhile there are many more jobs: look again.")
+        return await _bulk_question(visit, form, "Meanwhile there are many more jobs: look again.")
     return Redirect(f"/ui/bulk/{record.bulk_id}")
 
 
@@ -104,7 +104,7 @@ async def show_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
     """Show an operation and its progress."""
     record = shown.bulk(await visit.bulk.get(bulk_id))
     values = {"act": record, "label": _label(record), "meant": _meant(record)}
-    return Page("bulk.html", _label(record), values, refresh_s=REFRESH_S if record.state == "open" else None)
+    return HtmlPage("bulk.html", _label(record), values, refresh_s=REFRESH_S if record.state == "open" else None)
 
 
 @pages.act("/bulk/<uuid:bulk_id>/stop", role=Role.ADMIN)
@@ -116,14 +116,14 @@ async def stop_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
 
 
 @pages.show("/bulk", role=Role.ADMIN, query=BulkQuery)
-async def list_bulk(visit: Visit, query: BulkQuery) -> PageAnswer:
+async def list_bulk_operations(visit: Visit, query: BulkQuery) -> PageAnswer:
     """Show the operations, latest first."""
     page = await visit.bulk.find(limit=PAGE, after=query.after)
     acts = [(record, _label(record), _meant(record)) for record in map(shown.bulk, page.bulk)]
-    return Page("bulk_list.html", "Bulk acts", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
+    return HtmlPage("bulk_list.html", "Bulk acts", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
 
 
-def _change(choice: BulkChoice) -> Change:
+def _change_of_choice(choice: BulkChoice) -> Change:
     if choice.action != "set_priority":
         return Change(action=choice.action)
     if choice.priority is None:
@@ -131,7 +131,7 @@ def _change(choice: BulkChoice) -> Change:
     return Change(action=choice.action, priority=choice.priority)
 
 
-def _chosen(visit: Visit, choice: BulkChoice) -> Chosen:
+def _chosen_jobs(visit: Visit, choice: BulkChoice) -> Chosen:
     """Return the chosen jobs. Raises `BadRequest` if none are chosen, or if no criterion is given."""
     if not choice.all:
         if not choice.job:
@@ -149,8 +149,8 @@ def _needs_typing(counted: BulkCount) -> bool:
     return not counted.exact or counted.jobs > NOT_TYPED
 
 
-async def _asked(visit: Visit, choice: BulkChoice, fault: str | None = None) -> Page:
-    chosen = _chosen(visit, choice)
+async def _bulk_question(visit: Visit, choice: BulkChoice, fault: str | None = None) -> HtmlPage:
+    chosen = _chosen_jobs(visit, choice)
     # The priority is not known yet: count with one that no job has.
     change = Change(action=choice.action, priority=MAX_INT)
     counted = await visit.bulk.count(change, chosen)
@@ -160,9 +160,9 @@ async def _asked(visit: Visit, choice: BulkChoice, fault: str | None = None) -> 
     fields = []
     if choice.action == "set_priority":
         value = "" if choice.priority is None else str(choice.priority)
-        fields.append(Field(name="priority", label="Priority", kind="number", value=value, required=True))
+        fields.append(FormField(name="priority", label="Priority", kind="number", value=value, required=True))
     if _needs_typing(counted):
-        fields.append(Field(name="typed", label=f"Type {counted.jobs} to go on", required=True))
+        fields.append(FormField(name="typed", label=f"Type {counted.jobs} to go on", required=True))
     hidden = {name: value for name, value in choice.given.items() if choice.all} | {
         "action": choice.action,
         "all": "true" if choice.all else None,
@@ -201,8 +201,8 @@ def _meant(record: BulkRecord) -> list[tuple[str, str]]:
     """Return the filter as labels and texts; it was stored without secrets."""
     if "chosen" in record.filter:
         return [("chosen", f"{record.filter['chosen']:,} jobs")]
-    return [(name.replace("_", " "), _text(value)) for name, value in record.filter.items()]
+    return [(name.replace("_", " "), _criterion_text(value)) for name, value in record.filter.items()]
 
 
-def _text(value: Any) -> str:
+def _criterion_text(value: Any) -> str:
     return " or ".join(map(str, value)) if isinstance(value, list) else str(value)

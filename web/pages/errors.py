@@ -15,9 +15,9 @@ from dataloader.store.queue.failing_jobs import MAX_COUNTED, bars_of_groups, get
 from dataloader.store.queue.look_back import search_errors
 from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
-from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
+from dataloader.web.pages.asking import MOST_UNTYPED, FormField, Question
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
@@ -36,7 +36,7 @@ REFRESH_S: Final = 5.0
 _STATES: Final = (("", "all"), ("failed", "failed for good"), ("waiting", "waiting for a retry"))
 
 
-class GroupsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class ErrorGroupsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Filter of groups."""
 
     task: str | None = None
@@ -45,13 +45,13 @@ class GroupsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
 
-class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class ErrorGroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Page of a group's jobs."""
 
     after: str | None = None
 
 
-class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class GroupRetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Continuation of a retry: the job after which it continues, and its choices."""
 
     after: str | None = None
@@ -60,14 +60,14 @@ class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     spread_min: float = 0.0
 
 
-class RetryForm(RetryQuery, kw_only=True):
+class GroupRetryForm(GroupRetryQuery, kw_only=True):
     """Confirmed retry. `shown` and `typed`: the number of jobs that the form has shown, and that was typed."""
 
     shown: int = 0
     typed: str | None = None
 
 
-class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class ErrorLogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Filter of the error log."""
 
     task: str | None = None
@@ -77,8 +77,8 @@ class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
 
-@pages.show("/errors", query=GroupsQuery)
-async def show_groups(visit: Visit, query: GroupsQuery) -> PageAnswer:
+@pages.show("/errors", query=ErrorGroupsQuery)
+async def show_groups(visit: Visit, query: ErrorGroupsQuery) -> PageAnswer:
     """Show the groups of errors, those with the most jobs first."""
     page = await visit.jobs.error_groups(
         task=query.task, state=query.state, exact=query.exact, limit=GROUPS, after=query.after
@@ -91,11 +91,11 @@ async def show_groups(visit: Visit, query: GroupsQuery) -> PageAnswer:
         "states": _STATES,
     }
     # Exact groups read up to 20,000 jobs: they are requested once, without refreshes.
-    return Page("errors.html", "Errors", values, refresh_s=None if query.exact else REFRESH_S)
+    return HtmlPage("errors.html", "Errors", values, refresh_s=None if query.exact else REFRESH_S)
 
 
-@pages.show("/errors/log", query=LogQuery)
-async def show_log(visit: Visit, query: LogQuery) -> PageAnswer:
+@pages.show("/errors/log", query=ErrorLogQuery)
+async def show_error_log(visit: Visit, query: ErrorLogQuery) -> PageAnswer:
     """Show the error log: a row for each failed run, also of jobs that were deleted."""
     found = await search_errors(
         visit.services.database,
@@ -107,11 +107,11 @@ async def show_log(visit: Visit, query: LogQuery) -> PageAnswer:
         after=query.after,
     )
     values = {"errors": [(one, shown.error(one)) for one in found.rows], "found": found, "query": query}
-    return Page("error_log.html", "Log of errors", values)
+    return HtmlPage("error_log.html", "Log of errors", values)
 
 
-@pages.show("/errors/<group>", query=GroupQuery)
-async def show_group(visit: Visit, group: str, query: GroupQuery) -> PageAnswer:
+@pages.show("/errors/<group>", query=ErrorGroupQuery)
+async def show_group(visit: Visit, group: str, query: ErrorGroupQuery) -> PageAnswer:
     """Show a group of errors: its jobs, and its newest errors with their full texts."""
     database = visit.services.database
     found = await get_error_group(database, group)
@@ -126,16 +126,18 @@ async def show_group(visit: Visit, group: str, query: GroupQuery) -> PageAnswer:
         "count": at_least(found.jobs, MAX_COUNTED),
         "errors": [(one, shown.error(one)) for one in log],
     }
-    return Page("error_group.html", f"Error of {masked.task}", values, refresh_s=REFRESH_S)
+    return HtmlPage("error_group.html", f"Error of {masked.task}", values, refresh_s=REFRESH_S)
 
 
-@pages.show("/errors/<group>/retry", role=Role.ADMIN, query=RetryQuery)
-async def ask_retry(visit: Visit, group: str, query: RetryQuery) -> PageAnswer:
+@pages.show("/errors/<group>/retry", role=Role.ADMIN, query=GroupRetryQuery)
+async def ask_group_retry(visit: Visit, group: str, query: GroupRetryQuery) -> PageAnswer:
     """Ask for confirmation of a group's retry, and for its time."""
     found = await get_error_group(visit.services.database, group)
     count = at_least(found.jobs, MAX_COUNTED)
     failed = found.jobs - found.waiting
-    typed = Field(name="typed", label=f"Type {found.jobs} to retry so many jobs or more", required=True, kind="number")
+    typed = FormField(
+        name="typed", label=f"Type {found.jobs} to retry so many jobs or more", required=True, kind="number"
+    )
     at = instant_of_field("at", query.at, visit.preferences.tz)
     return Question(
         title="Go on with the retry" if query.after else f"Retry {count} jobs",
@@ -148,15 +150,15 @@ async def ask_retry(visit: Visit, group: str, query: RetryQuery) -> PageAnswer:
         path=f"/ui/errors/{group}/retry",
         hidden={"shown": found.jobs, "after": query.after},
         fields=[
-            Field(name="state", label="Which", kind="select", options=_STATES, value=query.state or ""),
-            Field(
+            FormField(name="state", label="Which", kind="select", options=_STATES, value=query.state or ""),
+            FormField(
                 name="at",
                 label="When",
                 kind="datetime-local",
                 value=field_of_instant(at, visit.preferences.tz),
                 hint=f"By the clock of {visit.preferences.zone}; empty: now.",
             ),
-            Field(
+            FormField(
                 name="spread_min",
                 label="Spread over minutes",
                 kind="number",
@@ -171,8 +173,8 @@ async def ask_retry(visit: Visit, group: str, query: RetryQuery) -> PageAnswer:
     ).page
 
 
-@pages.act("/errors/<group>/retry", role=Role.ADMIN, form=RetryForm)
-async def retry(visit: Visit, group: str, form: RetryForm) -> PageAnswer:
+@pages.act("/errors/<group>/retry", role=Role.ADMIN, form=GroupRetryForm)
+async def retry_group_from_page(visit: Visit, group: str, form: GroupRetryForm) -> PageAnswer:
     """Retry the jobs of a group, each once, oldest first. A request takes a few seconds; the next one continues."""
     here = f"/ui/errors/{group}"
     at = instant_of_field("at", form.at, visit.preferences.tz)

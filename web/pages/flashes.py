@@ -15,7 +15,7 @@ from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.page_answers import Cookie, Redirect
 from dataloader.web.pages.sessions import LASTS_S, cookie_name
 from dataloader.web.pages.visit import Visit
-from dataloader.web.server.asgi import Request
+from dataloader.web.server.asgi import HttpRequest
 
 _FLASH_S: Final = 30
 _MOST_SAID: Final = 1_000
@@ -53,7 +53,7 @@ def cookie_of_flash(answer: Redirect, visit: Visit) -> list[Cookie]:
     return [Cookie("said", signed if isinstance(signed, str) else signed.decode(), _FLASH_S)]
 
 
-def flash_of(visit: Visit, request: Request) -> dict[str, Any] | None:
+def flash_of(visit: Visit, request: HttpRequest) -> dict[str, Any] | None:
     """Return the message about the previous action, from a cookie that this process has signed."""
     cookie = request.cookies.get(cookie_name("said", visit.headers))
     if not cookie:

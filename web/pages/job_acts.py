@@ -15,7 +15,7 @@ from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.queue.control import postpone
-from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.asking import FormField, Question, once
 from dataloader.web.pages.page_answers import PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
@@ -26,7 +26,7 @@ _MOST_ARGS: Final = 4_000
 """Characters of args that a question shows."""
 
 
-class RetryForm(Struct, forbid_unknown_fields=True, kw_only=True):
+class JobRetryForm(Struct, forbid_unknown_fields=True, kw_only=True):
     """Retry. `seen`: when the job had ended according to the page; a job that has ended again since is not retried."""
 
     seen: str | None = None
@@ -57,12 +57,12 @@ class AgainForm(Struct, forbid_unknown_fields=True, kw_only=True):
     once: UUID
 
 
-def _path(job_id: UUID) -> str:
+def _job_path(job_id: UUID) -> str:
     return f"/ui/jobs/{job_id}"
 
 
 @pages.show("/jobs/<uuid:job_id>/cancel", role=Role.OPERATE)
-async def ask_to_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
+async def ask_job_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
     """Ask for confirmation of a cancel, and say what it does."""
     job = await visit.jobs.get(job_id)
     if job.status is Status.RUNNING:
@@ -73,55 +73,57 @@ async def ask_to_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
     else:
         sentences = [f"It has ended already: {job.status}. A cancel changes nothing."]
     title = f"Cancel {mask_text(job.task)}?"
-    path = _path(job_id)
+    path = _job_path(job_id)
     return Question(
         title=title, sentences=sentences, path=f"{path}/cancel", verb="Cancel the job", back=path, is_harsh=True
     ).page
 
 
 @pages.act("/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, form=CancelForm)
-async def cancel_job(visit: Visit, job_id: UUID, form: CancelForm) -> PageAnswer:
+async def cancel_job_from_page(visit: Visit, job_id: UUID, form: CancelForm) -> PageAnswer:
     """Cancel a job."""
     if form.waiting and (job := await visit.jobs.get(job_id)).status is not Status.QUEUED:
-        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
     job = await visit.jobs.cancel(job_id)
     said = {
         Status.RUNNING: "Asked it to stop; it is canceled when it has.",
         Status.CANCELED: "Canceled.",
     }.get(job.status, f"It had ended before: it stays {job.status}.")
-    undo = Undo(f"{_path(job_id)}/retry", _seen(job)) if job.status is Status.CANCELED else None
-    return Redirect(_path(job_id), said, undo)
+    undo = Undo(f"{_job_path(job_id)}/retry", _end_as_field(job)) if job.status is Status.CANCELED else None
+    return Redirect(_job_path(job_id), said, undo)
 
 
-def _seen(job: JobRecord) -> dict[str, str]:
+def _end_as_field(job: JobRecord) -> dict[str, str]:
     return {} if job.finished_at is None else {"seen": job.finished_at.isoformat()}
 
 
-@pages.act("/jobs/<uuid:job_id>/retry", role=Role.OPERATE, form=RetryForm)
-async def retry_job(visit: Visit, job_id: UUID, form: RetryForm) -> PageAnswer:
+@pages.act("/jobs/<uuid:job_id>/retry", role=Role.OPERATE, form=JobRetryForm)
+async def retry_job_from_page(visit: Visit, job_id: UUID, form: JobRetryForm) -> PageAnswer:
     """Queue a job again that has ended, from attempt 0."""
     job = await visit.jobs.get(job_id)
-    if form.seen is not None and _seen(job).get("seen") != form.seen:
-        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+    if form.seen is not None and _end_as_field(job).get("seen") != form.seen:
+        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
     await visit.jobs.retry(job_id)
     return Redirect(
-        _path(job_id), "Queued again, from its first attempt.", Undo(f"{_path(job_id)}/cancel", {"waiting": "true"})
+        _job_path(job_id),
+        "Queued again, from its first attempt.",
+        Undo(f"{_job_path(job_id)}/cancel", {"waiting": "true"}),
     )
 
 
 @pages.act("/jobs/<uuid:job_id>/run-now", role=Role.OPERATE)
-async def run_job_now(visit: Visit, job_id: UUID) -> PageAnswer:
+async def run_job_now_from_page(visit: Visit, job_id: UUID) -> PageAnswer:
     """Make a job due."""
     before = (await visit.jobs.get(job_id)).available_at
     try:
         job = await visit.jobs.run_now(job_id)
     except Conflict:
         job = await visit.jobs.get(job_id)
-        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
     more = {"lock": " Its key is held still.", "limit": " Its limits hold still."}.get(job.waits_for or "", "")
     later = job.status is Status.QUEUED and before > datetime.now(UTC)
-    undo = Undo(f"{_path(job_id)}/postpone", {"until": before.isoformat()}) if later else None
-    return Redirect(_path(job_id), f"It is due now.{more}", undo)
+    undo = Undo(f"{_job_path(job_id)}/postpone", {"until": before.isoformat()}) if later else None
+    return Redirect(_job_path(job_id), f"It is due now.{more}", undo)
 
 
 @pages.act("/jobs/<uuid:job_id>/postpone", role=Role.OPERATE, form=PostponeForm)
@@ -131,33 +133,33 @@ async def postpone_job(visit: Visit, job_id: UUID, form: PostponeForm) -> PageAn
         await postpone(visit.services.database, job_id, form.until, visit.operator)
     except Conflict:
         job = await visit.jobs.get(job_id)
-        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
-    return Redirect(_path(job_id), "It waits for its time again.")
+        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+    return Redirect(_job_path(job_id), "It waits for its time again.")
 
 
 @pages.show("/jobs/<uuid:job_id>/priority", role=Role.OPERATE)
 async def ask_priority(visit: Visit, job_id: UUID) -> PageAnswer:
     """Ask for another priority."""
     job = await visit.jobs.get(job_id)
-    field = Field(
+    field = FormField(
         name="priority", label="Priority", kind="number", value=str(job.priority), required=True,
         hint="The smallest runs first; 100 is usual.",
     )  # fmt: skip
-    path = _path(job_id)
+    path = _job_path(job_id)
     title = f"Priority of {mask_text(job.task)}"
     return Question(title=title, sentences=(), path=f"{path}/priority", verb="Set", back=path, fields=(field,)).page
 
 
 @pages.act("/jobs/<uuid:job_id>/priority", role=Role.OPERATE, form=PriorityForm)
-async def set_priority(visit: Visit, job_id: UUID, form: PriorityForm) -> PageAnswer:
+async def set_priority_from_page(visit: Visit, job_id: UUID, form: PriorityForm) -> PageAnswer:
     """Change the priority of a waiting job."""
     before = (await visit.jobs.get(job_id)).priority
     if form.seen not in {None, before}:
-        return Redirect(_path(job_id), f"Nothing was done: its priority is {before} by now.")
+        return Redirect(_job_path(job_id), f"Nothing was done: its priority is {before} by now.")
     await visit.jobs.set_priority(job_id, form.priority)
     fields = {"priority": str(before), "seen": str(form.priority)}
-    undo = Undo(f"{_path(job_id)}/priority", fields) if before != form.priority else None
-    return Redirect(_path(job_id), f"Its priority is {form.priority}; it was {before}.", undo)
+    undo = Undo(f"{_job_path(job_id)}/priority", fields) if before != form.priority else None
+    return Redirect(_job_path(job_id), f"Its priority is {form.priority}; it was {before}.", undo)
 
 
 @pages.show("/jobs/<uuid:job_id>/again", role=Role.OPERATE)
@@ -171,7 +173,7 @@ async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
         f"A new job of the task {mask_text(job.task)} is added to {where} and the same args.",
         "This one stays as it is.",
     ]
-    path = _path(job_id)
+    path = _job_path(job_id)
     return Question(
         title=f"Run {mask_text(job.task)} again?",
         sentences=sentences,
@@ -188,7 +190,7 @@ async def run_again(visit: Visit, job_id: UUID, form: AgainForm) -> PageAnswer:
     """Add a new job with the values of this job's request."""
     job = await visit.jobs.get(job_id)
     if not isinstance(job.args, dict) or set(job.args) == {"truncated", "bytes"}:
-        return Redirect(_path(job_id), "Nothing was done: its args are too long to be read here, or no object.")
+        return Redirect(_job_path(job_id), "Nothing was done: its args are too long to be read here, or no object.")
     new = NewJob(
         task=job.task,
         queue=job.queue,
@@ -203,4 +205,4 @@ async def run_again(visit: Visit, job_id: UUID, form: AgainForm) -> PageAnswer:
     )
     [added] = await visit.jobs.enqueue_many([new])
     said = "Added as a new job." if added.did in {"added", "again"} else "No job was added: this one stands for it."
-    return Redirect(_path(added.job_id), said)
+    return Redirect(_job_path(added.job_id), said)

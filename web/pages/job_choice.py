@@ -54,10 +54,10 @@ class JobChoice(Struct, forbid_unknown_fields=True, kw_only=True, rename={"from_
             task=self.task,
             lock_key=self.key,
             worker=self.worker,
-            created_from=_instant("from", self.from_, tz),
-            created_to=_instant("to", self.to, tz),
-            finished_from=_instant("finished_from", self.finished_from, tz),
-            finished_to=_instant("finished_to", self.finished_to, tz),
+            created_from=_instant_in_zone("from", self.from_, tz),
+            created_to=_instant_in_zone("to", self.to, tz),
+            finished_from=_instant_in_zone("finished_from", self.finished_from, tz),
+            finished_to=_instant_in_zone("finished_to", self.finished_to, tz),
             schedule=self.schedule,
             error_group=self.error_group,
             root=self.root,
@@ -100,7 +100,7 @@ class Chip:
     text: str
 
 
-def _instant(name: str, text: str | None, tz: tzinfo) -> datetime | None:
+def _instant_in_zone(name: str, text: str | None, tz: tzinfo) -> datetime | None:
     if text is None:
         return None
     try:

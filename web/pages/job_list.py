@@ -16,7 +16,7 @@ from dataloader.web import shown
 from dataloader.web.pages.copies import Copy, copies
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_choice import STATUSES, JobChoice
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -31,14 +31,14 @@ _MAX_ERROR: Final = 200
 async def show_jobs(visit: Visit, query: JobChoice) -> PageAnswer:
     """Show the jobs that match the filter. A search of args is not refreshed, since it reads many rows."""
     try:
-        found, fault = await _found(visit, query), None
+        found, fault = await _found_jobs(visit, query), None
     except BadRequest as error:
         if visit.part is not None:
             raise
         found, fault = JobRows(), error
     values: dict[str, Any] = {
         "found": found,
-        "jobs": [(row, shown_row(row)) for row in found.rows],
+        "jobs": [(row, shown_job_row(row)) for row in found.rows],
         "choice": query,
         "given": query.given,
         "chips": list(query.chips),
@@ -46,9 +46,9 @@ async def show_jobs(visit: Visit, query: JobChoice) -> PageAnswer:
         "count": None if found.count is None else at_least(found.count, MOST_COUNTED),
         "most_searched": SEARCHED,
         "fault": fault,
-        "copies": _copies(visit, query),
+        "copies": _job_list_copies(visit, query),
     }
-    return Page(
+    return HtmlPage(
         "jobs.html",
         "Jobs",
         values,
@@ -65,7 +65,7 @@ _OPTIONS: Final = {
 """Options of `dataloader jobs`."""
 
 
-def _copies(visit: Visit, query: JobChoice) -> tuple[Copy, ...]:
+def _job_list_copies(visit: Visit, query: JobChoice) -> tuple[Copy, ...]:
     """Return the list as a link, an API call and a command. Only pages search by args."""
     if visit.part is not None:
         return ()
@@ -86,7 +86,7 @@ def _copies(visit: Visit, query: JobChoice) -> tuple[Copy, ...]:
     return copies(visit, "/api/v1/jobs", asked, ["jobs", *options])[: 1 if query.args is not None else None]
 
 
-async def _found(visit: Visit, query: JobChoice) -> JobRows:
+async def _found_jobs(visit: Visit, query: JobChoice) -> JobRows:
     wanted, database = query.job_filter(visit.preferences.tz), visit.services.database
     if query.args is None:
         return await list_job_rows(database, wanted, limit=PAGE, after=query.after, count=visit.part is None)
@@ -103,7 +103,7 @@ def _statuses(query: JobChoice) -> list[tuple[str, str]]:
     return offered
 
 
-def shown_row(row: JobRow) -> JobRow:
+def shown_job_row(row: JobRow) -> JobRow:
     """Return a row without secrets."""
     return attrs.evolve(
         row,

@@ -22,7 +22,7 @@ from dataloader.store.queue.job_view import read_job_view
 from dataloader.web import shown
 from dataloader.web.pages.copies import copies
 from dataloader.web.pages.formats import cut
-from dataloader.web.pages.page_answers import Download, Page, PageAnswer, json_file
+from dataloader.web.pages.page_answers import Download, HtmlPage, PageAnswer, json_file
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -43,7 +43,7 @@ class JobQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     whole: Literal["args", "previous", "progress", "result"] | None = None
 
 
-class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class JobLogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Page of a job's log."""
 
     level: Level | None = None
@@ -51,7 +51,7 @@ class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 @attrs.frozen
-class Step:
+class LifeStep:
     """Step in a job's life, and the time since the previous one."""
 
     name: str
@@ -63,11 +63,11 @@ class Step:
 async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
     """Show a job. The live part has the values that change while it waits and runs."""
     if query.whole is not None:
-        return await visit.in_thread(_whole, await visit.jobs.get(job_id), query.whole)
+        return await visit.in_thread(_value_as_file, await visit.jobs.get(job_id), query.whole)
     # Args do not change, and may be long: the live part leaves them out.
     view = await read_job_view(visit.services.database, job_id, brief=visit.part is not None)
     own = view.job
-    job, journal = await visit.in_thread(lambda: (shown.job(own), _masked(view.journal)))
+    job, journal = await visit.in_thread(lambda: (shown.job(own), _masked_journal(view.journal)))
     is_over = job.status.is_final
     values: dict[str, Any] = {
         "job": job,
@@ -75,7 +75,7 @@ async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
         "why": None if view.why is None else shown.wait_reason(view.why),
         # By this machine's clock: small differences do not matter here.
         "is_silent": job.lease_expires_at is not None and job.lease_expires_at < datetime.now(UTC),
-        "steps": _steps(job, journal.attempts),
+        "steps": _life_steps(job, journal.attempts),
         "attempts": journal.attempts[::-1],
         "journal": journal,
         "can_retry": job.status in {Status.FAILED, Status.CANCELED, Status.LOST} and job.superseded_by is None,
@@ -92,10 +92,10 @@ async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
         values["is_run"] = any(line.kind == "log" and "load" in line.fields for line in log.lines)
         values["log"] = attrs.evolve(log, lines=await visit.masked(shown.log_line, log.lines))
         values["copies"] = copies(visit, f"/api/v1/jobs/{job_id}", {}, ["status", str(job_id)])
-    return Page("job.html", f"{job.task} {job_id}", values, refresh_s=None if is_over else REFRESH_S)
+    return HtmlPage("job.html", f"{job.task} {job_id}", values, refresh_s=None if is_over else REFRESH_S)
 
 
-def _whole(job: JobRecord, name: str) -> Download:
+def _value_as_file(job: JobRecord, name: str) -> Download:
     """Return a value of a job as a file."""
     return json_file(getattr(shown.job(job), name), f"{name}-{job.job_id}.json")
 
@@ -114,7 +114,7 @@ def _process(job: JobRecord) -> dict[str, Any] | None:
     return {"own": {"type": kind, "id": name}, "type": mask_text(kind), "id": mask_text(name)}
 
 
-def _masked(journal: Journal) -> Journal:
+def _masked_journal(journal: Journal) -> Journal:
     lines = [
         attrs.evolve(
             line,
@@ -129,7 +129,7 @@ def _masked(journal: Journal) -> Journal:
     return Journal(lines, journal.is_whole)
 
 
-def _steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[Step]:
+def _life_steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[LifeStep]:
     """Return the steps that have occurred: created, ready, started and ended."""
     moments: list[tuple[str, datetime | None]] = [("created", job.created_at)]
     started = job.started_at
@@ -142,16 +142,16 @@ def _steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[Step]:
     if len(attempts) > 1:
         moments.append(("last started", attempts[-1].began))
     moments.append(("ended", job.finished_at))
-    steps: list[Step] = []
+    steps: list[LifeStep] = []
     for name, at in moments:
         if at is not None and at.year < 9999:
             before = steps[-1].at if steps else None
-            steps.append(Step(name, at, None if before is None else max(at - before, timedelta())))
+            steps.append(LifeStep(name, at, None if before is None else max(at - before, timedelta())))
     return steps
 
 
-@pages.show("/jobs/<uuid:job_id>/log", query=LogQuery)
-async def show_log(visit: Visit, job_id: UUID, query: LogQuery) -> PageAnswer:
+@pages.show("/jobs/<uuid:job_id>/log", query=JobLogQuery)
+async def show_job_log(visit: Visit, job_id: UUID, query: JobLogQuery) -> PageAnswer:
     """Show a job's log, line by line, with the beginnings and ends of its attempts."""
     found = await read_job_log(visit.services.database, job_id, limit=LOG_PAGE, after=query.after, level=query.level)
     page, task = found.page, mask_text(found.task)
@@ -163,7 +163,7 @@ async def show_log(visit: Visit, job_id: UUID, query: LogQuery) -> PageAnswer:
         "level": query.level,
     }
     is_live = not found.status.is_final and page.next is None
-    return Page("job_log.html", f"Log of {task}", values, refresh_s=REFRESH_S if is_live else None)
+    return HtmlPage("job_log.html", f"Log of {task}", values, refresh_s=REFRESH_S if is_live else None)
 
 
 @pages.show("/jobs/<uuid:job_id>/compare")
@@ -176,7 +176,7 @@ async def compare_args(visit: Visit, job_id: UUID) -> PageAnswer:
         lines = await visit.in_thread(_differences, other.args, job.args)
     values = {"job_id": job_id, "task": mask_text(job.task), "other": other, "lines": lines}
     values["is_same"] = lines is not None and all(line.startswith(" ") for line in lines)
-    return Page("job_compare.html", f"Args of {mask_text(job.task)}", values)
+    return HtmlPage("job_compare.html", f"Args of {mask_text(job.task)}", values)
 
 
 def _differences(before: Any, now: Any) -> list[str] | None:

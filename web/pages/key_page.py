@@ -13,8 +13,8 @@ from dataloader.store.queue.key_lines import MOST_WAITING, key_line
 from dataloader.store.queue.why import described
 from dataloader.web import shown
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.job_list import shown_row
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.job_list import shown_job_row
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -42,11 +42,11 @@ async def show_key(visit: Visit, query: KeyQuery) -> PageAnswer:
     values = {
         "own": query.k,
         "key": mask_text(query.k),
-        "holders": list(map(shown_row, line.holders)),
+        "holders": list(map(shown_job_row, line.holders)),
         "session": session,
-        "waiting": list(map(shown_row, line.waiting)),
+        "waiting": list(map(shown_job_row, line.waiting)),
         "count": at_least(line.count, MOST_COUNTED),
         "is_cut": line.count > MOST_WAITING,
-        "ended": list(map(shown_row, line.ended)),
+        "ended": list(map(shown_job_row, line.ended)),
     }
-    return Page("key.html", f"Key {mask_text(query.k)}", values, refresh_s=REFRESH_S)
+    return HtmlPage("key.html", f"Key {mask_text(query.k)}", values, refresh_s=REFRESH_S)

@@ -13,7 +13,7 @@ from dataloader.jobs.limits import RateLimit
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.jobs.zones import zone_named
-from dataloader.web.pages.asking import Field, Kind
+from dataloader.web.pages.asking import FormField, Kind
 from dataloader.web.pages.formats import NOTHING, duration
 from dataloader.web.pages.formats import number as in_thousands
 
@@ -39,21 +39,21 @@ def why_closed(closed: str | None, error: str | None) -> str | None:
     return CLOSED[closed] if error is None else f"{CLOSED[closed]} ({mask_text(error)})"
 
 
-def _whole(name: str, text: str) -> int:
+def _parse_whole(name: str, text: str) -> int:
     try:
         return int(text.replace(",", ""))
     except ValueError:
         raise BadRequest(name, f"must be a whole number, not {text!r:.60}") from None
 
 
-def _seconds(name: str, text: str) -> float:
+def _parse_seconds(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise BadRequest(name, f"must be a number of seconds, not {text!r:.60}") from None
 
 
-def _text(_name: str, text: str) -> str:
+def _parse_text(_name: str, text: str) -> str:
     return text
 
 
@@ -63,7 +63,7 @@ def _periods(_name: str, text: str) -> list[str]:
     return [] if text.strip().lower() == ALWAYS else [part for part in parts if part]
 
 
-def _rate_limits(name: str, text: str) -> list[object]:
+def _parse_rate_limits(name: str, text: str) -> list[object]:
     """Parse rate limits, one per line: `100 / 60`, units and seconds, or `10000 / day / Europe/Berlin`."""
     if text.strip().lower() == NO_RATE_LIMIT:
         return []
@@ -72,11 +72,11 @@ def _rate_limits(name: str, text: str) -> list[object]:
         units, slash, seconds = line.partition("/")
         if not slash:
             raise BadRequest(name, f"must be lines such as 100 / 60 (units / seconds), not {line!r:.60}")
-        number, (span, _, zone) = _whole(name, units.strip()), seconds.partition("/")
+        number, (span, _, zone) = _parse_whole(name, units.strip()), seconds.partition("/")
         if span.strip() == "day":
             rate_limits.append({"requests": number, "per": "day", "zone": zone.strip() or "UTC"})
         else:
-            rate_limits.append([number, _seconds(name, seconds.strip())])
+            rate_limits.append([number, _parse_seconds(name, seconds.strip())])
     return rate_limits
 
 
@@ -104,7 +104,7 @@ class Limit:
     kind: Kind = "text"
     said: Callable[[Any], str] = str
     typed: Callable[[Any], str] = str
-    taken: Callable[[str, str], object] = _text
+    taken: Callable[[str, str], object] = _parse_text
 
 
 _PERIODS: Final = Limit(
@@ -121,21 +121,21 @@ TASK_LIMITS: Final = (
     _PERIODS,
     _ZONE,
     Limit(name="at_period_end", label="At a period's end", hint="What runs may finish, or must stop."),
-    Limit(name="max_running", label="Run at once", hint="Over all processes.", said=in_thousands, taken=_whole),
+    Limit(name="max_running", label="Run at once", hint="Over all processes.", said=in_thousands, taken=_parse_whole),
     Limit(
         name="max_running_per_partition",
         label="Run at once per partition",
         hint="Of one partition_key.",
         said=in_thousands,
-        taken=_whole,
+        taken=_parse_whole,
     ),
-    Limit(name="batch_size", label="Batch", hint="How many start together.", said=in_thousands, taken=_whole),
-    Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_seconds),
+    Limit(name="batch_size", label="Batch", hint="How many start together.", said=in_thousands, taken=_parse_whole),
+    Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_parse_seconds),
     Limit(name="supplier", label="Supplier", said=mask_text),
-    Limit(name="cost", label="Cost of a start", hint="Units of the supplier's rate limits.", taken=_whole),
-    Limit(name="retry_priority", label="Priority of a retry", taken=_whole),
-    Limit(name="retry_delay_s", label="Pause before a retry", hint="Seconds.", said=duration, taken=_seconds),
-    Limit(name="max_attempts", label="Attempts", hint="For jobs that are added from now on.", taken=_whole),
+    Limit(name="cost", label="Cost of a start", hint="Units of the supplier's rate limits.", taken=_parse_whole),
+    Limit(name="retry_priority", label="Priority of a retry", taken=_parse_whole),
+    Limit(name="retry_delay_s", label="Pause before a retry", hint="Seconds.", said=duration, taken=_parse_seconds),
+    Limit(name="max_attempts", label="Attempts", hint="For jobs that are added from now on.", taken=_parse_whole),
 )
 SUPPLIER_LIMITS: Final = (
     Limit(
@@ -146,7 +146,7 @@ SUPPLIER_LIMITS: Final = (
         kind="area",
         said=_said_rate_limits,
         typed=lambda value: "\n".join(map(_rate_limit, value)) or NO_RATE_LIMIT,
-        taken=_rate_limits,
+        taken=_parse_rate_limits,
     ),
     _PERIODS,
     _ZONE,
@@ -155,7 +155,7 @@ SUPPLIER_LIMITS: Final = (
         label="Margin",
         hint="Seconds in which a body begins after its claim.",
         said=duration,
-        taken=_seconds,
+        taken=_parse_seconds,
     ),
 )
 
@@ -179,22 +179,22 @@ def limit_rows(
     for limit in limits:
         views = [given.get(limit.name) for given in (declared, override, holds)]
         if any(value is not None for value in views):
-            first, second, third = (NOTHING if value is None else _said(limit, value) for value in views)
+            first, second, third = (NOTHING if value is None else _said_or_json(limit, value) for value in views)
             rows.append(LimitRow(limit.label, first, second, third, views[1] is not None))
     return rows
 
 
-def _said(limit: Limit, value: Any) -> str:
+def _said_or_json(limit: Limit, value: Any) -> str:
     try:
         return limit.said(value)
     except (ArithmeticError, AttributeError, TypeError, ValueError):  # a value that manual SQL has stored
         return json.dumps(value)
 
 
-def limit_fields(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[Field]:
+def limit_fields(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[FormField]:
     """Return a form's fields with the operators' overrides; an empty field means the programs' declaration."""
     return [
-        Field(
+        FormField(
             name=limit.name,
             label=limit.label,
             kind=limit.kind,
@@ -216,7 +216,7 @@ def typed(limit: Limit, override: Mapping[str, Any]) -> str:
 
 def _now(limit: Limit, holds: Mapping[str, Any]) -> str:
     value = holds.get(limit.name)
-    return "" if value is None else f"Now: {_said(limit, value)}."
+    return "" if value is None else f"Now: {_said_or_json(limit, value)}."
 
 
 def shown_texts(limits: Iterable[Limit], override: Mapping[str, Any]) -> str:

@@ -21,12 +21,12 @@ from dataloader.store.etl.load_history import (
     queue_of_load,
     written,
 )
-from dataloader.store.etl.run_records import MAX_COUNTED, LoadRecord, get_load, list_failures_of_load, list_loads
+from dataloader.store.etl.run_records import MAX_COUNTED, LoadRecord, get_load, page_of_load_failures, page_of_loads
 from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
-from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.asking import FormField, Question, once
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -43,13 +43,13 @@ PRODUCER: Final = "pages"
 Name = Annotated[str, Meta(min_length=1)]
 
 
-class LoadsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class LoadsPageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Page of loads, by name."""
 
     after: str | None = None
 
 
-class LoadQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class LoadPageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Load, and a page of its failures."""
 
     name: Name
@@ -62,7 +62,7 @@ class AskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     name: Name
 
 
-class StartForm(AskQuery, kw_only=True):
+class LoadStartForm(AskQuery, kw_only=True):
     """Run of a load. `once`: the job's ID, so that a form sent twice adds one job."""
 
     once: UUID
@@ -72,7 +72,7 @@ class StartForm(AskQuery, kw_only=True):
     pipeline: str | None = None
 
 
-class RetryForm(AskQuery, kw_only=True):
+class LoadRetryForm(AskQuery, kw_only=True):
     """Retry of failures. `failure`: only that one; else all unresolved ones."""
 
     once: UUID
@@ -80,12 +80,12 @@ class RetryForm(AskQuery, kw_only=True):
     failure: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
 
-def page_of(name: str) -> str:
+def page_of_load(name: str) -> str:
     """Return the address of a load's page."""
     return PublicAddress().url("/ui/load", {"name": name})
 
 
-def _row(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]:
+def _row_of_load(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]:
     last = load.last_run
     return {
         "own": load,
@@ -96,23 +96,23 @@ def _row(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]:
     }
 
 
-@pages.show("/loads", query=LoadsQuery)
-async def show_loads(visit: Visit, query: LoadsQuery) -> PageAnswer:
+@pages.show("/loads", query=LoadsPageQuery)
+async def show_loads(visit: Visit, query: LoadsPageQuery) -> PageAnswer:
     """Show the loads of this database, by name."""
     database = visit.services.database
-    page = await list_loads(database, limit=PAGE, after=query.after)
+    page = await page_of_loads(database, limit=PAGE, after=query.after)
     runs = await last_runs_of_loads(database, [load.load for load in page.loads], number=LAST)
-    rows = [_row(load, runs[load.load]) for load in page.loads]
-    return Page("loads.html", "Loads", {"loads": rows, "next": page.next}, refresh_s=REFRESH_S)
+    rows = [_row_of_load(load, runs[load.load]) for load in page.loads]
+    return HtmlPage("loads.html", "Loads", {"loads": rows, "next": page.next}, refresh_s=REFRESH_S)
 
 
-@pages.show("/load", query=LoadQuery)
-async def show_load(visit: Visit, query: LoadQuery) -> PageAnswer:
+@pages.show("/load", query=LoadPageQuery)
+async def show_load_page(visit: Visit, query: LoadPageQuery) -> PageAnswer:
     """Show a load: its progress, its runs, rows written per day, and its unresolved failures."""
     database = visit.services.database
     load = await get_load(database, query.name)
     runs = (await last_runs_of_loads(database, [query.name], number=LAST_OF_ONE))[query.name]
-    values = _row(load, runs) | {
+    values = _row_of_load(load, runs) | {
         "runs": [(run, shown.text(run.reason)) for run in reversed(runs)],
         "days": [],
         "failures": [],
@@ -124,10 +124,10 @@ async def show_load(visit: Visit, query: LoadQuery) -> PageAnswer:
         days = await days_of_load(database, query.name, datetime(first.year, first.month, first.day, tzinfo=UTC))
         values["days"] = _each_day(days, first)
         if load.unresolved:
-            failures = await list_failures_of_load(database, query.name, limit=FAILURES, after=query.after)
+            failures = await page_of_load_failures(database, query.name, limit=FAILURES, after=query.after)
             values["failures"] = [(failure.masked(), once()) for failure in failures.failures]
             values["next"] = failures.next
-    return Page("load.html", f"Load {mask_text(load.load)}", values, refresh_s=REFRESH_S)
+    return HtmlPage("load.html", f"Load {mask_text(load.load)}", values, refresh_s=REFRESH_S)
 
 
 def _each_day(days: Sequence[LoadDay], first: date) -> list[LoadDay]:
@@ -139,14 +139,14 @@ def _each_day(days: Sequence[LoadDay], first: date) -> list[LoadDay]:
     return [there.get(day, LoadDay(day, 0, 0)) for day in each]
 
 
-def _queue_field(queue: str | None) -> Field:
-    return Field(
+def _queue_field(queue: str | None) -> FormField:
+    return FormField(
         name="queue", label="Queue", value=queue or "", required=True, hint="A queue of a service that has the load."
     )
 
 
 @pages.show("/loads/run", role=Role.OPERATE, query=AskQuery)
-async def ask_run(visit: Visit, query: AskQuery) -> PageAnswer:
+async def ask_load_run(visit: Visit, query: AskQuery) -> PageAnswer:
     """Ask for the span and settings of a run."""
     name = mask_text(query.name)
     return Question(
@@ -157,32 +157,34 @@ async def ask_run(visit: Visit, query: AskQuery) -> PageAnswer:
         path="/ui/loads/run",
         hidden={"name": query.name, "once": once()},
         fields=[
-            Field(name="begin", label="From", hint="A day or an instant, such as 2026-01-31; empty: the watermark."),
-            Field(name="end", label="To, exclusive", hint="Empty: up to now. In the load's own time zone."),
+            FormField(
+                name="begin", label="From", hint="A day or an instant, such as 2026-01-31; empty: the watermark."
+            ),
+            FormField(name="end", label="To, exclusive", hint="Empty: up to now. In the load's own time zone."),
             _queue_field(await queue_of_load(visit.services.database, query.name)),
-            Field(
+            FormField(
                 name="pipeline", label="Settings of the pipeline", kind="area", hint='JSON, such as {"rate_min": 1}.'
             ),
         ],
         verb="Run",
-        back=page_of(query.name),
+        back=page_of_load(query.name),
     ).page
 
 
-@pages.act("/loads/run", role=Role.OPERATE, form=StartForm)
-async def run_load(visit: Visit, form: StartForm) -> PageAnswer:
+@pages.act("/loads/run", role=Role.OPERATE, form=LoadStartForm)
+async def run_load_from_page(visit: Visit, form: LoadStartForm) -> PageAnswer:
     """Add a job of a load; the same form sent again adds none."""
     args: dict[str, Any] = {}
     for name, field, text in (("from", "begin", form.begin), ("to", "end", form.end)):
         if text is not None:
             args[name] = _day_or_instant(field, text.strip())
     if form.pipeline is not None:
-        args["pipeline"] = _object("pipeline", form.pipeline)
-    return await _add(visit, form, args)
+        args["pipeline"] = _parse_object("pipeline", form.pipeline)
+    return await _add_load_job(visit, form, args)
 
 
 @pages.show("/loads/retry", role=Role.OPERATE, query=AskQuery)
-async def ask_retry(visit: Visit, query: AskQuery) -> PageAnswer:
+async def ask_load_retry(visit: Visit, query: AskQuery) -> PageAnswer:
     """Ask for confirmation of a retry of a load's failures."""
     load = await get_load(visit.services.database, query.name)
     count = at_least(load.unresolved, MAX_COUNTED)
@@ -196,17 +198,17 @@ async def ask_retry(visit: Visit, query: AskQuery) -> PageAnswer:
         hidden={"name": query.name, "once": once()},
         fields=[_queue_field(await queue_of_load(visit.services.database, query.name))],
         verb="Retry",
-        back=page_of(query.name),
+        back=page_of_load(query.name),
     ).page
 
 
-@pages.act("/loads/retry", role=Role.OPERATE, form=RetryForm)
-async def retry_failures(visit: Visit, form: RetryForm) -> PageAnswer:
+@pages.act("/loads/retry", role=Role.OPERATE, form=LoadRetryForm)
+async def retry_failures(visit: Visit, form: LoadRetryForm) -> PageAnswer:
     """Add a job that retries failures of a load: all, or one. The same form sent again adds none."""
-    return await _add(visit, form, {"failures": "all" if form.failure is None else [form.failure]})
+    return await _add_load_job(visit, form, {"failures": "all" if form.failure is None else [form.failure]})
 
 
-async def _add(visit: Visit, form: StartForm | RetryForm, args: dict[str, Any]) -> PageAnswer:
+async def _add_load_job(visit: Visit, form: LoadStartForm | LoadRetryForm, args: dict[str, Any]) -> PageAnswer:
     database = visit.services.database
     await get_load(database, form.name)  # raises if it is not a load
     queue = form.queue or await queue_of_load(database, form.name)
@@ -216,7 +218,7 @@ async def _add(visit: Visit, form: StartForm | RetryForm, args: dict[str, Any]) 
         form.name, args, queue=queue, lock_key=f"load:{form.name}", producer=PRODUCER, job_id=form.once
     )
     did = "Added the job" if added.created else "The job was added before:"
-    return Redirect(page_of(form.name), f"{did} {added.job_id} in {mask_text(added.queue or queue)}.")
+    return Redirect(page_of_load(form.name), f"{did} {added.job_id} in {mask_text(added.queue or queue)}.")
 
 
 def _day_or_instant(field: str, text: str) -> str:
@@ -229,7 +231,7 @@ def _day_or_instant(field: str, text: str) -> str:
     raise BadRequest(field, f"must be a day or an instant, such as 2026-01-31, not {text!r:.60}")
 
 
-def _object(field: str, text: str) -> dict[str, Any]:
+def _parse_object(field: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -70,8 +70,8 @@ async def read_block(
     lines: list[ShownLine] = []
     at = behind
     while True:
-        page = await read_lines(database, run_id, _wanted(wanted, number), after=at, limit=MAX_LINES)
-        lines += await _shown(page, wanted)
+        page = await read_lines(database, run_id, _lines_wanted(wanted, number), after=at, limit=MAX_LINES)
+        lines += await _matching_lines(page, wanted)
         # The end of a search's page depends only on displayed lines, so that it confirms no guess about a secret.
         if page.after is None or len(page.lines) < MAX_LINES or len(lines) >= MAX_LINES:
             break
@@ -85,14 +85,14 @@ async def read_block(
     return BlockOfLines(number, lines, behind, last, is_more=False)
 
 
-def _wanted(wanted: LogFilter, number: int | None) -> LinesWanted:
+def _lines_wanted(wanted: LogFilter, number: int | None) -> LinesWanted:
     either = LinesWanted(level=wanted.level, text=wanted.text)
     if number is None:
         return attrs.evolve(either, tasks=list(wanted.tasks), own=False) if wanted.tasks else either
     return attrs.evolve(either, tasks=[]) if number == OWN else attrs.evolve(either, task=number)
 
 
-async def _shown(page: LinePage, wanted: LogFilter) -> list[ShownLine]:
+async def _matching_lines(page: LinePage, wanted: LogFilter) -> list[ShownLine]:
     found = []
     for number, line in enumerate(page.lines, 1):
         one = _shown_line(line)
@@ -107,10 +107,12 @@ def _shown_line(line: LogLine) -> ShownLine:
     masked = shown.log_line(line)
     fields = dict(masked.fields)
     load = fields.pop("load", None) if line.kind == "log" else None
-    return ShownLine(masked, load if isinstance(load, str) else None, " ".join(_said(*one) for one in fields.items()))
+    return ShownLine(
+        masked, load if isinstance(load, str) else None, " ".join(_field_text(*one) for one in fields.items())
+    )
 
 
-def _said(name: str, value: Any) -> str:
+def _field_text(name: str, value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return f"{name}={text}"
 
@@ -125,7 +127,7 @@ async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by
         if title:
             texts.append(f"\n## {_on_one_line(title)}\n")
         async for line in _lines(database, run, wanted, number):
-            text = _as_text(line, with_task=number is None)
+            text = _line_as_text(line, with_task=number is None)
             length += len(text)
             if length > MOST_TEXT:
                 texts.append("… the rest is left out: ask for single tasks\n")
@@ -149,7 +151,7 @@ async def _lines(database: Database, run: RunView, wanted: LogFilter, number: in
         behind, is_more = block.behind, block.is_more
 
 
-def _as_text(one: ShownLine, *, with_task: bool) -> str:
+def _line_as_text(one: ShownLine, *, with_task: bool) -> str:
     """Return a line as one line, whatever its content."""
     at = one.line.ts.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
     task = f"[{one.task or 'run'}] " if with_task else ""

@@ -14,7 +14,7 @@ from dataloader.store.queue.overview import ERRORS, LONG_S, MOST, Overview, Trou
 from dataloader.web import shown
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.svg import bars
 from dataloader.web.pages.visit import Visit
@@ -70,20 +70,20 @@ async def show_overview(visit: Visit) -> PageAnswer:
         "hours": overview.hours,
         "charts": _charts(overview),
     }
-    return Page("overview.html", "Overview", values, refresh_s=REFRESH_S)
+    return HtmlPage("overview.html", "Overview", values, refresh_s=REFRESH_S)
 
 
 def _link(visit: Visit, path: str, **query: object) -> str:
     return visit.link(path, query)
 
 
-def _name(text: str) -> str:
+def _short_name(text: str) -> str:
     """Return a name for a sentence: without secrets, and not too long."""
     masked = mask_text(text)
     return masked if len(masked) <= _LONGEST else f"{masked[:_LONGEST]}…"
 
 
-def _jobs(number: int) -> str:
+def _jobs_concern(number: int) -> str:
     return "1 job waits" if number == 1 else f"{number:,} jobs wait"
 
 
@@ -98,8 +98,8 @@ def _of_queues(visit: Visit, depths: Depths) -> Iterator[Concern]:
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/queue", name=queue.queue),
-            label=f"Queue {_name(queue.queue)}",
-            says=f"is paused: {_jobs(number)}",
+            label=f"Queue {_short_name(queue.queue)}",
+            says=f"is paused: {_jobs_concern(number)}",
             when="paused",
             at=pause.at,
             by=shown.text(pause.by),
@@ -108,8 +108,8 @@ def _of_queues(visit: Visit, depths: Depths) -> Iterator[Concern]:
         yield Concern(
             level="bad",
             href=_link(visit, "/ui/queue", name=queue.queue),
-            label=f"Queue {_name(queue.queue)}",
-            says=f"has no worker: {_jobs(number)}",
+            label=f"Queue {_short_name(queue.queue)}",
+            says=f"has no worker: {_jobs_concern(number)}",
             when="the oldest became ready",
             at=queue.oldest_ready_at,
         )
@@ -125,8 +125,8 @@ def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Conc
         yield Concern(
             level="bad",
             href=_link(visit, "/ui/jobs", queue=one.queue, task=one.task, status="queued"),
-            label=f"Task {_name(one.task)}",
-            says=f"is known by no worker of the queue {_name(one.queue)}: {_jobs(one.jobs)}",
+            label=f"Task {_short_name(one.task)}",
+            says=f"is known by no worker of the queue {_short_name(one.queue)}: {_jobs_concern(one.jobs)}",
             when="the oldest was added",
             at=one.since,
         )
@@ -134,8 +134,8 @@ def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Conc
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/task", name=task.task),
-            label=f"Task {_name(task.task)}",
-            says=f"is paused: {_jobs(task.jobs)}",
+            label=f"Task {_short_name(task.task)}",
+            says=f"is paused: {_jobs_concern(task.jobs)}",
             when=None if task.since is None else "paused",
             at=task.since,
             by=shown.text(task.by),
@@ -147,14 +147,14 @@ def _of_schedules(visit: Visit, overview: Overview) -> Iterator[Concern]:
         yield Concern(
             level="warn" if one.what == "missed" else "bad",
             href=_link(visit, "/ui/schedule", name=one.name),
-            label=f"Schedule {_name(one.name)}",
-            says=_words_of(one),
+            label=f"Schedule {_short_name(one.name)}",
+            says=_trouble_words(one),
             when={"paused": None, "late": "it was due", "missed": "noted"}[one.what],
             at=one.since,
         )
 
 
-def _words_of(one: TroubledSchedule) -> str:
+def _trouble_words(one: TroubledSchedule) -> str:
     match one.what:
         case "paused":
             return f"has paused itself: {mask_text(one.why or 'a failure')}"
@@ -169,8 +169,8 @@ def _of_errors(visit: Visit, overview: Overview) -> Iterator[Concern]:
         yield Concern(
             level="bad",
             href=_link(visit, f"/ui/errors/{one.group}"),
-            label=_name(one.error) or "(no text)",
-            says=f"– {_failed(one.failures)}, of {_name(one.task)}",
+            label=_short_name(one.error) or "(no text)",
+            says=f"– {_failed(one.failures)}, of {_short_name(one.task)}",
             when="the last",
             at=one.since,
         )
@@ -198,7 +198,7 @@ def _of_processes(visit: Visit, overview: Overview) -> Iterator[Concern]:
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/workers"),
-            label=f"Process {_name(one.worker)}",
+            label=f"Process {_short_name(one.worker)}",
             says="ended without signing off",
             when="seen last",
             at=one.since,

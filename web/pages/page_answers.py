@@ -10,7 +10,7 @@ import attrs
 
 
 @attrs.frozen
-class Page:
+class HtmlPage:
     """HTML to be rendered: a template of templates/, the page's title, and the values of the template.
 
     refresh_s: seconds after which the live part should be requested again while the page is visible; None if it has no
@@ -77,4 +77,4 @@ def json_file(value: Any, file_name: str) -> Download:
     return Download(data=text.encode(errors="backslashreplace"), media_type="application/json", file_name=file_name)
 
 
-PageAnswer = Page | Redirect | Download | Stream
+PageAnswer = HtmlPage | Redirect | Download | Stream

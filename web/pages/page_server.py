@@ -27,7 +27,7 @@ from dataloader.web.pages.rendering import HEADERS, error_page, response_of
 from dataloader.web.pages.sessions import Visitor, check_origin
 from dataloader.web.pages.visit import Visit, visit_of
 from dataloader.web.problems import ProblemError, problem_of, too_busy
-from dataloader.web.server.asgi import Request
+from dataloader.web.server.asgi import HttpRequest
 from dataloader.web.server.refusals import Refusal
 from dataloader.web.services import Services
 
@@ -46,7 +46,7 @@ class SignInNeededError(ProblemError):
 
 
 async def serve_page(
-    route: PageRoute, services: Services, request: Request, request_id: str, parts: Mapping[str, Any]
+    route: PageRoute, services: Services, request: HttpRequest, request_id: str, parts: Mapping[str, Any]
 ) -> Response:
     """Answer a request for a page in all cases. Only `Cancelled` is raised."""
     visit = visit_of(services, request, request_id)
@@ -55,11 +55,11 @@ async def serve_page(
         if route.method == "GET":
             async with _at_work(route, visit):
                 visit = await _allowed(route, visit)
-                return await _answer(route, visit, request, dict(parts))
+                return await _answer_of_view(route, visit, request, dict(parts))
         visit = await _allowed(route, visit)
         form = await _form(route, request)
         async with _at_work(route, visit):
-            return await _answer(route, visit, request, dict(parts) | form)
+            return await _answer_of_view(route, visit, request, dict(parts) | form)
     except SignInNeededError as error:
         if request.method == "GET" and visit.part is None:
             to = visit.public.url(SIGN_IN, {"to": visit.here})
@@ -69,7 +69,7 @@ async def serve_page(
         return await error_page(error, visit)
 
 
-async def refuse_page(error: Exception, services: Services, request: Request, request_id: str) -> Response:
+async def refuse_page(error: Exception, services: Services, request: HttpRequest, request_id: str) -> Response:
     """Return the page for a request that matches no page."""
     visit = visit_of(services, request, request_id)
     visitor = await _visitor(visit, needed=False)
@@ -118,13 +118,13 @@ async def _at_work(route: PageRoute, visit: Visit) -> AsyncIterator[None]:
         with trio.fail_after(route.deadline_s):
             name = await services.sessions.name_of(visit.session)
             read_for(name)
-            async with _place(route, visit, name):
+            async with _place_to_render(route, visit, name):
                 yield
     finally:
         services.at_work.give(1)
 
 
-def _place(route: PageRoute, visit: Visit, name: str) -> AbstractAsyncContextManager[None]:
+def _place_to_render(route: PageRoute, visit: Visit, name: str) -> AbstractAsyncContextManager[None]:
     """Return the block in which a page is made: it waits for one of the places that the visitors share."""
     # An act may take seconds, a page that is open to all is a file or a form, and who is not signed in is refused.
     if route.method != "GET" or route.role is None or not name:
@@ -134,19 +134,19 @@ def _place(route: PageRoute, visit: Visit, name: str) -> AbstractAsyncContextMan
     return visit.services.turns.long_answers.place_of(name)
 
 
-async def _answer(route: PageRoute, visit: Visit, request: Request, parts: dict[str, Any]) -> Response:
+async def _answer_of_view(route: PageRoute, visit: Visit, request: HttpRequest, parts: dict[str, Any]) -> Response:
     if route.query is not None:
         asked = {name: values for name, values in visit.arguments.items() if name != "part" and values != [""]}
         parts["query"] = decode_query(asked, route.query)
     return await response_of(await route.view(visit, **parts), visit, request)
 
 
-async def _form(route: PageRoute, request: Request) -> dict[str, Any]:
-    fields = await _fields(request)
+async def _form(route: PageRoute, request: HttpRequest) -> dict[str, Any]:
+    fields = await _form_fields(request)
     return {} if route.form is None else {"form": decode_query(fields, route.form)}
 
 
-async def _fields(request: Request) -> dict[str, list[str]]:
+async def _form_fields(request: HttpRequest) -> dict[str, list[str]]:
     if not (request.content_length or "Transfer-Encoding" in request.headers):
         return {}
     if request.mimetype != FORM:

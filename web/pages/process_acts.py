@@ -21,8 +21,8 @@ from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_rows import known_types
 from dataloader.web.pages.addresses import PublicAddress
-from dataloader.web.pages.asking import Field, Question, once
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.asking import FormField, Question, once
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_list import json_of
 from dataloader.web.pages.process_words import what_of
@@ -47,7 +47,7 @@ class WhichIdent(Struct, forbid_unknown_fields=True, kw_only=True):
     ident: UUID | None = None
 
 
-class CallForm(WhichProcess, kw_only=True):
+class ProcessCallForm(WhichProcess, kw_only=True):
     """Call. `once`: its idempotency key, so that the same form calls once."""
 
     method: str = ""
@@ -55,14 +55,14 @@ class CallForm(WhichProcess, kw_only=True):
     once: str | None = None
 
 
-class RepairForm(WhichProcess, kw_only=True):
+class ProcessRepairForm(WhichProcess, kw_only=True):
     """Repair; `once` as in a call."""
 
     args: str | None = None
     once: str | None = None
 
 
-class StartForm(Struct, forbid_unknown_fields=True, kw_only=True):
+class ProcessStartForm(Struct, forbid_unknown_fields=True, kw_only=True):
     """Start of a process; `once` as in a call."""
 
     type: str = ""
@@ -77,60 +77,65 @@ def _processes(visit: Visit) -> ProcessClient:
     return ProcessClient(attrs.evolve(visit.performer, by_hand=True))
 
 
-def _path(which: WhichProcess | StartForm) -> str:
+def _process_path(which: WhichProcess | ProcessStartForm) -> str:
     return PublicAddress().url("/ui/process", {"type": which.type, "id": which.id})
 
 
-def _name(which: WhichProcess | StartForm) -> str:
+def _process_name(which: WhichProcess | ProcessStartForm) -> str:
     return f"{mask_text(which.type)} {mask_text(which.id)}"
 
 
 @pages.show("/process/call", role=Role.OPERATE, query=WhichProcess)
 async def ask_call(_visit: Visit, query: WhichProcess) -> PageAnswer:
     """Ask for a method and its args."""
-    return _call_form(CallForm(type=query.type, id=query.id))
+    return _call_form(ProcessCallForm(type=query.type, id=query.id))
 
 
-def _call_form(form: CallForm) -> Page:
+def _call_form(form: ProcessCallForm) -> HtmlPage:
     return Question(
-        title=f"Call {_name(form)}",
+        title=f"Call {_process_name(form)}",
         sentences=[
             "Calls run one after the other, the oldest first, and before the timer.",
             "The answer is shown in the timeline.",
         ],
         path="/ui/process/call",
         verb="Call",
-        back=_path(form),
+        back=_process_path(form),
         hidden={"type": form.type, "id": form.id, "once": form.once or once()},
         fields=[
-            Field(name="method", label="Method", value=form.method, required=True),
-            Field(name="args", label="Args", kind="area", value=form.args or "", hint=_JSON_HINT),
+            FormField(name="method", label="Method", value=form.method, required=True),
+            FormField(name="args", label="Args", kind="area", value=form.args or "", hint=_JSON_HINT),
         ],
     ).page
 
 
-@pages.act("/process/call", role=Role.OPERATE, form=CallForm)
-async def call_process(visit: Visit, form: CallForm) -> PageAnswer:
+@pages.act("/process/call", role=Role.OPERATE, form=ProcessCallForm)
+async def call_process_from_page(visit: Visit, form: ProcessCallForm) -> PageAnswer:
     """Call a method. The process's page shows the answer."""
     try:
         request = ProcessRequest(
-            type=form.type, process_id=form.id, kind="call", method=form.method, args=_args(form.args), key=form.once
+            type=form.type,
+            process_id=form.id,
+            kind="call",
+            method=form.method,
+            args=_args_of_text(form.args),
+            key=form.once,
         )
         answer = await _processes(visit).ask(request)
     except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
-        return _refused(_call_form(form), error)
-    return Redirect(_path(form), f"Asked for the {what_of('call', form.method)}: task {answer.task_id}.")
+        return _refused_form(_call_form(form), error)
+    return Redirect(_process_path(form), f"Asked for the {what_of('call', form.method)}: task {answer.task_id}.")
 
 
 @pages.show("/process/repair", role=Role.OPERATE, query=WhichProcess)
 async def ask_repair(_visit: Visit, query: WhichProcess) -> PageAnswer:
     """Ask for the args of a repair."""
-    return _repair_form(RepairForm(type=query.type, id=query.id))
+    return _repair_form(ProcessRepairForm(type=query.type, id=query.id))
 
 
-def _repair_form(form: RepairForm) -> Page:
+def _repair_form(form: ProcessRepairForm) -> HtmlPage:
     return Question(
-        title=f"Repair {_name(form)}",
+        title=f"Repair {_process_name(form)}",
         sentences=[
             "The repair of its type runs. If it succeeds, the process runs again.",
             "The timeout that had failed is tried again then, unless the repair sets another timer.",
@@ -138,32 +143,32 @@ def _repair_form(form: RepairForm) -> Page:
         ],
         path="/ui/process/repair",
         verb="Repair",
-        back=_path(form),
+        back=_process_path(form),
         hidden={"type": form.type, "id": form.id, "once": form.once or once()},
-        fields=[Field(name="args", label="Args", kind="area", value=form.args or "", hint=_JSON_HINT)],
+        fields=[FormField(name="args", label="Args", kind="area", value=form.args or "", hint=_JSON_HINT)],
     ).page
 
 
-@pages.act("/process/repair", role=Role.OPERATE, form=RepairForm)
-async def repair_process(visit: Visit, form: RepairForm) -> PageAnswer:
+@pages.act("/process/repair", role=Role.OPERATE, form=ProcessRepairForm)
+async def repair_process_from_page(visit: Visit, form: ProcessRepairForm) -> PageAnswer:
     """Request a repair. The process's page shows the result."""
     try:
         request = ProcessRequest(
-            type=form.type, process_id=form.id, kind="repair", args=_args(form.args), key=form.once
+            type=form.type, process_id=form.id, kind="repair", args=_args_of_text(form.args), key=form.once
         )
         answer = await _processes(visit).ask(request)
     except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
-        return _refused(_repair_form(form), error)
-    return Redirect(_path(form), f"Asked for the repair: task {answer.task_id}.")
+        return _refused_form(_repair_form(form), error)
+    return Redirect(_process_path(form), f"Asked for the repair: task {answer.task_id}.")
 
 
-@pages.show("/processes/new", role=Role.OPERATE, query=StartForm)
-async def ask_start(visit: Visit, query: StartForm) -> PageAnswer:
+@pages.show("/processes/new", role=Role.OPERATE, query=ProcessStartForm)
+async def ask_start(visit: Visit, query: ProcessStartForm) -> PageAnswer:
     """Ask for the values of a new process."""
     return await _start_form(visit, query)
 
 
-async def _start_form(visit: Visit, form: StartForm) -> Page:
+async def _start_form(visit: Visit, form: ProcessStartForm) -> HtmlPage:
     types = [(name, name) for name in await known_types(visit.services.database) if mask_text(name) == name]
     return Question(
         title="Start a process",
@@ -173,10 +178,12 @@ async def _start_form(visit: Visit, form: StartForm) -> Page:
         back=_LIST,
         hidden={"once": form.once or once()},
         fields=[
-            Field(name="type", label="Type", value=form.type, required=True, options=types),
-            Field(name="id", label="Id", value=form.id, required=True, hint="Unique in its type, such as order-77."),
-            Field(name="args", label="Args of the first step", kind="area", value=form.args or "", hint=_JSON_HINT),
-            Field(
+            FormField(name="type", label="Type", value=form.type, required=True, options=types),
+            FormField(
+                name="id", label="Id", value=form.id, required=True, hint="Unique in its type, such as order-77."
+            ),
+            FormField(name="args", label="Args of the first step", kind="area", value=form.args or "", hint=_JSON_HINT),
+            FormField(
                 name="metadata", label="Metadata", kind="area", value=form.metadata or "",
                 hint='A flat JSON object, by which it is found, such as {"customer": "ann"}.',
             ),
@@ -184,36 +191,41 @@ async def _start_form(visit: Visit, form: StartForm) -> Page:
     ).page  # fmt: skip
 
 
-@pages.act("/processes/new", role=Role.OPERATE, form=StartForm)
-async def start_process(visit: Visit, form: StartForm) -> PageAnswer:
+@pages.act("/processes/new", role=Role.OPERATE, form=ProcessStartForm)
+async def start_process_from_page(visit: Visit, form: ProcessStartForm) -> PageAnswer:
     """Start a process, and show it."""
     try:
         metadata = None if form.metadata is None else json_of("metadata", form.metadata)
         if metadata is not None and not isinstance(metadata, dict):
             raise BadRequest("metadata", "must be a JSON object")  # noqa: TRY301 - as the store does
         request = ProcessRequest(
-            type=form.type, process_id=form.id, kind="init", args=_args(form.args), key=form.once, metadata=metadata
+            type=form.type,
+            process_id=form.id,
+            kind="init",
+            args=_args_of_text(form.args),
+            key=form.once,
+            metadata=metadata,
         )
         await _processes(visit).ask(request)
     except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
-        return _refused(await _start_form(visit, form), error)
-    return Redirect(_path(form), "Started.")
+        return _refused_form(await _start_form(visit, form), error)
+    return Redirect(_process_path(form), "Started.")
 
 
-def _args(text: str | None) -> Any:
+def _args_of_text(text: str | None) -> Any:
     return None if text is None else json_of("args", text)
 
 
 _Refusal = BadRequest | ProcessConflict | IdempotencyConflict
 
 
-def _refused(page: Page, error: _Refusal) -> Page:
+def _refused_form(page: HtmlPage, error: _Refusal) -> HtmlPage:
     """Return the form again, with the error above it and the typed values."""
     match error:
         case BadRequest():
             fault, status = f"{error.field}: {error.message}", HTTPStatus.UNPROCESSABLE_ENTITY
         case ProcessConflict():
-            fault, status = f"Nothing was done: {_words_of(error)}", HTTPStatus.CONFLICT
+            fault, status = f"Nothing was done: {_conflict_words(error)}", HTTPStatus.CONFLICT
         case _:
             fault = "Nothing was done: this form was sent before, with other values. Begin anew."
             status = HTTPStatus.CONFLICT
@@ -221,7 +233,7 @@ def _refused(page: Page, error: _Refusal) -> Page:
     return attrs.evolve(page, values={"ask": ask}, status=status)
 
 
-def _words_of(error: ProcessConflict) -> str:
+def _conflict_words(error: ProcessConflict) -> str:
     status = {"init": "has not done its first step", "running": "is running", "error": "is in error"}[error.status]
     return f"the process {mask_text(error.process_id)} {status}; {error.message}."
 
@@ -256,30 +268,30 @@ _ACTS: Final[dict[_Act, tuple[str, Sequence[str], str, str]]] = {
 """Title, effect, button and result message of each action."""
 
 
-def _ask_act(which: WhichProcess, act: _Act) -> Page:
+def _ask_act(which: WhichProcess, act: _Act) -> HtmlPage:
     verb, does, button, _ = _ACTS[act]
     return Question(
-        title=f"{verb} {_name(which)}?",
+        title=f"{verb} {_process_name(which)}?",
         sentences=does,
         path=f"/ui/process/{act}",
         verb=button,
-        back=_path(which),
+        back=_process_path(which),
         hidden={"type": which.type, "id": which.id},
         is_harsh=act != "resume",
     ).page
 
 
-async def _act(visit: Visit, which: WhichProcess, act: _Act) -> Redirect:
+async def _act_and_say(visit: Visit, which: WhichProcess, act: _Act) -> Redirect:
     processes = _processes(visit)
     try:
         await {"resume": processes.resume, "stop": processes.stop, "remove": processes.remove}[act](
             which.type, which.id
         )
     except ProcessConflict as error:
-        return Redirect(_path(which), f"Nothing was done: {_words_of(error)}")
+        return Redirect(_process_path(which), f"Nothing was done: {_conflict_words(error)}")
     if act == "remove":
-        return Redirect(PublicAddress().url(_LIST, {"type": which.type}), f"Removed {_name(which)}.")
-    return Redirect(_path(which), _ACTS[act][3])
+        return Redirect(PublicAddress().url(_LIST, {"type": which.type}), f"Removed {_process_name(which)}.")
+    return Redirect(_process_path(which), _ACTS[act][3])
 
 
 @pages.show("/process/resume", role=Role.OPERATE, query=WhichProcess)
@@ -291,7 +303,7 @@ async def ask_resume(_visit: Visit, query: WhichProcess) -> PageAnswer:
 @pages.act("/process/resume", role=Role.OPERATE, form=WhichProcess)
 async def resume_process(visit: Visit, form: WhichProcess) -> PageAnswer:
     """Let a process in error continue."""
-    return await _act(visit, form, "resume")
+    return await _act_and_say(visit, form, "resume")
 
 
 @pages.show("/process/stop", role=Role.OPERATE, query=WhichProcess)
@@ -303,7 +315,7 @@ async def ask_stop(_visit: Visit, query: WhichProcess) -> PageAnswer:
 @pages.act("/process/stop", role=Role.OPERATE, form=WhichProcess)
 async def stop_process(visit: Visit, form: WhichProcess) -> PageAnswer:
     """Stop the running step."""
-    return await _act(visit, form, "stop")
+    return await _act_and_say(visit, form, "stop")
 
 
 @pages.show("/process/remove", role=Role.OPERATE, query=WhichProcess)
@@ -315,7 +327,7 @@ async def ask_remove(_visit: Visit, query: WhichProcess) -> PageAnswer:
 @pages.act("/process/remove", role=Role.OPERATE, form=WhichProcess)
 async def remove_process(visit: Visit, form: WhichProcess) -> PageAnswer:
     """Remove a process."""
-    return await _act(visit, form, "remove")
+    return await _act_and_say(visit, form, "remove")
 
 
 @pages.show("/process/task/<int:task_id>/withdraw", role=Role.OPERATE, query=WhichIdent)
@@ -323,7 +335,7 @@ async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAns
     """Ask for confirmation of a withdrawal, and say what it does."""
     task = await visit.processes.task(task_id, ident=query.ident)
     which = WhichProcess(type=task.type, id=task.process_id)
-    back = f"/ui/process/task/{task_id}" if visit.conceals(task.type, task.process_id) else _path(which)
+    back = f"/ui/process/task/{task_id}" if visit.conceals(task.type, task.process_id) else _process_path(which)
     return Question(
         title=f"Withdraw the {what_of(task.kind, task.method)}?",
         sentences=["It never runs if it has not begun by then, and who waits for its answer is told so."],

@@ -18,9 +18,9 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_rows import MOST_COUNTED, get_process_error
 from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
-from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
+from dataloader.web.pages.asking import MOST_UNTYPED, FormField, Question
 from dataloader.web.pages.formats import at_least
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_list import json_of
 from dataloader.web.pages.visit import Visit
@@ -34,7 +34,7 @@ _DOES: Final[dict[Action, str]] = {
 }
 
 
-class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class ProcessGroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Group of processes in error, and the action."""
 
     action: Action
@@ -42,7 +42,7 @@ class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     error_group: str
 
 
-class GroupForm(GroupQuery, kw_only=True):
+class ProcessGroupForm(ProcessGroupQuery, kw_only=True):
     """Confirmed action. `after`: the cursor from which it continues. `shown`: the number of processes in the form.
 
     `typed`: the number that was typed.
@@ -54,17 +54,19 @@ class GroupForm(GroupQuery, kw_only=True):
     typed: str | None = None
 
 
-def _list_of(choice: GroupQuery) -> str:
+def _address_of_list(choice: ProcessGroupQuery) -> str:
     return PublicAddress().url("/ui/processes", {"type": choice.type, "error_group": choice.error_group})
 
 
-@pages.show("/processes/errors/mend", role=Role.ADMIN, query=GroupQuery)
-async def ask_mend(visit: Visit, query: GroupQuery) -> PageAnswer:
+@pages.show("/processes/errors/mend", role=Role.ADMIN, query=ProcessGroupQuery)
+async def ask_mend(visit: Visit, query: ProcessGroupQuery) -> PageAnswer:
     """Ask for confirmation of a group's repair or resume."""
-    return await _asked(visit, GroupForm(action=query.action, type=query.type, error_group=query.error_group))
+    return await _group_question(
+        visit, ProcessGroupForm(action=query.action, type=query.type, error_group=query.error_group)
+    )
 
 
-async def _asked(visit: Visit, choice: GroupForm, fault: str | None = None) -> Page:
+async def _group_question(visit: Visit, choice: ProcessGroupForm, fault: str | None = None) -> HtmlPage:
     group = await get_process_error(visit.services.database, choice.type, choice.error_group)
     number = 0 if group is None else group.processes
     count = at_least(number, MOST_COUNTED)
@@ -72,9 +74,9 @@ async def _asked(visit: Visit, choice: GroupForm, fault: str | None = None) -> P
     fields = []
     if choice.action == "repair":
         hint = 'A JSON value, such as 5, "text" or {"amount": 5}; empty: null.'
-        fields.append(Field(name="args", label="Args", kind="area", value=choice.args or "", hint=hint))
+        fields.append(FormField(name="args", label="Args", kind="area", value=choice.args or "", hint=hint))
     if number > MOST_UNTYPED and choice.after is None:
-        fields.append(Field(name="typed", label=f"Type {number} to go on", required=True))
+        fields.append(FormField(name="typed", label=f"Type {number} to go on", required=True))
     verb = choice.action.capitalize()
     question = Question(
         title=f"Go on with the {choice.action}" if choice.after else f"{verb} {processes}?",
@@ -87,7 +89,7 @@ async def _asked(visit: Visit, choice: GroupForm, fault: str | None = None) -> P
         ],
         path="/ui/processes/errors/mend",
         verb=verb,
-        back=_list_of(choice),
+        back=_address_of_list(choice),
         hidden={
             "action": choice.action, "type": choice.type, "error_group": choice.error_group, "shown": number,
             "after": choice.after,
@@ -98,8 +100,8 @@ async def _asked(visit: Visit, choice: GroupForm, fault: str | None = None) -> P
     return attrs.evolve(question.page, status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK)
 
 
-@pages.act("/processes/errors/mend", role=Role.ADMIN, form=GroupForm)
-async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
+@pages.act("/processes/errors/mend", role=Role.ADMIN, form=ProcessGroupForm)
+async def mend(visit: Visit, form: ProcessGroupForm) -> PageAnswer:
     """Repair or resume a group's processes, each once, oldest first.
 
     A request takes a few seconds; the next continues.
@@ -107,9 +109,9 @@ async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
     try:
         if form.after is None:
             await _check_number(visit, form)
-        change = ProcessChange(action=form.action, args=_args(form))
+        change = ProcessChange(action=form.action, args=_args_of_form(form))
     except BadRequest as error:
-        return await _asked(visit, form, f"{error.field}: {error.message}")
+        return await _group_question(visit, form, f"{error.field}: {error.message}")
     wanted = ProcessFilter(type=form.type, error_group=form.error_group)
     changed, after = 0, form.after
     until = trio.current_time() + visit.services.http_limits.batches_s
@@ -118,18 +120,18 @@ async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
         done = await visit.processes.change_some(change, wanted, limit=BATCH, after=after)
         changed, after = changed + done.changed, done.next
         if after is None:
-            return Redirect(_list_of(form), f"{did} {changed:,} {'process' if changed == 1 else 'processes'}.")
+            return Redirect(_address_of_list(form), f"{did} {changed:,} {'process' if changed == 1 else 'processes'}.")
         if trio.current_time() > until:
             # Args may have values that no address should contain: the answer itself is the form that continues.
             left = msgspec.structs.replace(form, after=after)
-            return await _asked(visit, left, f"{did} {changed:,} processes so far; there are more: go on.")
+            return await _group_question(visit, left, f"{did} {changed:,} processes so far; there are more: go on.")
 
 
-def _args(form: GroupForm) -> Any:
+def _args_of_form(form: ProcessGroupForm) -> Any:
     return None if form.args is None else json_of("args", form.args)
 
 
-async def _check_number(visit: Visit, form: GroupForm) -> None:
+async def _check_number(visit: Visit, form: ProcessGroupForm) -> None:
     if form.shown > MOST_UNTYPED:
         if form.typed is None or form.typed.replace(",", "").strip() != str(form.shown):
             raise BadRequest("typed", f"must be {form.shown}, the number of processes")

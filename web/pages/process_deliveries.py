@@ -13,7 +13,7 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Question
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -54,15 +54,15 @@ async def show_deliveries(visit: Visit, query: DeliveriesQuery) -> PageAnswer:
     """Show the processes whose deliveries have failed, by sink."""
     page = await visit.processes.deliveries(query.wanted(), limit=PAGE, after=query.after)
     values = {
-        "deliveries": [(one, _shown(one)) for one in page.deliveries],
+        "deliveries": [(one, _masked_delivery(one)) for one in page.deliveries],
         "next": page.next,
         "query": query,
         "given": query.given,
     }
-    return Page("process_deliveries.html", "Deliveries held up", values, refresh_s=REFRESH_S)
+    return HtmlPage("process_deliveries.html", "Deliveries held up", values, refresh_s=REFRESH_S)
 
 
-def _shown(one: HeldDelivery) -> HeldDelivery:
+def _masked_delivery(one: HeldDelivery) -> HeldDelivery:
     return attrs.evolve(shown.held_delivery(one), sink=mask_text(one.sink), type=mask_text(one.type))
 
 

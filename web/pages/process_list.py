@@ -27,7 +27,7 @@ from dataloader.web import shown
 from dataloader.web.pages.copies import Copy, copies
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_choice import Chip
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_words import what_of
 from dataloader.web.pages.visit import Visit
@@ -151,7 +151,7 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         fault = error
     values: dict[str, Any] = {
         "found": found,
-        "processes": [(row, shown_row(row), _doing(row)) for row in found.rows],
+        "processes": [(row, shown_process_row(row), _doing(row)) for row in found.rows],
         "choice": query,
         "given": query.given,
         "chips": list(query.chips),
@@ -162,9 +162,9 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         "most_count": MOST_COUNTED,
         "group": None if group is None else shown.process_error_group(group),
         "fault": fault,
-        "copies": _copies(visit, query, fault),
+        "copies": _process_list_copies(visit, query, fault),
     }
-    return Page(
+    return HtmlPage(
         "processes.html",
         "Processes",
         values,
@@ -174,7 +174,7 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
     )
 
 
-def shown_row(row: ProcessRow) -> ProcessRow:
+def shown_process_row(row: ProcessRow) -> ProcessRow:
     """Return a row without secrets."""
     return attrs.evolve(
         row,
@@ -190,7 +190,7 @@ def _doing(row: ProcessRow) -> str | None:
     return None if row.running is None else what_of(row.running.kind, None)
 
 
-def _copies(visit: Visit, query: ProcessChoice, fault: object) -> tuple[Copy, ...]:
+def _process_list_copies(visit: Visit, query: ProcessChoice, fault: object) -> tuple[Copy, ...]:
     """Return the list as a link, an API call and a command."""
     if visit.part is not None or fault is not None:
         return ()
@@ -211,4 +211,4 @@ async def show_process_errors(visit: Visit, query: ProcessErrorsQuery) -> PageAn
     page = await visit.processes.errors(process_type=query.type, limit=GROUPS, after=query.after)
     groups = [(one, attrs.evolve(shown.process_error_group(one), type=mask_text(one.type))) for one in page.groups]
     values = {"groups": groups, "next": page.next, "query": query}
-    return Page("process_errors.html", "Errors of processes", values, refresh_s=GROUPS_REFRESH_S)
+    return HtmlPage("process_errors.html", "Errors of processes", values, refresh_s=GROUPS_REFRESH_S)

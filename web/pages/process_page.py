@@ -12,9 +12,9 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.processes.process_story import MOST_WAITING, read_story
 from dataloader.web import shown
 from dataloader.web.pages.copies import copies
-from dataloader.web.pages.page_answers import Page, PageAnswer, json_file
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, json_file
 from dataloader.web.pages.page_routes import PageRoutes
-from dataloader.web.pages.process_words import KINDS, in_line, shown_story, state_of, what_of
+from dataloader.web.pages.process_words import KINDS, in_line, shown_story, state_words, what_of
 from dataloader.web.pages.visit import Visit
 
 pages: Final = PageRoutes()
@@ -49,7 +49,7 @@ class StateQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 @pages.show("/process", query=ProcessQuery)
-async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
+async def show_process_page(visit: Visit, query: ProcessQuery) -> PageAnswer:
     """Show a process. The live part has everything that changes."""
     own = await read_story(visit.services.database, query.type, query.id, limit=TASKS, after=query.after)
     story = await visit.in_thread(shown_story, own)
@@ -58,7 +58,7 @@ async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
     values: dict[str, Any] = {
         "own": own,
         "story": story,
-        "state": state_of(own),
+        "state": state_words(own),
         "is_first": query.after is None,
         "most_waiting": MOST_WAITING,
         "can_mend": own.status == "error" and not is_mended,
@@ -68,7 +68,7 @@ async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
         "which": {"type": query.type, "id": query.id},
         "copies": () if visit.part else copies(visit, address, {}, ["process", "show", query.type, query.id]),
     }
-    return Page("process.html", f"{story.type} {story.process_id}", values, refresh_s=REFRESH_S)
+    return HtmlPage("process.html", f"{story.type} {story.process_id}", values, refresh_s=REFRESH_S)
 
 
 @pages.show("/process/task/<int:task_id>", query=TaskQuery)
@@ -84,7 +84,7 @@ async def show_process_task(visit: Visit, task_id: int, query: TaskQuery) -> Pag
         "what": what_of(own.kind, own.method),
     }
     title = f"Task {task_id} of {mask_text(own.type)} {task.process_id}"
-    return Page("process_task.html", title, values, refresh_s=None if own.status in ENDED else REFRESH_S)
+    return HtmlPage("process_task.html", title, values, refresh_s=None if own.status in ENDED else REFRESH_S)
 
 
 @pages.show("/process/events", query=ProcessQuery)
@@ -100,7 +100,7 @@ async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
         "next": page.next,
         "most": _MOST_EVENT,
     }
-    return Page("process_events.html", f"Events of {values['type']} {values['id']}", values)
+    return HtmlPage("process_events.html", f"Events of {values['type']} {values['id']}", values)
 
 
 @pages.show("/process/state", query=StateQuery)
@@ -111,4 +111,4 @@ async def show_process_state(visit: Visit, query: StateQuery) -> PageAnswer:
     if query.whole is not None:
         return await visit.in_thread(json_file, getattr(record, query.whole), f"{query.whole}.json")
     values = {"record": attrs.evolve(record, type=mask_text(own.type)), "which": {"type": query.type, "id": query.id}}
-    return Page("process_state.html", f"State of {mask_text(query.type)} {mask_text(query.id)}", values)
+    return HtmlPage("process_state.html", f"State of {mask_text(query.type)} {mask_text(query.id)}", values)

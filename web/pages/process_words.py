@@ -33,7 +33,7 @@ class ProcessState:
     is_bad: bool = False
 
 
-def state_of(story: ProcessStory) -> ProcessState:
+def state_words(story: ProcessStory) -> ProcessState:
     """Return the sentence. It does not depend on the time at which it is read."""
     if story.running is not None:
         return _of_step(story)

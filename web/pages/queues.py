@@ -13,7 +13,7 @@ from dataloader.store.queue.depths import read_depths
 from dataloader.store.queue.serving import PROCESSES, JobInQueue, read_processes, read_queue
 from dataloader.web import shown
 from dataloader.web.pages.addresses import own_path
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -53,7 +53,7 @@ async def show_queues(visit: Visit, query: QueuesQuery) -> PageAnswer:
         "next": end if end < len(depths.queues) else None,
         "depths": depths,
     }
-    return Page("queues.html", "Queues", values, refresh_s=REFRESH_S)
+    return HtmlPage("queues.html", "Queues", values, refresh_s=REFRESH_S)
 
 
 @pages.show("/queue", query=QueueQuery)
@@ -69,18 +69,18 @@ async def show_queue(visit: Visit, query: QueueQuery) -> PageAnswer:
         "depths": depths,
         "pause": None if pause is None else attrs.evolve(pause, by=shown.text(pause.by)),
         "workers": list(map(shown.worker_process, detail.workers)),
-        "running": list(map(_job, detail.running)),
-        "next": list(map(_job, detail.next)),
+        "running": list(map(_masked_job, detail.running)),
+        "next": list(map(_masked_job, detail.next)),
         "tasks": [(task.task, attrs.evolve(task, task=mask_text(task.task))) for task in detail.tasks],
     }
-    return Page("queue.html", f"Queue {mask_text(query.name)}", values, refresh_s=REFRESH_S)
+    return HtmlPage("queue.html", f"Queue {mask_text(query.name)}", values, refresh_s=REFRESH_S)
 
 
 @pages.show("/workers")
 async def show_workers(visit: Visit) -> PageAnswer:
     """Show the processes: their queues, their used slots, and which have ended."""
     processes = list(map(shown.worker_process, await read_processes(visit.services.database)))
-    return Page("workers.html", "Workers", {"processes": processes, "most": PROCESSES}, refresh_s=REFRESH_S)
+    return HtmlPage("workers.html", "Workers", {"processes": processes, "most": PROCESSES}, refresh_s=REFRESH_S)
 
 
 @pages.act("/queues/pause", role=Role.OPERATE, form=QueueForm)
@@ -99,5 +99,5 @@ async def resume_queue(visit: Visit, form: QueueForm) -> PageAnswer:
     return Redirect(own_path(form.to), f"Resumed {mask_text(form.queue)}.", undo)
 
 
-def _job(job: JobInQueue) -> JobInQueue:
+def _masked_job(job: JobInQueue) -> JobInQueue:
     return attrs.evolve(job, task=mask_text(job.task), worker=shown.text(job.worker))

@@ -20,11 +20,11 @@ from quart import Response
 
 from dataloader.jobs.logger import get_logger
 from dataloader.web.pages.flashes import cookie_of_flash, flash_of, set_cookies
-from dataloader.web.pages.page_answers import Cookie, Download, Page, PageAnswer, Redirect, Stream
+from dataloader.web.pages.page_answers import Cookie, Download, HtmlPage, PageAnswer, Redirect, Stream
 from dataloader.web.pages.templates_environment import TEMPLATES, pieces_of_block
 from dataloader.web.pages.visit import Visit
 from dataloader.web.problems import ProblemError, problem_of
-from dataloader.web.server.asgi import Request
+from dataloader.web.server.asgi import HttpRequest
 from dataloader.web.server.streamed import StreamedResponse
 
 log = get_logger(__name__)
@@ -46,10 +46,10 @@ _PIECES: Final = 400
 """Pieces of a template after which other tasks may run."""
 
 
-async def response_of(answer: PageAnswer, visit: Visit, request: Request) -> Response:
+async def response_of(answer: PageAnswer, visit: Visit, request: HttpRequest) -> Response:
     """Return the response of a view's answer."""
     match answer:
-        case Page():
+        case HtmlPage():
             return await _rendered(answer, visit, request)
         case Redirect():
             response = Response(b"", HTTPStatus.SEE_OTHER, {"Location": visit.public.base + answer.to, **HEADERS})
@@ -65,7 +65,7 @@ async def response_of(answer: PageAnswer, visit: Visit, request: Request) -> Res
             return Response(answer.data, 200, headers, content_type=answer.media_type)
 
 
-async def _rendered(page: Page, visit: Visit, request: Request) -> Response:
+async def _rendered(page: HtmlPage, visit: Visit, request: HttpRequest) -> Response:
     flash = flash_of(visit, request) if visit.part is None else None
     context = _context(page, visit, flash)
     template = TEMPLATES.get_template(page.template)
@@ -89,7 +89,7 @@ async def _rendered(page: Page, visit: Visit, request: Request) -> Response:
     return Response(data, page.status, headers, content_type=HTML)
 
 
-def _context(page: Page, visit: Visit, flash: Mapping[str, Any] | None) -> dict[str, Any]:
+def _context(page: HtmlPage, visit: Visit, flash: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a template's values.
 
     `ui` has the macros, since a block rendered alone does not have its file's imports.
@@ -133,7 +133,7 @@ async def error_page(error: Exception, visit: Visit) -> Response:
         lines = [shown.detail, *(f"{fault.path}: {fault.message}" for fault in shown.errors)]
         text = "\n".join(lines).encode()
         return Response(text, problem.status, {**HEADERS, **problem.headers}, content_type="text/plain; charset=utf-8")
-    page = Page("error.html", shown.title, {"problem": shown})
+    page = HtmlPage("error.html", shown.title, {"problem": shown})
     async with visit.services.turns.error_pages:
         data, _ = await _rendering(TEMPLATES.get_template(page.template).generate(_context(page, visit, None)))
     return Response(data, problem.status, {**HEADERS, **problem.headers}, content_type=HTML)

@@ -10,7 +10,7 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.etl.run_views import get_run_view
 from dataloader.web.pages.asking import Question
-from dataloader.web.pages.job_acts import CancelForm, RetryForm
+from dataloader.web.pages.job_acts import CancelForm, JobRetryForm
 from dataloader.web.pages.page_answers import PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
@@ -19,7 +19,7 @@ pages: Final = PageRoutes()
 
 
 @pages.show("/runs/<uuid:run_id>/cancel", role=Role.OPERATE)
-async def ask_to_cancel(visit: Visit, run_id: UUID) -> PageAnswer:
+async def ask_run_cancel(visit: Visit, run_id: UUID) -> PageAnswer:
     """Ask for confirmation of a cancel of the run, and say what it does."""
     run = await get_run_view(visit.services.database, run_id)
     if run.is_over:
@@ -51,8 +51,8 @@ async def cancel_run(visit: Visit, run_id: UUID, form: CancelForm) -> PageAnswer
     return Redirect(f"/ui/runs/{run_id}", said)
 
 
-@pages.act("/runs/<uuid:run_id>/retry", role=Role.OPERATE, form=RetryForm)
-async def retry_run(visit: Visit, run_id: UUID, form: RetryForm) -> PageAnswer:
+@pages.act("/runs/<uuid:run_id>/retry", role=Role.OPERATE, form=JobRetryForm)
+async def retry_run(visit: Visit, run_id: UUID, form: JobRetryForm) -> PageAnswer:
     """Queue the run's job again: it continues with the rest."""
     path = f"/ui/runs/{run_id}"
     job = await visit.jobs.get(run_id)

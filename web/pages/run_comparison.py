@@ -9,8 +9,8 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.etl.run_views import MOST_FAILURES, RunTask, get_run_view
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.store.etl.run_views import MOST_FAILURES, RunViewTask, get_run_view
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.runs import masked_run
 from dataloader.web.pages.visit import Visit
@@ -28,8 +28,8 @@ class TaskPair:
     """Task in both runs, or in one of them. `this` is the displayed run, `other` the one to compare with."""
 
     name: str
-    this: RunTask | None
-    other: RunTask | None
+    this: RunViewTask | None
+    other: RunViewTask | None
 
     @property
     def longer(self) -> timedelta | None:
@@ -58,11 +58,11 @@ class TaskPair:
         return None if self.this is None or self.other is None else self.this.failures - self.other.failures
 
 
-def _took(task: RunTask | None) -> timedelta | None:
+def _took(task: RunViewTask | None) -> timedelta | None:
     return None if task is None else task.took
 
 
-def _is_much_longer(one: RunTask | None, two: RunTask | None) -> bool:
+def _is_much_longer(one: RunViewTask | None, two: RunViewTask | None) -> bool:
     long, short = _took(one), _took(two)
     return long is not None and short is not None and long - short > _LEAST and long > _SLOWER * short
 
@@ -79,4 +79,4 @@ async def compare_runs(visit: Visit, run_id: UUID, other_id: UUID) -> PageAnswer
     pairs = [TaskPair(task.task, task, there.pop(task.task, None)) for task in this.tasks]
     pairs += [TaskPair(name, None, task) for name, task in there.items()]
     values = {"this": this, "other": other, "pairs": pairs, "many": MOST_FAILURES}
-    return Page("run_comparison.html", f"{this.name} · two runs", values)
+    return HtmlPage("run_comparison.html", f"{this.name} · two runs", values)

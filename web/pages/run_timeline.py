@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.store.etl.run_views import RunTask, RunView
+from dataloader.store.etl.run_views import RunView, RunViewTask
 from dataloader.web.pages.formats import duration, in_zone, inert, words
 
 MOST_LANES: Final = 6
@@ -70,13 +70,13 @@ class Line:
         return [mark for mark in marks if mark[0] < 1 - len(mark[1]) / 60]
 
 
-def lanes_of(task: RunTask) -> list[Lane]:
+def lanes_of(task: RunViewTask) -> list[Lane]:
     """Return the phases or tables of a task with known times, in order."""
     parts: Mapping[str, Any] = task.phases or task.tables
     found = []
-    for number, (name, part) in enumerate(sorted(parts.items(), key=_place)):
+    for number, (name, part) in enumerate(sorted(parts.items(), key=_phase_order)):
         times = part if isinstance(part, Mapping) else {}
-        since, until = _instant(times.get("began_at")), _instant(times.get("ended_at"))
+        since, until = _instant_in_utc(times.get("began_at")), _instant_in_utc(times.get("ended_at"))
         if since is not None and until is not None:
             kind = name if task.phases else "failed" if times.get("status") == "failed" else f"table-{number % 2}"
             busy_s = times.get("busy_s")
@@ -84,11 +84,11 @@ def lanes_of(task: RunTask) -> list[Lane]:
     return found[:MOST_LANES]
 
 
-def _place(part: tuple[str, object]) -> tuple[int, str]:
+def _phase_order(part: tuple[str, object]) -> tuple[int, str]:
     return (_PHASES.index(part[0]) if part[0] in _PHASES else len(_PHASES)), part[0]
 
 
-def _instant(text: object) -> datetime | None:
+def _instant_in_utc(text: object) -> datetime | None:
     try:
         instant = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
@@ -107,18 +107,20 @@ class Bar:
     parts: list[tuple[float, float, str, str]]
 
 
-def bar_of(task: RunTask, line: Line, tz: tzinfo) -> Bar | None:
+def bar_of(task: RunViewTask, line: Line, tz: tzinfo) -> Bar | None:
     """Return the bar of a task, or None if it has not begun."""
     if task.started_at is None:
         return None
     ends = task.finished_at or line.until
     took = duration(task.took) if task.took is not None else "still running"
-    said = f"{words(task.status)}, {_clock(task.started_at, tz)} to {_clock(task.finished_at, tz)}, {took}"
+    said = (
+        f"{words(task.status)}, {_clock_or_now(task.started_at, tz)} to {_clock_or_now(task.finished_at, tz)}, {took}"
+    )
     parts = [
         (
             line.at(lane.since),
             line.at(lane.until),
-            f"{inert(lane.name)} {_clock(lane.since, tz)} to {_clock(lane.until, tz)}"
+            f"{inert(lane.name)} {_clock_or_now(lane.since, tz)} to {_clock_or_now(lane.until, tz)}"
             + ("" if lane.busy_s is None else f", {duration(lane.busy_s)} of work"),
             lane.kind,
         )
@@ -127,5 +129,5 @@ def bar_of(task: RunTask, line: Line, tz: tzinfo) -> Bar | None:
     return Bar(line.at(task.started_at), line.at(ends), said, task.status, parts)
 
 
-def _clock(value: datetime | None, tz: tzinfo) -> str:
+def _clock_or_now(value: datetime | None, tz: tzinfo) -> str:
     return "now" if value is None else in_zone(value, tz).strftime("%H:%M:%S")

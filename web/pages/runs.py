@@ -13,12 +13,12 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import Level
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.etl.run_records import list_failures_of_run
-from dataloader.store.etl.run_views import MOST_FAILURES, RunTask, RunView, get_run_view, list_run_lines
+from dataloader.store.etl.run_records import page_of_run_failures
+from dataloader.store.etl.run_views import MOST_FAILURES, RunView, RunViewTask, get_run_view, list_run_lines
 from dataloader.web import shown
 from dataloader.web.pages.formats import as_json
 from dataloader.web.pages.log_blocks import BlockOfLines, LogFilter, log_as_text, read_block
-from dataloader.web.pages.page_answers import Download, Page, PageAnswer
+from dataloader.web.pages.page_answers import Download, HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.run_timeline import Bar, Line, bar_of
 from dataloader.web.pages.visit import Visit
@@ -44,7 +44,7 @@ RunStatus = Literal[
 ]
 
 
-class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RunsPageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Page of runs, newest first, of one name or one status."""
 
     name: str | None = None
@@ -52,7 +52,7 @@ class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
 
-class RunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RunPageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Run, with a filter of its lines, the view by task or in order, the open block, and where the block begins.
 
     `task` may be repeated; the view reads it itself, since a name may contain a comma. `behind` is an event's number.
@@ -66,7 +66,7 @@ class RunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     behind: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
-class FailuresQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RunFailuresQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Page of a run's failures."""
 
     after: str | None = None
@@ -77,17 +77,17 @@ class ShownTask:
     """Task on the page: its real name for links, the masked record, its bar."""
 
     own: str
-    record: RunTask
+    record: RunViewTask
     bar: Bar | None
 
 
-@pages.show("/runs", query=RunsQuery)
-async def show_runs(visit: Visit, query: RunsQuery) -> PageAnswer:
+@pages.show("/runs", query=RunsPageQuery)
+async def show_runs(visit: Visit, query: RunsPageQuery) -> PageAnswer:
     """Show the runs of loads and flows, newest first."""
     page = await list_run_lines(
         visit.services.database, name=query.name, status=query.status, limit=PAGE, after=query.after
     )
-    runs = [(run, mask_text(run.name), _told(run.args), shown.text(run.reason)) for run in page.runs]
+    runs = [(run, mask_text(run.name), _args_text(run.args), shown.text(run.reason)) for run in page.runs]
     values = {
         "runs": runs,
         "next": page.next,
@@ -95,23 +95,23 @@ async def show_runs(visit: Visit, query: RunsQuery) -> PageAnswer:
         "statuses": RunStatus.__args__,  # type: ignore[attr-defined]
         "many": MOST_FAILURES,
     }
-    return Page("runs.html", "Runs", values, refresh_s=REFRESH_LIST_S)
+    return HtmlPage("runs.html", "Runs", values, refresh_s=REFRESH_LIST_S)
 
 
-def _told(args: Mapping[str, Any] | None) -> str:
+def _args_text(args: Mapping[str, Any] | None) -> str:
     """Return the args, which distinguish runs of one load: `from=2026-10-12 to=2026-10-16`."""
     named = sorted(shown.fields(dict(args or {})).items())
     return " ".join(f"{name}={value if isinstance(value, str) else as_json(value, None)}" for name, value in named)
 
 
-@pages.show("/runs/<uuid:run_id>", query=RunQuery)
-async def show_run(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
+@pages.show("/runs/<uuid:run_id>", query=RunPageQuery)
+async def show_run(visit: Visit, run_id: UUID, query: RunPageQuery) -> PageAnswer:
     """Show a run: its status, its timeline, and its log: a block for each task, or all lines in order."""
     chosen = visit.arguments.get("task", [])
     wanted = LogFilter(tasks=[task for task in chosen if task], level=query.level, text=query.q)
     block = await _block(visit, run_id, query, wanted)
     if visit.part == "lines":
-        return Page("run.html", "Log", {"block": block})
+        return HtmlPage("run.html", "Log", {"block": block})
     run = await get_run_view(visit.services.database, run_id)
     line = Line.of(run)
     masked = masked_run(run)
@@ -130,10 +130,10 @@ async def show_run(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
         "live": _live(masked),
         "has_phases": any(task.phases for task in run.tasks),
     }
-    return Page("run.html", f"{masked.name} · run", values, refresh_s=None if run.is_over else REFRESH_S)
+    return HtmlPage("run.html", f"{masked.name} · run", values, refresh_s=None if run.is_over else REFRESH_S)
 
 
-async def _block(visit: Visit, run_id: UUID, query: RunQuery, wanted: LogFilter) -> BlockOfLines | None:
+async def _block(visit: Visit, run_id: UUID, query: RunPageQuery, wanted: LogFilter) -> BlockOfLines | None:
     """Return the lines of the page, or of the requested part: of one task, of the run itself, or all."""
     if visit.part not in {None, "lines"}:
         return None
@@ -167,11 +167,11 @@ def _instant_of(text: object) -> datetime | None:
     return None
 
 
-@pages.show("/runs/<uuid:run_id>/failures", query=FailuresQuery)
-async def show_failures(visit: Visit, run_id: UUID, query: FailuresQuery) -> PageAnswer:
+@pages.show("/runs/<uuid:run_id>/failures", query=RunFailuresQuery)
+async def show_failures(visit: Visit, run_id: UUID, query: RunFailuresQuery) -> PageAnswer:
     """Show the failures of a run, oldest first."""
     run = masked_run(await get_run_view(visit.services.database, run_id))
-    page = await list_failures_of_run(visit.services.database, run_id, after=query.after)
+    page = await page_of_run_failures(visit.services.database, run_id, after=query.after)
     failures = [
         (failure.load, attrs.evolve(failure.masked(), load=mask_text(failure.load))) for failure in page.failures
     ]
@@ -183,11 +183,11 @@ async def show_failures(visit: Visit, run_id: UUID, query: FailuresQuery) -> Pag
         if isinstance(table, Mapping) and table.get("error")
     ]
     values = {"run": run, "failures": failures, "tables": tables, "next": page.next}
-    return Page("run_failures.html", f"{run.name} · failures", values)
+    return HtmlPage("run_failures.html", f"{run.name} · failures", values)
 
 
-@pages.show("/runs/<uuid:run_id>.txt", query=RunQuery, deadline_s=60.0)
-async def show_log_as_text(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
+@pages.show("/runs/<uuid:run_id>.txt", query=RunPageQuery, deadline_s=60.0)
+async def show_log_as_text(visit: Visit, run_id: UUID, query: RunPageQuery) -> PageAnswer:
     """Return the log as text, in UTC: task by task, or all lines in order."""
     chosen = visit.arguments.get("task", [])
     wanted = LogFilter(tasks=[task for task in chosen if task], level=query.level, text=query.q)

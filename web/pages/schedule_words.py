@@ -107,7 +107,10 @@ class EventLine:
 def event_line(event: ScheduleEvent) -> EventLine:
     """Return an event in words, or its kind if that is unknown."""
     given = event.payload or {}
-    first, last = _instant(given.get("first") or given.get("begin")), _instant(given.get("last") or given.get("end"))
+    first, last = (
+        _instant_with_zone(given.get("first") or given.get("begin")),
+        _instant_with_zone(given.get("last") or given.get("end")),
+    )
     match event.kind:
         case "left_out":
             times = given.get("times", 0)
@@ -124,7 +127,7 @@ def event_line(event: ScheduleEvent) -> EventLine:
     return EventLine(event.at, event.kind, text, first, last)
 
 
-def _instant(text: object) -> datetime | None:
+def _instant_with_zone(text: object) -> datetime | None:
     try:
         found = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

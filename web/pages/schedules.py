@@ -17,9 +17,9 @@ from dataloader.store.schedules.schedule_view import ScheduleView, read_schedule
 from dataloader.web import shown
 from dataloader.web.pages import schedule_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
-from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question, once
+from dataloader.web.pages.asking import MOST_UNTYPED, FormField, Question, once
 from dataloader.web.pages.formats import instant
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
@@ -88,18 +88,18 @@ async def show_schedules(visit: Visit, query: SchedulesQuery) -> PageAnswer:
     """Show the schedules, by name."""
     page = await visit.schedules.find(limit=PAGE, after=query.after)
     jobs = await last_planned_jobs(visit.services.database, [one.name for one in page.schedules], number=LAST)
-    shown_rows = await visit.masked(_row, page.schedules)
+    shown_rows = await visit.masked(_row_of_schedule, page.schedules)
     rows = [
         row | {"signs": list(map(_sign, jobs[one.name]))} for one, row in zip(page.schedules, shown_rows, strict=True)
     ]
-    return Page("schedules.html", "Schedules", {"schedules": rows, "next": page.next}, refresh_s=REFRESH_S)
+    return HtmlPage("schedules.html", "Schedules", {"schedules": rows, "next": page.next}, refresh_s=REFRESH_S)
 
 
 def _sign(job: PlannedJob) -> dict[str, object]:
     return {"status": job.status, "path": f"/ui/jobs/{job.job_id}", "at": job.planned_at}
 
 
-def _row(record: ScheduleRecord) -> dict[str, object]:
+def _row_of_schedule(record: ScheduleRecord) -> dict[str, object]:
     schedule = None if record.fault else record.schedule
     return {
         "own": record,
@@ -115,21 +115,21 @@ def _row(record: ScheduleRecord) -> dict[str, object]:
 async def show_schedule(visit: Visit, query: ScheduleQuery) -> PageAnswer:
     """Show a schedule: its next times, its last jobs, left-out times, its policies in words."""
     view = await read_schedule_view(visit.services.database, query.name, events=EVENTS, jobs=LAST_OF_ONE)
-    [values] = await visit.masked(_values, [view])
+    [values] = await visit.masked(_values_of_schedule, [view])
     values["once"] = None if visit.part else once()
-    return Page("schedule.html", f"Schedule {mask_text(view.record.name)}", values, refresh_s=REFRESH_S)
+    return HtmlPage("schedule.html", f"Schedule {mask_text(view.record.name)}", values, refresh_s=REFRESH_S)
 
 
-def _values(view: ScheduleView) -> dict[str, object]:
+def _values_of_schedule(view: ScheduleView) -> dict[str, object]:
     record = view.record
-    return _row(record) | {
-        "planned": None if record.fault else _planned(record),
+    return _row_of_schedule(record) | {
+        "planned": None if record.fault else _planned_values(record),
         "events": [schedule_words.event_line(shown.schedule_event(one)) for one in view.events],
         "jobs": view.jobs,
     }
 
 
-def _planned(record: ScheduleRecord) -> dict[str, object]:
+def _planned_values(record: ScheduleRecord) -> dict[str, object]:
     """Return the values of a valid schedule: its times, its jobs, its policies."""
     schedule = record.schedule
     times = record.next_times(NEXT)
@@ -204,14 +204,14 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
             is_read=True,
             hidden={"name": query.name},
             fields=[
-                Field(
+                FormField(
                     name="begin",
                     label="From",
                     kind="datetime-local",
                     value=field_of_instant(midnight - timedelta(days=1), tz),
                     required=True,
                 ),
-                Field(
+                FormField(
                     name="end",
                     label="To, exclusive",
                     kind="datetime-local",
@@ -219,7 +219,7 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
                     hint=f"By the clock of {zone}.",
                     required=True,
                 ),
-                Field(name="again", label=label, kind="checkbox", value="true" if query.again else ""),
+                FormField(name="again", label=label, kind="checkbox", value="true" if query.again else ""),
             ],
             verb="Show the times",
             back=schedule_page(query.name),
@@ -228,7 +228,7 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
     return _found_times(visit, query, found.times, found.had_jobs)
 
 
-def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_jobs: int) -> Page:
+def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_jobs: int) -> HtmlPage:
     count, tz = len(times), visit.preferences.tz
     sentences = [f"{count:,} planned times get a job." if times else "No planned time of this span lacks a job."]
     if had_jobs:
@@ -247,7 +247,7 @@ def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_
             verb="Choose another span",
             back=schedule_page(query.name),
         ).page
-    typed = Field(name="typed", label=f"Type {count} to add so many jobs", kind="number", required=True)
+    typed = FormField(name="typed", label=f"Type {count} to add so many jobs", kind="number", required=True)
     return Question(
         title=f"Backfill {mask_text(query.name)}",
         sentences=sentences,

@@ -11,7 +11,7 @@ from dataloader.web.client_address import FORWARDED
 from dataloader.web.pages.addresses import HOME, own_path
 from dataloader.web.pages.assets import CACHED, find_asset
 from dataloader.web.pages.flashes import session_cookie
-from dataloader.web.pages.page_answers import Cookie, Download, Page, PageAnswer, Redirect
+from dataloader.web.pages.page_answers import Cookie, Download, HtmlPage, PageAnswer, Redirect
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.page_server import SIGN_IN
 from dataloader.web.pages.preferences import LASTS_S, Preferences, Theme, zones
@@ -47,7 +47,7 @@ async def show_sign_in(visit: Visit, query: SignInQuery) -> PageAnswer:
     """Show the form for an API token."""
     if visit.visitor.name:
         return Redirect(own_path(query.to))
-    return Page("sign_in.html", "Sign in", {"to": own_path(query.to), "wrong": False})
+    return HtmlPage("sign_in.html", "Sign in", {"to": own_path(query.to), "wrong": False})
 
 
 @pages.act("/sign-in", role=None, form=SignInForm)
@@ -56,7 +56,7 @@ async def sign_in(visit: Visit, form: SignInForm) -> PageAnswer:
     to = own_path(form.to)
     token = visit.services.token_check.find(form.token, visit.address, forwarded=FORWARDED in visit.headers)
     if token is None:
-        return Page("sign_in.html", "Sign in", {"to": to, "wrong": True}, status=HTTPStatus.UNPROCESSABLE_ENTITY)
+        return HtmlPage("sign_in.html", "Sign in", {"to": to, "wrong": True}, status=HTTPStatus.UNPROCESSABLE_ENTITY)
     return Redirect(to, cookies=[session_cookie(await visit.services.sessions.sign_in(token))])
 
 
@@ -70,7 +70,7 @@ async def sign_out(visit: Visit) -> PageAnswer:
 @pages.show("/look", role=None, query=SignInQuery)
 async def show_look(_visit: Visit, query: SignInQuery) -> PageAnswer:
     """Show the form for time zone, colors and shortcuts."""
-    return Page("look.html", "Display", {"zones": list(zones()), "to": own_path(query.to)})
+    return HtmlPage("look.html", "Display", {"zones": list(zones()), "to": own_path(query.to)})
 
 
 @pages.act("/look", role=None, form=LookForm)

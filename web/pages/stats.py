@@ -13,7 +13,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.run_stats import RunOutcome, Span, StatsFilter
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.task_sums import TaskSums, first_of, newest_sums, sums_of_tasks
-from dataloader.web.pages.page_answers import Page, PageAnswer
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
@@ -71,14 +71,14 @@ async def show_stats(visit: Visit, query: StatsQuery) -> PageAnswer:
     lines: Sequence[TaskSums] = ()
     if query.table:
         lines = await newest_sums(database, wanted, wrong=WENT_WRONG, most=MOST_SUMS, limit=MOST_LINES)
-    times = _count(begin, until, by)
+    times = _number_of_periods(begin, until, by)
     values = {
         "query": query,
         "by": by,
         "begin": first_of(begin, by),
         "from_text": field_of_instant(begin, tz) if query.begin else "",
         "to_text": field_of_instant(end, tz),
-        "tasks": [_line(one, times) for one in found.tasks],
+        "tasks": [_line_of_task(one, times) for one in found.tasks],
         "count": found.count,
         "lines": [(one.at, mask_text(one.task), one) for one in lines],
         "whole": found.is_whole,
@@ -86,15 +86,15 @@ async def show_stats(visit: Visit, query: StatsQuery) -> PageAnswer:
         "most_tasks": MOST_TASKS,
     }
     # Past statistics no longer change.
-    return Page("stats.html", "Statistics", values, refresh_s=REFRESH_S if end is None or end > now else None)
+    return HtmlPage("stats.html", "Statistics", values, refresh_s=REFRESH_S if end is None or end > now else None)
 
 
-def _count(begin: datetime, end: datetime, by: Span) -> int:
+def _number_of_periods(begin: datetime, end: datetime, by: Span) -> int:
     """Return the number of hours or days, in UTC, that overlap the span."""
     return -((first_of(begin, by) - end) // _STEPS[by])
 
 
-def _line(whole: TaskSums, times: int) -> TaskLine:
+def _line_of_task(whole: TaskSums, times: int) -> TaskLine:
     """Return a task's line with a bar for each of `times` periods."""
     bars = [(0, 0)] * times
     for place, runs, wrong in whole.parts:

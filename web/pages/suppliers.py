@@ -13,7 +13,7 @@ from dataloader.web import shown
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Question
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -58,7 +58,7 @@ def supplier_page(name: str) -> str:
     return PublicAddress().url("/ui/supplier", {"name": name})
 
 
-def _row(record: SupplierRecord) -> dict[str, object]:
+def _row_of_supplier(record: SupplierRecord) -> dict[str, object]:
     return {
         "own": record,
         "supplier": shown.supplier(record),
@@ -71,20 +71,20 @@ def _row(record: SupplierRecord) -> dict[str, object]:
 async def show_suppliers(visit: Visit, query: SuppliersQuery) -> PageAnswer:
     """Show the suppliers of tasks and loads, by name."""
     page = await visit.limits.suppliers(limit=PAGE, after=query.after)
-    values = {"suppliers": list(map(_row, page.suppliers)), "next": page.next}
-    return Page("suppliers.html", "Suppliers", values, refresh_s=REFRESH_S)
+    values = {"suppliers": list(map(_row_of_supplier, page.suppliers)), "next": page.next}
+    return HtmlPage("suppliers.html", "Suppliers", values, refresh_s=REFRESH_S)
 
 
 @pages.show("/supplier", query=SupplierQuery)
 async def show_supplier(visit: Visit, query: SupplierQuery) -> PageAnswer:
     """Show a supplier: its rate limits, its work periods as a week, the request in progress."""
     record = await visit.limits.supplier(query.name)
-    values = _row(record) | {
+    values = _row_of_supplier(record) | {
         "limits": limit_words.limit_rows(limit_words.SUPPLIER_LIMITS, record.declared, record.override, record.limits),
         "week_ranges": limit_words.week_of(record.limits),
         "zone": record.limits.get("zone", "UTC"),
     }
-    return Page("supplier.html", f"Supplier {mask_text(record.supplier)}", values, refresh_s=REFRESH_S)
+    return HtmlPage("supplier.html", f"Supplier {mask_text(record.supplier)}", values, refresh_s=REFRESH_S)
 
 
 @pages.act("/suppliers/pause", role=Role.OPERATE, form=SupplierForm)

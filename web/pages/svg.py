@@ -56,12 +56,12 @@ def span(start: float, end: float, label: str, kind: str = "") -> Markup:
 def lanes(start: float, end: float, label: str, kind: str, parts: Sequence[tuple[float, float, str, str]]) -> Markup:
     """Return a `span` with its parts, each in a separate lane: (start, end, label, kind)."""
     height = 12 / max(1, len(parts))
-    first, last = _within(start), _within(end)
+    first, last = _share_within(start), _share_within(end)
     lane = Markup(
         '<rect class="lane-{}" x="{:.2f}%" y="{:.1f}" width="{:.2f}%" height="{:.1f}"><title>{}</title></rect>'
     )
     shown = Markup("").join(
-        lane.format(of, _within(since) * 100, 3 + index * height, _wide(since, until), height, said)
+        lane.format(of, _share_within(since) * 100, 3 + index * height, _wide(since, until), height, said)
         for index, (since, until, said, of) in enumerate(parts)
     )
     return Markup(
@@ -73,17 +73,17 @@ def lanes(start: float, end: float, label: str, kind: str, parts: Sequence[tuple
 def ticks(marks: Sequence[tuple[float, str]]) -> Markup:
     """Return the marks of a line as wide as its cell: position as a fraction, and label."""
     shown = Markup("").join(
-        Markup('<text x="{:.2f}%" y="12">{}</text>').format(_within(at) * 100, text) for at, text in marks
+        Markup('<text x="{:.2f}%" y="12">{}</text>').format(_share_within(at) * 100, text) for at, text in marks
     )
     return Markup('<svg class="ticks" aria-hidden="true" width="100%" height="16">{}</svg>').format(shown)
 
 
 def _wide(start: float, end: float) -> float:
     """Return a visible width, in percent."""
-    return max(0.3, (_within(end) - _within(start)) * 100)
+    return max(0.3, (_share_within(end) - _share_within(start)) * 100)
 
 
-def _within(part: float) -> float:
+def _share_within(part: float) -> float:
     return max(0.0, min(part, 1.0))
 
 

@@ -12,8 +12,8 @@ from dataloader.jobs.task_listings import TaskState
 from dataloader.web import shown
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
-from dataloader.web.pages.asking import Field, Question
-from dataloader.web.pages.page_answers import Page, PageAnswer, Redirect, Undo
+from dataloader.web.pages.asking import FormField, Question
+from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
 
@@ -72,7 +72,7 @@ def task_page(name: str) -> str:
     return PublicAddress().url("/ui/task", {"name": name})
 
 
-def _row(state: TaskState) -> dict[str, object]:
+def _row_of_task(state: TaskState) -> dict[str, object]:
     supplier = state.limits.get("supplier")
     return {
         "max_running": state.limits.get("max_running"),
@@ -89,15 +89,20 @@ def _row(state: TaskState) -> dict[str, object]:
 async def show_tasks(visit: Visit, query: TasksQuery) -> PageAnswer:
     """Show the task types that processes have declared, by name."""
     page = await visit.limits.tasks(limit=PAGE, after=query.after)
-    return Page("tasks.html", "Tasks", {"tasks": list(map(_row, page.tasks)), "next": page.next}, refresh_s=REFRESH_S)
+    return HtmlPage(
+        "tasks.html", "Tasks", {"tasks": list(map(_row_of_task, page.tasks)), "next": page.next}, refresh_s=REFRESH_S
+    )
 
 
 @pages.show("/task", query=TaskTypeQuery)
 async def show_task(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
     """Show a task: whether its jobs may start, its limits, its work periods as a week."""
     state = await visit.limits.task(query.name)
-    values = _row(state) | {"week_ranges": limit_words.week_of(state.limits), "zone": state.limits.get("zone", "UTC")}
-    return Page("task.html", f"Task {mask_text(state.task)}", values, refresh_s=REFRESH_S)
+    values = _row_of_task(state) | {
+        "week_ranges": limit_words.week_of(state.limits),
+        "zone": state.limits.get("zone", "UTC"),
+    }
+    return HtmlPage("task.html", f"Task {mask_text(state.task)}", values, refresh_s=REFRESH_S)
 
 
 @pages.act("/tasks/pause", role=Role.OPERATE, form=TaskForm)
@@ -163,7 +168,7 @@ async def ask_task_removal(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
         ],
         path="/ui/tasks/remove",
         hidden={"name": query.name},
-        fields=[Field(name="jobs", label="Jobs that have not ended", kind="select", options=choices)],
+        fields=[FormField(name="jobs", label="Jobs that have not ended", kind="select", options=choices)],
         verb="Remove",
         back=task_page(query.name),
         is_harsh=True,

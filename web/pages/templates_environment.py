@@ -40,12 +40,12 @@ def _asset(context: Context, name: str) -> str:
 
 
 @pass_context
-def _instant(context: Context, value: Any, **options: Any) -> str | Markup:
+def _instant_filter(context: Context, value: Any, **options: Any) -> str | Markup:
     return formats.instant(value, context["visit"].preferences.tz, **options)
 
 
 @pass_context
-def _clock(context: Context, value: Any, **options: Any) -> str | Markup:
+def _clock_filter(context: Context, value: Any, **options: Any) -> str | Markup:
     return formats.clock(value, context["visit"].preferences.tz, **options)
 
 
@@ -84,7 +84,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(formats.FILTERS)
-    environment.filters.update({"instant": _instant, "clock": _clock, "ago": _ago, "sentence": _sentence})
+    environment.filters.update({"instant": _instant_filter, "clock": _clock_filter, "ago": _ago, "sentence": _sentence})
     environment.globals.update(CHARTS)
     environment.globals.update({"url": _url, "with_query": _with_query, "asset": _asset})
     return environment

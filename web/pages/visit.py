@@ -13,7 +13,7 @@ from dataloader.web.pages.addresses import CONCEALED, PublicAddress
 from dataloader.web.pages.preferences import Preferences
 from dataloader.web.pages.sessions import Visitor, cookie_name
 from dataloader.web.routes import Call
-from dataloader.web.server.asgi import Request
+from dataloader.web.server.asgi import HttpRequest
 from dataloader.web.services import Services
 
 
@@ -56,7 +56,7 @@ class Visit(Call):
         return PublicAddress().url(self.path, given)
 
 
-def visit_of(services: Services, request: Request, request_id: str) -> Visit:
+def visit_of(services: Services, request: HttpRequest, request_id: str) -> Visit:
     """Return the visit of a visitor who is not identified yet."""
     public = services.settings.public
     return Visit(

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 PIECE: Final = 1 << 16
 
 
-class Request(TrioRequest):
+class HttpRequest(TrioRequest):
     """Request with its ID, for the log and the answer, and with its connection and body."""
 
     request_id = ""
@@ -65,18 +65,18 @@ class QuartConnection:
                 if isinstance(response, StreamedResponse):
                     await _send_pieces(send, response, request, end_s)
                 else:
-                    await _send(send, response, end_s)
+                    await _send_response(send, response, end_s)
                 nursery.cancel_scope.cancel()
         finally:
             request.received.drop()
             self._services.sending.give(request)
 
-    def _request(self) -> Request:
+    def _request(self) -> HttpRequest:
         scope, services = self._scope, self._services
         headers = Headers([(name.decode("latin1"), value.decode("latin1")) for name, value in scope["headers"]])
         headers.setdefault("Host", "")
-        path = services.settings.public.without_base(_path(scope["path"]))
-        request = Request(
+        path = services.settings.public.without_base(_path_of_target(scope["path"]))
+        request = HttpRequest(
             *(scope["method"], scope["scheme"], path, scope["query_string"], headers),
             *("", scope["http_version"], scope),
             send_push_promise=_push_nothing,
@@ -104,7 +104,7 @@ async def _receive(body: Body, receive: ASGIReceiveCallable, request: trio.Cance
             return
 
 
-async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse, end_s: float) -> None:
+async def _send_response(send: ASGISendCallable, response: Response | WerkzeugResponse, end_s: float) -> None:
     headers = encode_headers(response.headers)
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     data = memoryview(await cast("Response", response).get_data(as_text=False))
@@ -118,7 +118,7 @@ async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse, e
         await send(end)
 
 
-async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, request: Request, end_s: float) -> None:
+async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, request: HttpRequest, end_s: float) -> None:
     """Send a response while it is created. A response that is not completed has no last chunk."""
     async with aclosing(response.pieces) as pieces:
         headers = encode_headers(response.headers)
@@ -146,7 +146,7 @@ async def _push_nothing(_path: str, _headers: Headers) -> None:
     """Do nothing: HTTP/1.1 has no push."""
 
 
-def _path(target: str) -> str:
+def _path_of_target(target: str) -> str:
     """Return the path of a request's target, which may be a whole URL. It begins with "/" in any case."""
     if target.startswith("/"):
         return target

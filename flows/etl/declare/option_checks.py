@@ -26,7 +26,7 @@ def refuse(field: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"{field}: must be {allowed}, not {mask_text(repr(value))[:200]}")
 
 
-def whole(least: int) -> Validator:
+def whole_from(least: int) -> Validator:
     """Return a validator for an integer of at least `least`."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -36,14 +36,14 @@ def whole(least: int) -> Validator:
     return check
 
 
-def seconds(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def positive_seconds(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Check a duration in seconds, above 0 and at most one day."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not 0 < value <= _LONGEST_S:
         raise refuse(attribute.name, value, f"a number of seconds above 0, at most {_LONGEST_S:,}")
 
 
-def text(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def nonempty_text(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Check a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise refuse(attribute.name, value, "a text that is not empty")
@@ -52,7 +52,7 @@ def text(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 def text_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Check a text that is not empty, or None."""
     if value is not None:
-        text(instance, attribute, value)
+        nonempty_text(instance, attribute, value)
 
 
 def one_character(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

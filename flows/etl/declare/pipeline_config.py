@@ -58,16 +58,16 @@ class PipelineConfig:
             value = getattr(self, name)
             least = 0 if name == "max_failed_segments" else 1
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-                raise _refusal(name, value, f"an integer from {least} to {MOST:,}")
+                raise _pipeline_refusal(name, value, f"an integer from {least} to {MOST:,}")
         for name, most, what in (*((name, LONGEST_S, "number of seconds") for name in SECONDS), (SHARE, 1, "number")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-                raise _refusal(name, value, f"a {what} from 0 to {most:,}")
+                raise _pipeline_refusal(name, value, f"a {what} from 0 to {most:,}")
         for name in ("batch_timeout", "request_timeout"):
             if getattr(self, name) == 0:
-                raise _refusal(name, 0, "a number of seconds greater than 0")
+                raise _pipeline_refusal(name, 0, "a number of seconds greater than 0")
         if self.rate_min > self.rate_max:
-            raise _refusal(
+            raise _pipeline_refusal(
                 "rate_min", self.rate_min, f"a number of seconds not greater than rate_max ({self.rate_max:g})"
             )
 
@@ -82,7 +82,7 @@ Given = Mapping[str, Any]
 """Settings of a `PipelineConfig`, by name. May be incomplete."""
 
 
-def _refusal(name: str, value: object, allowed: str) -> ValueError:
+def _pipeline_refusal(name: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"pipeline.{name}: must be {allowed}, not {value!r}")
 
 
@@ -118,7 +118,7 @@ class PipelineSettings:
         """
         check_names(asked, "the job's pipeline")
         given = {**self.of_all, **declared, **self.of_one.get(variable_of(load), {}), **asked}
-        return PipelineConfig(**{name: _number(name, value) for name, value in given.items()})
+        return PipelineConfig(**{name: _number_or_text(name, value) for name, value in given.items()})
 
     def of_no_load(self, loads: Collection[str]) -> list[str]:
         """Return a sentence for each load that has settings but is not in `loads`, with the most similar name."""
@@ -159,7 +159,7 @@ def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
         if len(load) > 1:
             raise ValueError(f"{variable}: must be {PREFIX}<SETTING> or {PREFIX}<LOAD>__<SETTING>")
         with _naming(variable.removesuffix(name.upper())):
-            (of_one.setdefault(load[0], {}) if load else of_all)[name] = _number(name, text)
+            (of_one.setdefault(load[0], {}) if load else of_all)[name] = _number_or_text(name, text)
     together = {PREFIX: of_all, **{f"{PREFIX}{load}__": {**of_all, **one} for load, one in of_one.items()}}
     for prefix, given in together.items():
         with _naming(prefix):
@@ -170,7 +170,7 @@ def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
 PREFIX: Final = "DL_PIPELINE__"
 
 
-def _number(name: str, value: Any) -> Any:
+def _number_or_text(name: str, value: Any) -> Any:
     """Return the number in a variable's text, or any other text unchanged, to be refused with the variable's name."""
     if not isinstance(value, str):
         return value

@@ -44,7 +44,7 @@ def is_begin_of_day(moment: datetime) -> bool:
     return moment.astimezone(UTC) == begin_of_day(moment.date(), moment.tzinfo).astimezone(UTC)
 
 
-def instant(value: date | datetime, zone: ZoneInfo) -> datetime:
+def as_instant(value: date | datetime, zone: ZoneInfo) -> datetime:
     """Convert a day or a timestamp to a timestamp: a day to its first moment. A value without a zone is in `zone`."""
     if not isinstance(value, datetime):
         return begin_of_day(value, zone)
@@ -86,11 +86,11 @@ class Windows:
 
     def begin(self) -> datetime:
         """Return the beginning of the first run."""
-        return instant(self.start, self._zone())
+        return as_instant(self.start, self._zone())
 
     def ends_before(self, end: datetime, until: date | datetime) -> bool:
         """Return whether `until`, a day or a timestamp, is after `end`."""
-        return end.astimezone(UTC) < instant(until, self._zone()).astimezone(UTC)
+        return end.astimezone(UTC) < as_instant(until, self._zone()).astimezone(UTC)
 
     def plan(
         self,
@@ -112,17 +112,17 @@ class Windows:
         end, told = now.astimezone(zone) - self.delay, "now"
         if self.delay:
             told = f"now, less the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
-        if until is not None and instant(until, zone).astimezone(UTC) < end.astimezone(UTC):
-            end, told = instant(until, zone), "what is given as to"
+        if until is not None and as_instant(until, zone).astimezone(UTC) < end.astimezone(UTC):
+            end, told = as_instant(until, zone), "what is given as to"
         if since is not None:
-            begin = instant(since, zone)
+            begin = as_instant(since, zone)
             if begin.astimezone(UTC) >= end.astimezone(UTC):
                 shown = f"{end.isoformat(timespec='seconds')} ({told})"
                 raise BadRequest("from", f"must be a time before {shown}, not {begin.isoformat()}")
         elif watermark is None:
-            begin = instant(self.start, zone)
+            begin = as_instant(self.start, zone)
         else:
-            begin = max(watermark - self.look_back, instant(self.start, zone).astimezone(UTC)).astimezone(zone)
+            begin = max(watermark - self.look_back, as_instant(self.start, zone).astimezone(UTC)).astimezone(zone)
         windows = []
         for window in self._cut(begin, end):
             windows.append(window)
@@ -145,7 +145,7 @@ class Windows:
         """Return the first boundary after `begin`."""
         if isinstance(self.segment, timedelta):
             # Counted in absolute time from `start`, so a day of 23 or 25 hours moves no boundary.
-            start = instant(self.start, self._zone()).astimezone(UTC)
+            start = as_instant(self.start, self._zone()).astimezone(UTC)
             passed = (begin.astimezone(UTC) - start) // self.segment
             return (start + (passed + 1) * self.segment).astimezone(begin.tzinfo)
         if self.segment == "hour":
@@ -161,7 +161,7 @@ class Windows:
                 day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
             case "year":
                 day = date(day.year + 1, 1, 1)
-        return instant(day, self._zone())
+        return as_instant(day, self._zone())
 
     def _zone(self) -> ZoneInfo:
         return ZoneInfo(self.zone)

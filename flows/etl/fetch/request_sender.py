@@ -66,7 +66,7 @@ class RequestSender:
             self.shared.log.warning(
                 "request failed",
                 phase="requests",
-                endpoint=_shown(endpoint),
+                endpoint=_without_query(endpoint),
                 attempt=f"{slot.tries} of {self.shared.config.attempts}",
                 status=error.status,
                 error=str(error),
@@ -78,7 +78,7 @@ class RequestSender:
     def answered(self, endpoint: str, status: int, took_s: float) -> None:
         """Log that a request was answered."""
         self.shared.log.info(
-            "request", phase="requests", endpoint=_shown(endpoint), status=status, took_s=round(took_s, 3)
+            "request", phase="requests", endpoint=_without_query(endpoint), status=status, took_s=round(took_s, 3)
         )
 
     async def listed(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
@@ -97,6 +97,6 @@ class RequestSender:
         return await self.tried(once)
 
 
-def _shown(endpoint: str) -> str:
+def _without_query(endpoint: str) -> str:
     """Return the endpoint for the log, without the query: the address of a redirect may contain a signature."""
     return endpoint.partition("?")[0]

@@ -28,7 +28,7 @@ import trio
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.etl.declare.task_options import QUEUE, check_task_options
-from dataloader.flows.etl.parse.transform import brief
+from dataloader.flows.etl.parse.transform import masked_beginning
 from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.jobs.errors import DataloaderError, LeaseLost, StoreError, StoreUnavailable
@@ -157,7 +157,7 @@ class _Merging:
             except (StoreUnavailable, LeaseLost):
                 raise
             except StoreError as refused:
-                error = brief(str(refused))
+                error = masked_beginning(str(refused))
                 log.warning("a table could not be merged", phase="writing", table=dimension.table, error=error)
             else:
                 log.info("merged", phase="writing", table=dimension.table, **counts)

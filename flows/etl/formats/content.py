@@ -112,7 +112,7 @@ def bounded(inner: IO[bytes], limit: int, what: str) -> tuple[io.BufferedReader,
     return io.BufferedReader(counter, 256 * 1024), counter
 
 
-def parts_of(path: str) -> tuple[str, ...]:
+def names_in_path(path: str) -> tuple[str, ...]:
     """Return the names in a dotted path; none for the empty path."""
     return tuple(path.split(".")) if path else ()
 
@@ -130,7 +130,7 @@ MISSING: Final = object()
 
 def look_up(document: Any, path: str) -> Any:
     """Return the value at a dotted path in a document of objects; `MISSING` if there is none."""
-    for name in parts_of(path):
+    for name in names_in_path(path):
         if not isinstance(document, Mapping) or name not in document:
             return MISSING
         document = document[name]
@@ -140,7 +140,7 @@ def look_up(document: Any, path: str) -> Any:
 _KINDS: Final[Mapping[type, str]] = {str: "a text", list: "a list", bool: "a truth value"}
 
 
-def describe(document: Any) -> str:
+def describe_document(document: Any) -> str:
     """Describe a document in a few words, for errors that show the found value."""
     if isinstance(document, Mapping):
         names = ", ".join(map(str, list(document)[:10]))

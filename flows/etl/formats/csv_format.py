@@ -80,7 +80,7 @@ class Csv:
         encoding = self.encoding or charset or "utf-8"
         if encoding.lower().replace("_", "-") in {"utf-8", "utf8"}:
             encoding = "utf-8-sig"
-        lines = _Lines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
+        lines = _CsvLines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
         with _decoding(encoding):
             lines.check_first(encoding)
         rows = csv.reader(iter(lines), delimiter=self.delimiter, quotechar=self.quote, strict=True)
@@ -91,12 +91,12 @@ class Csv:
         return content
 
     def _records(
-        self, content: Content, columns: Sequence[str], rows: Any, lines: _Lines, encoding: str
+        self, content: Content, columns: Sequence[str], rows: Any, lines: _CsvLines, encoding: str
     ) -> Iterator[Record]:
         with _decoding(encoding):
             yield from self._rows(content, columns, rows, lines)
 
-    def _rows(self, content: Content, columns: Sequence[str], rows: Any, lines: _Lines) -> Iterator[Record]:
+    def _rows(self, content: Content, columns: Sequence[str], rows: Any, lines: _CsvLines) -> Iterator[Record]:
         lines.is_undecoded = False
         nameless = [place for place, name in enumerate(columns) if not name]
         width = len(columns)
@@ -139,7 +139,7 @@ def _decoding(encoding: str) -> Iterator[None]:
         raise SourceError(f"the text is not {encoding}: {error}", is_retryable=True) from error
 
 
-class _Lines:
+class _CsvLines:
     """Lines of a text. Keeps the lines of the current row, until cleared, and whether one of them is undecoded."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
@@ -178,7 +178,7 @@ class _Lines:
             yield line
 
 
-def _header(rows: Iterator[list[str]], lines: _Lines, encoding: str) -> list[str]:
+def _header(rows: Iterator[list[str]], lines: _CsvLines, encoding: str) -> list[str]:
     """Return the names of the columns. A broken header line is an error, because all rows need it."""
     try:
         columns = next(rows, None)

@@ -15,7 +15,14 @@ import attrs
 import msgspec
 
 from dataloader.flows.etl.declare import option_checks
-from dataloader.flows.etl.formats.content import MISSING, Content, describe, look_up, parts_of, refuse_html
+from dataloader.flows.etl.formats.content import (
+    MISSING,
+    Content,
+    describe_document,
+    look_up,
+    names_in_path,
+    refuse_html,
+)
 from dataloader.flows.etl.formats.json_items import items_at
 from dataloader.flows.etl.sources.source import SAMPLE, Record, SourceError
 from dataloader.jobs.secrets.masking import mask_text
@@ -60,12 +67,12 @@ class Json:
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """Return the records at `path`. Raises `SourceError` if it is not JSON, lacks the path, or reports an error."""
-        document = _decode(_as_utf8(stream.read(), charset), parts_of(self.path))
+        document = _decode_document(_as_utf8(stream.read(), charset), names_in_path(self.path))
         if self.errors is not None and (error := self.errors(document)) is not None:
             raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_retryable=True)
         found = look_up(document, self.path)
         if found is MISSING:
-            raise SourceError(f"path: there is no {self.path} in {describe(document)}", is_retryable=False)
+            raise SourceError(f"path: there is no {self.path} in {describe_document(document)}", is_retryable=False)
         content = Content(document=document)
         if isinstance(found, dict):
             content.records.append(found)
@@ -79,7 +86,9 @@ class Json:
                     content.add_broken(f"item {position}", *_no_object(item))
         elif found is not None:
             where = self.path or "the document"
-            raise SourceError(f"path: {where} is {describe(found)}, not a list or an object", is_retryable=False)
+            raise SourceError(
+                f"path: {where} is {describe_document(found)}, not a list or an object", is_retryable=False
+            )
         return content
 
 
@@ -116,7 +125,9 @@ def _check_last_line(body: bytes) -> None:
         try:
             _DECODER.decode(last)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            told = f"the last line has no end and is no JSON ({error}): the body was cut; it is {_sample(last)!r}"
+            told = (
+                f"the last line has no end and is no JSON ({error}): the body was cut; it is {_sample_of_bytes(last)!r}"
+            )
             raise SourceError(told, is_retryable=True) from error
 
 
@@ -124,7 +135,7 @@ def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
     for number, raw in enumerate(io.BytesIO(body), 1):
         if not (line := raw.strip()):
             continue
-        item = _read(line)
+        item = _decode_or_unreadable(line)
         if isinstance(item, dict):
             yield item
         elif isinstance(item, _Unreadable):
@@ -151,16 +162,18 @@ class _Unreadable:
     sample: str
 
 
-def _decode(body: bytes, path: Sequence[str]) -> Any:
+def _decode_document(body: bytes, path: Sequence[str]) -> Any:
     """Return the document. Unreadable items of the list at `path` become `_Unreadable`.
 
     Raises `SourceError` if any other part is unreadable.
     """
-    document = _read(body)
+    document = _decode_or_unreadable(body)
     if not isinstance(document, _Unreadable):
         return document
-    if (items := items_at(body, path)) is not None and not isinstance(around := _read(items.around), _Unreadable):
-        found = [_read(text) for text in items.texts]
+    if (items := items_at(body, path)) is not None and not isinstance(
+        around := _decode_or_unreadable(items.around), _Unreadable
+    ):
+        found = [_decode_or_unreadable(text) for text in items.texts]
         if not path:
             return found
         look_up(around, ".".join(path[:-1]))[path[-1]] = found
@@ -168,17 +181,17 @@ def _decode(body: bytes, path: Sequence[str]) -> Any:
     raise SourceError(f"this is not JSON: {document.error}; it begins {document.sample!r}", is_retryable=True)
 
 
-def _read(text: bytes) -> Any:
+def _decode_or_unreadable(text: bytes) -> Any:
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError) as error:
-        return _Unreadable(str(error) or type(error).__name__, _sample(text))
+        return _Unreadable(str(error) or type(error).__name__, _sample_of_bytes(text))
 
 
 def _no_object(item: Any) -> tuple[str, str]:
     """Return the error of an item that is not an object, and the beginning of the item."""
-    return f"{describe(item)}, not an object", _sample(msgspec.json.encode(item))
+    return f"{describe_document(item)}, not an object", _sample_of_bytes(msgspec.json.encode(item))
 
 
-def _sample(data: bytes) -> str:
+def _sample_of_bytes(data: bytes) -> str:
     return mask_text(data[:SAMPLE].decode("utf-8", "replace"))

@@ -38,8 +38,8 @@ class Zip:
     """
 
     inner: Format
-    member: str = attrs.field(default="*", validator=option_checks.text)
-    max_bytes: int = attrs.field(default=GIB, validator=option_checks.whole(1))
+    member: str = attrs.field(default="*", validator=option_checks.nonempty_text)
+    max_bytes: int = attrs.field(default=GIB, validator=option_checks.whole_from(1))
 
     @property
     def reports_errors(self) -> bool:
@@ -64,11 +64,13 @@ class Zip:
                         unpacked, counter = bounded(member, left, f"the archive, at {name},")
                         content = self.inner.parse(unpacked, charset).whole()
                         left = counter.left
-                    _join(whole, content, name if len(names) > 1 else "")
+                    _join_member(whole, content, name if len(names) > 1 else "")
         except DAMAGED as error:
-            raise SourceError(f"the zip archive is damaged: {words(error)}", is_retryable=True) from error
+            raise SourceError(f"the zip archive is damaged: {text_or_name(error)}", is_retryable=True) from error
         except NotImplementedError as error:
-            raise SourceError(f"the zip archive can't be unpacked: {words(error)}", is_retryable=False) from error
+            raise SourceError(
+                f"the zip archive can't be unpacked: {text_or_name(error)}", is_retryable=False
+            ) from error
         return whole
 
 
@@ -84,7 +86,7 @@ class Compressed:
     """
 
     inner: Format
-    max_bytes: int = attrs.field(default=GIB, validator=option_checks.whole(1))
+    max_bytes: int = attrs.field(default=GIB, validator=option_checks.whole_from(1))
 
     @property
     def reports_errors(self) -> bool:
@@ -113,7 +115,7 @@ class Compressed:
                 unpacked, _ = bounded(unpacking, self.max_bytes, "the body")
                 return self.inner.parse(unpacked, charset).whole()
         except DAMAGED as error:
-            raise SourceError(f"the compressed body is damaged: {words(error)}", is_retryable=True) from error
+            raise SourceError(f"the compressed body is damaged: {text_or_name(error)}", is_retryable=True) from error
 
 
 def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
@@ -138,12 +140,12 @@ def decompressor(beginning: bytes) -> Callable[[IO[bytes]], IO[bytes]] | None:
     return None
 
 
-def words(error: Exception) -> str:
+def text_or_name(error: Exception) -> str:
     """Return the text of an error, or its name if the text is empty."""
     return str(error) or type(error).__name__
 
 
-def _join(whole: Content, part: Content, name: str) -> None:
+def _join_member(whole: Content, part: Content, name: str) -> None:
     """Add a member's content. `name`, if there are several members, precedes the keys of broken parts."""
     whole.records += part.records
     whole.unsure += part.unsure

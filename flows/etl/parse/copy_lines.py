@@ -153,7 +153,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _unknown(value: object) -> str:
+def _refuse_value(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} is no value of a row")
 
 
@@ -200,4 +200,4 @@ def _cell_of(value: object) -> Callable[[Any], str]:
 
 
 def _nearest(table: dict[type, Callable[[Any], str]], value: object) -> Callable[[Any], str]:
-    return next((table[kind] for kind in type(value).__mro__ if kind in table), _unknown)
+    return next((table[kind] for kind in type(value).__mro__ if kind in table), _refuse_value)

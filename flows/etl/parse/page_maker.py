@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dataloader.flows.etl.parse import page_wire
 from dataloader.flows.etl.parse.maker import read_page
-from dataloader.flows.etl.parse.transform import Recipe, process
+from dataloader.flows.etl.parse.transform import Recipe, process_page
 from dataloader.flows.etl.sources.source import Source, SourceError
 
 Sent = tuple[bytes, Sequence[bytes]]
@@ -35,7 +35,7 @@ class PageMaker:
         try:
             page = read_page(source, response)
             yield page_wire.encode(page_wire.Read(page.following)), ()
-            made = process(recipe, page, key, metadata)
+            made = process_page(recipe, page, key, metadata)
         except SourceError as error:
             yield page_wire.encode(page_wire.Unread.of(error)), ()
             return

@@ -11,7 +11,7 @@ import trio
 
 from dataloader.flows.etl.parse.database_reader import Reader, open_reader
 from dataloader.flows.etl.parse.maker import Maker, read_page
-from dataloader.flows.etl.parse.transform import Processed, process
+from dataloader.flows.etl.parse.transform import Processed, process_page
 from dataloader.flows.etl.run.pipeline_state import Fetched
 from dataloader.flows.etl.sources.source import Page
 from dataloader.store.connection.bridge import Database
@@ -39,7 +39,7 @@ class _InThreads:
     async def make(self, fetched: Fetched, page: Page, metadata: Mapping[str, Any]) -> Processed:
         """Return the rows of the page. Raises `SourceError`."""
         recipe = fetched.part.table.recipe
-        made: Processed = await self._in_thread(process, recipe, page, fetched.request.key, metadata, self.reader)
+        made: Processed = await self._in_thread(process_page, recipe, page, fetched.request.key, metadata, self.reader)
         return made
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -94,7 +94,7 @@ class Processed:
         return frozenset(lines.columns for lines in self.lines)
 
 
-def process(
+def process_page(
     recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any], reader: Reader | None = None
 ) -> Processed:
     """Make rows of the page's records. `key` is the request's; all rows share the columns of `metadata`.
@@ -126,7 +126,7 @@ def process(
             if is_outage(error):  # also an error that the transform has wrapped: it is not a failure of the record
                 raise StoreUnavailable(str(first_error(error))) from error
             if len(refused) < MAX_REFUSED:
-                refused.append(_refusal(recipe, index, record, error))
+                refused.append(_refused_record(recipe, index, record, error))
             else:
                 more_refused += 1
         else:
@@ -154,7 +154,7 @@ def _ids_of(detail: str | int | None) -> list[str | int]:
     raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
 
 
-class _Group:
+class _LineGroup:
     """Lines of rows with the same columns."""
 
     def __init__(self, columns: tuple[str, ...], encoder: LineEncoder) -> None:
@@ -179,7 +179,7 @@ class _Group:
 class _Shape:
     """Properties of rows with the same names: the fields for the `payload`, those that are `hashed`, and so on."""
 
-    group: _Group
+    group: _LineGroup
     payload: Sequence[str] | None
     hashed: Sequence[str] | None
     dropped: frozenset[str]
@@ -190,7 +190,7 @@ class _Table:
     """Table into which the rows of one page are written. `dropped` are fields without a column."""
 
     def __init__(self, recipe: Recipe, metadata: Mapping[str, Any]) -> None:
-        self.groups: dict[tuple[str, ...], _Group] = {}
+        self.groups: dict[tuple[str, ...], _LineGroup] = {}
         self.dropped: set[str] = set()
         self._recipe = recipe
         self._known = frozenset(recipe.encoder.columns)
@@ -233,7 +233,7 @@ class _Table:
         brought = {*self._metadata, *given} | ({CONTENT_HASH} if has_hash else set())
         columns = tuple(name for name in self._recipe.encoder.columns if name in brought)
         if columns not in self.groups:
-            self.groups[columns] = _Group(columns, self._recipe.encoder)
+            self.groups[columns] = _LineGroup(columns, self._recipe.encoder)
         return _Shape(
             group=self.groups[columns],
             payload=sorted(rest) if has_payload else None,
@@ -261,7 +261,7 @@ def _canonical(value: Any) -> Any:
         # Use the decimal text, not the binary value: 0.1 is 0.1.
         value = Decimal(repr(float(value)))
     if isinstance(value, Decimal):
-        return _number(value)
+        return _canonical_number(value)
     if isinstance(value, Mapping):
         return {unicodedata.normalize("NFC", str(name)): _canonical(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -269,7 +269,7 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def _number(value: Decimal) -> int | Decimal | str:
+def _canonical_number(value: Decimal) -> int | Decimal | str:
     """Return the same value for equal numbers: an integer if whole, otherwise a decimal without trailing zeros."""
     if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
         return str(value)
@@ -278,18 +278,18 @@ def _number(value: Decimal) -> int | Decimal | str:
     return Decimal(digits) if "." in digits else int(digits)
 
 
-def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> RefusedRecord:
+def _refused_record(recipe: Recipe, index: int, record: Record, error: Exception) -> RefusedRecord:
     values: Sequence[object] = [record[name] for name in recipe.key if name in record] or list(record.values())[:3]
     key = ", ".join(map(text_of, values))
-    return RefusedRecord(index, brief(key, MAX_KEY), brief(said_by(error)), sample_of(record))
+    return RefusedRecord(index, masked_beginning(key, MAX_KEY), masked_beginning(said_by(error)), sample_of(record))
 
 
 def sample_of(value: object) -> str:
     """Return the beginning of a value as JSON, masked, for display."""
-    return brief(storable_json(value))
+    return masked_beginning(storable_json(value))
 
 
-def brief(text: str, limit: int = MAX_SAMPLE) -> str:
+def masked_beginning(text: str, limit: int = MAX_SAMPLE) -> str:
     """Return the beginning of a text, masked before it is cut: a cut could leave a part of a secret unmasked."""
     return storable_text(mask_text(mask_text(text[:20_000])[:limit]))
 

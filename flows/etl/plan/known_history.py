@@ -14,7 +14,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history import History, SegmentSnapshot
 from dataloader.store.etl.history_merge import aio_snapshots_behind
 from dataloader.store.etl.history_observed import HistoryState, aio_history_state
-from dataloader.store.etl.history_snapshot import instant_of
+from dataloader.store.etl.history_snapshot import instant_of_snapshot
 from dataloader.store.etl.target_table import TableInfo, aio_describe
 
 
@@ -51,7 +51,7 @@ class KnownHistory:
         if first < unrecorded and last < unrecorded:
             raise BadRequest(
                 "to",
-                f"must be after {unrecorded.isoformat()}, not {_told(windows[-1].end)}: the snapshots of table"
+                f"must be after {unrecorded.isoformat()}, not {_end_text(windows[-1].end)}: the snapshots of table"
                 f" {self.table.sql} up to then were merged by an earlier release, which did not record unchanged rows;"
                 " leave out to, so that they are loaded again",
             )
@@ -65,12 +65,12 @@ class KnownHistory:
         if self.history.as_of is None and newest is not None and self._instant(KnownSnapshot(name, window)) < newest:
             raise BadRequest(
                 "to",
-                f"must be after {newest.isoformat()}, not {_told(window.end)}: {name} has no window of its own, so"
+                f"must be after {newest.isoformat()}, not {_end_text(window.end)}: {name} has no window of its own, so"
                 f" what it has now would become a past snapshot of table {self.table.sql}; declare window_of or as_of",
             )
 
     def _instant(self, snapshot: SegmentSnapshot) -> datetime:
-        return instant_of(self.history.instant(snapshot, self.table))
+        return instant_of_snapshot(self.history.instant(snapshot, self.table))
 
 
 async def aio_known_history(connection: Any, load: str, target: Target) -> KnownHistory | None:
@@ -88,5 +88,5 @@ async def aio_known_history(connection: Any, load: str, target: Target) -> Known
     )
 
 
-def _told(end: datetime | None) -> str:
+def _end_text(end: datetime | None) -> str:
     return "an open end" if end is None else end.isoformat()

@@ -70,14 +70,14 @@ def read_args(args: Mapping[str, Any], limits: PipelineLimits = LIMITS) -> LoadA
     if failures and len(failures) > (most := limits.most_retried):
         raise BadRequest("args.failures", f'must be {most:,} numbers at most, or "all", not {len(failures):,}')
     return LoadArgs(
-        since=_instant(args, "from"),
-        until=_instant(args, "to"),
+        since=_instant_of_args(args, "from"),
+        until=_instant_of_args(args, "to"),
         pipeline=pipeline,
         failures=None if failures is None else tuple(failures),
     )
 
 
-def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
+def _instant_of_args(args: Mapping[str, Any], name: str) -> date | datetime | None:
     text = args.get(name)
     if text is None:
         return None
@@ -192,7 +192,7 @@ async def single_walks(
         by_now = windows[-1] if load.target.history is not None else span
         found = []
         async for request in requests:
-            window = _within(span, load.source.window(request))
+            window = _window_within(span, load.source.window(request))
             if window is None and known is not None:
                 known.check_undated(by_now, name_of_walk(request))
             found.append((window or by_now, request))
@@ -200,7 +200,7 @@ async def single_walks(
         yield window, request
 
 
-def _within(span: Window, own: Window | None) -> Window | None:
+def _window_within(span: Window, own: Window | None) -> Window | None:
     """Return a file's own window, with open ends replaced by those of the run's span."""
     return own and Window(own.start or span.start, own.end or span.end)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from dataloader.flows.etl.parse.transform import MAX_KEY, Processed, brief
+from dataloader.flows.etl.parse.transform import MAX_KEY, Processed, masked_beginning
 from dataloader.flows.etl.run.load_log import Phase
 from dataloader.flows.etl.sources.source import Page
 from dataloader.jobs.secrets.masking import mask_text
@@ -135,8 +135,8 @@ class LoadProgress:
     def processed(self, page: Page, processed: Processed, segment: str, requests: Sequence[Mapping[str, Any]]) -> None:
         """Note the failures of a page's records after they were converted to rows."""
         for broken in page.broken:
-            key, error = brief(broken.key, MAX_KEY), brief(broken.error)
-            self.failed(self._of_record(segment, requests, key, error, brief(broken.sample)))
+            key, error = masked_beginning(broken.key, MAX_KEY), masked_beginning(broken.error)
+            self.failed(self._of_record(segment, requests, key, error, masked_beginning(broken.sample)))
         for refused in processed.refused:
             self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
         if processed.more_refused:

@@ -42,7 +42,7 @@ def judge(progress: LoadProgress, config: PipelineConfig) -> Verdict:
         # segment.
         (_, phases), *_ = reasons
         first = next((failure for failure in progress.failures if failure.phase in phases), None)
-        told = "" if first is None else f"; the first failure was {_named(first)}"
+        told = "" if first is None else f"; the first failure was {_failure_text(first)}"
         return Verdict(end="failed", reason="; ".join(reason for reason, _ in reasons) + told)
     failed = [f"{name.replace('_', ' ')}: {number:,}" for name, number in sorted(counts.items()) if _is_failure(name)]
     if failed:
@@ -54,11 +54,11 @@ def give_up(progress: LoadProgress, config: PipelineConfig) -> Verdict:
     """Return the end of a run after too many consecutive failures."""
     row = f"{config.max_failures + 1} failures in a row (max_failures is {config.max_failures:,})"
     return Verdict(
-        end="failed", reason=row if progress.last is None else f"{row}; the last one was {_named(progress.last)}"
+        end="failed", reason=row if progress.last is None else f"{row}; the last one was {_failure_text(progress.last)}"
     )
 
 
-def _named(failure: Failure) -> str:
+def _failure_text(failure: Failure) -> str:
     return f"a {failure.phase} ({failure.key}): {failure.error}"
 
 

@@ -13,7 +13,7 @@ import trio
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
-from dataloader.flows.etl.parse.transform import MAX_KEY, brief
+from dataloader.flows.etl.parse.transform import MAX_KEY, masked_beginning
 from dataloader.flows.etl.plan.segment import Part
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_progress import LoadProgress
@@ -199,8 +199,8 @@ class PipelineState:
             load=self.load,
             segment=segment or (requests[0].segment if requests else "") or part.segment.name,
             phase=phase,
-            key=brief(key, MAX_KEY),
-            error=brief(error),
+            key=masked_beginning(key, MAX_KEY),
+            error=masked_beginning(error),
             sample=sample,
             requests=[part.kept(request) for request in requests],
             times=times,

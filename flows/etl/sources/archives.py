@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self, cast
 
 from dataloader.flows.etl.formats.content import bounded
-from dataloader.flows.etl.formats.packed_format import DAMAGED, XZ, decompressor, members_of, words
+from dataloader.flows.etl.formats.packed_format import DAMAGED, XZ, decompressor, members_of, text_or_name
 from dataloader.flows.etl.sources.links import open_inside
 from dataloader.flows.etl.sources.source import SourceError
 from dataloader.jobs.logger import get_logger
@@ -230,4 +230,4 @@ class Archive:
         return SourceError(f"{self._path}: there is no {name} in the archive any more", is_retryable=False)
 
     def _damaged(self, error: Exception) -> SourceError:
-        return SourceError(f"{self._path}: the archive can't be read: {words(error)}", is_retryable=True)
+        return SourceError(f"{self._path}: the archive can't be read: {text_or_name(error)}", is_retryable=True)

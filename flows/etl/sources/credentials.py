@@ -19,7 +19,7 @@ from dataloader.jobs.secrets.known_secrets import KnownSecrets
 _VALUE: Final = re.compile(r"[\x20-\x7e]+")
 
 
-def _names(values: Mapping[str, str]) -> str:
+def _braced_names(values: Mapping[str, str]) -> str:
     return f"{{{', '.join(values)}}}"
 
 
@@ -37,18 +37,18 @@ class Auth:
     Raises `ValueError` for a secret that is empty, for example because its setting is missing, or invalid in a header.
     """
 
-    headers: Mapping[str, str] = attrs.field(factory=dict, repr=_names, validator=_check_values)
-    params: Mapping[str, str] = attrs.field(factory=dict, repr=_names, validator=_check_values)
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=_braced_names, validator=_check_values)
+    params: Mapping[str, str] = attrs.field(factory=dict, repr=_braced_names, validator=_check_values)
 
     @classmethod
     def bearer(cls, token: str) -> Auth:
         """Return credentials with a token in the header `Authorization: Bearer` (RFC 6750)."""
-        return cls(headers={"Authorization": f"Bearer {_given('token', token)}"})
+        return cls(headers={"Authorization": f"Bearer {_check_given('token', token)}"})
 
     @classmethod
     def basic(cls, user: str, password: str) -> Auth:
         """Return credentials with a user and a password (RFC 7617)."""
-        both = f"{_given('user', user)}:{_given('password', password)}"
+        both = f"{_check_given('user', user)}:{_check_given('password', password)}"
         return cls(headers={"Authorization": f"Basic {base64.b64encode(both.encode()).decode()}"})
 
     @classmethod
@@ -70,7 +70,7 @@ class Auth:
         return KnownSecrets.of([*self.headers.values(), *self.params.values()])
 
 
-def _given(name: str, value: str) -> str:
+def _check_given(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}: must not be empty; check the setting that it comes from")
     return value

@@ -90,8 +90,8 @@ class Files(Source):
     settled_s: float = attrs.field(default=0.0, kw_only=True, validator=_check_settled)
     record_source: bool = attrs.field(default=True, kw_only=True)
     follow_links: bool = attrs.field(default=False, kw_only=True)
-    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole(1))
-    max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=option_checks.whole(1))
+    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole_from(1))
+    max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=option_checks.whole_from(1))
 
     @property
     def walks_are_segments(self) -> bool:
@@ -166,7 +166,7 @@ class Files(Source):
     def read(self, response: Response) -> Page:
         """Return the records of a file. Raises `SourceError`."""
         name = response.request.key or Path(response.request.endpoint).name
-        return page_of(self.format, response, name if self.record_source else None)
+        return page_of_file(self.format, response, name if self.record_source else None)
 
 
 @attrs.define
@@ -201,7 +201,7 @@ class FilesConnection:
     async def _read_file(self, request: Request) -> bytes:
         path = Path(request.endpoint)
         folders = self.source.folders_of(path)
-        return await _in_thread(threads_of(self.source), _read, path, self.source.max_body_bytes, folders)
+        return await _in_thread(threads_of(self.source), _read_settled, path, self.source.max_body_bytes, folders)
 
     async def _read_member(self, request: Request) -> bytes:
         async with self._turn:
@@ -217,7 +217,7 @@ class FilesConnection:
             return body
 
 
-def page_of(form: Format, response: Response, file: str | None) -> Page:
+def page_of_file(form: Format, response: Response, file: str | None) -> Page:
     """Return the records of a whole file, each with the file's name if given. Raises `SourceError`."""
     content = form.parse(io.BytesIO(response.body), None)
     records = content.all()
@@ -259,7 +259,7 @@ def _read_member(archive: Archive, name: str, limit: int) -> bytes:
         raise
 
 
-def _read(path: Path, limit: int, folders: Sequence[Path] | None) -> bytes:
+def _read_settled(path: Path, limit: int, folders: Sequence[Path] | None) -> bytes:
     try:
         with open_inside(path, folders) as file:
             before = os.fstat(file.fileno())

@@ -114,13 +114,13 @@ class Http(Source):
         factory=dict, kw_only=True, repr=lambda headers: str(list(headers)), validator=_check_headers
     )
     auth: Auth = attrs.field(factory=Auth, kw_only=True)
-    name: str = attrs.field(kw_only=True, validator=option_checks.text)
+    name: str = attrs.field(kw_only=True, validator=option_checks.nonempty_text)
     method: str = attrs.field(default="GET", kw_only=True, validator=attrs.validators.in_(("GET", "POST")))
     statuses: Mapping[int, Meaning] = attrs.field(factory=dict, kw_only=True, validator=_check_statuses)
     timeout_s: float | None = attrs.field(
-        default=None, kw_only=True, validator=attrs.validators.optional(option_checks.seconds)
+        default=None, kw_only=True, validator=attrs.validators.optional(option_checks.positive_seconds)
     )
-    max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=option_checks.whole(1))
+    max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=option_checks.whole_from(1))
     allowed_hosts: frozenset[str] = attrs.field(default=frozenset(), converter=_as_hosts, kw_only=True)
     ends_with_connection: bool = attrs.field(default=False, kw_only=True)
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)

@@ -144,7 +144,9 @@ class HttpConnection:
         except httpx2.InvalidURL as error:
             raise self.source.error(request, f"no URL: {error}", is_retryable=False) from error
         except httpx2.RequestError as error:
-            raise self.source.error(request, _words(error), is_retryable=not _is_distrust(error)) from error
+            raise self.source.error(
+                request, _text_or_cause_with_name(error), is_retryable=not _is_distrust(error)
+            ) from error
         came = f"{len(body):,} bytes came" if len(body) else "nothing came"
         raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_retryable=True)
 
@@ -296,7 +298,7 @@ def charset_of(content_type: str) -> str | None:
     return charset if isinstance(charset, str) and option_checks.is_charset(charset) else None
 
 
-def _words(error: BaseException) -> str:
+def _text_or_cause_with_name(error: BaseException) -> str:
     """Return the error's name and text, or the text of its cause if it has none."""
     said: BaseException | None = error
     while said is not None and not str(said):

@@ -70,7 +70,7 @@ def step(following: Request | None, response: Response, content: Content, max_pa
     An API that does not know the page's parameter would send the first page forever. Pages of a single record may be
     equal by chance, but not `EQUAL_PAGES` of them.
     """
-    seen = _seen(response.request, content, most=2 if count_of(content) > 1 else EQUAL_PAGES)
+    seen = _remembered(response.request, content, most=2 if count_of(content) > 1 else EQUAL_PAGES)
     if following is None:
         raise _endless(max_pages)
     return attrs.evolve(following, mark=str(seen))
@@ -85,9 +85,9 @@ def check_circle(following: Request, request: Request, content: Content, max_pag
     """
     if following.page > max_pages:
         raise _endless(max_pages)
-    seen = _seen(request, content, most=EQUAL_PAGES)
-    mark = _mark(request) if request.page.bit_count() == 1 else _Seen.of(request).request
-    if _mark(following) in {mark, _mark(request)}:
+    seen = _remembered(request, content, most=EQUAL_PAGES)
+    mark = _mark_of_request(request) if request.page.bit_count() == 1 else _WalkMemory.of(request).request
+    if _mark_of_request(following) in {mark, _mark_of_request(request)}:
         raise SourceError(
             f"the walk goes in a circle: page {following.page} would repeat an earlier request", is_retryable=False
         )
@@ -95,7 +95,7 @@ def check_circle(following: Request, request: Request, content: Content, max_pag
 
 
 @attrs.frozen
-class _Seen:
+class _WalkMemory:
     """Memory of a walk: the mark of an earlier request, and the number of consecutive pages with these `records`."""
 
     request: str = ""
@@ -103,7 +103,7 @@ class _Seen:
     times: int = 0
 
     @classmethod
-    def of(cls, request: Request) -> _Seen:
+    def of(cls, request: Request) -> _WalkMemory:
         """Read the memory from a request. A request that an earlier release has stored has only a mark."""
         mark, _, rest = request.mark.partition(".")
         records, _, times = rest.partition(".")
@@ -113,15 +113,15 @@ class _Seen:
         return f"{self.request}.{self.records}.{self.times}"
 
 
-def _seen(request: Request, content: Content, *, most: int) -> _Seen:
+def _remembered(request: Request, content: Content, *, most: int) -> _WalkMemory:
     """Return the memory of the walk after this page. Raises `SourceError` if `most` consecutive pages had its records.
 
     Bodies may differ by a request number or a time, so they are not compared. Pages without records are not counted:
     some APIs search a part of their data for each page and find nothing there.
     """
-    before = _Seen.of(request)
+    before = _WalkMemory.of(request)
     if not count_of(content):
-        return _Seen(before.request)
+        return _WalkMemory(before.request)
     records = _mark_of_records(content)
     times = before.times + 1 if records == before.records else 1
     if times >= most:
@@ -134,7 +134,7 @@ def _seen(request: Request, content: Content, *, most: int) -> _Seen:
             is_retryable=False,
             ends_walk=True,
         )
-    return _Seen(before.request, records, times)
+    return _WalkMemory(before.request, records, times)
 
 
 def count_of(content: Content) -> int:
@@ -151,7 +151,7 @@ def _mark_of_records(content: Content) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def _mark(request: Request) -> str:
+def _mark_of_request(request: Request) -> str:
     asked = msgspec.json.encode([request.endpoint, sorted(request.params.items()), request.method])
     return hashlib.blake2b(asked, digest_size=8).hexdigest()
 

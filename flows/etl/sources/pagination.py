@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import attrs
 
 from dataloader.flows.etl.declare import option_checks
-from dataloader.flows.etl.formats.content import MISSING, Content, describe, look_up
+from dataloader.flows.etl.formats.content import MISSING, Content, describe_document, look_up
 from dataloader.flows.etl.sources.page_walk import check_circle, count_of, follow, links, step
 from dataloader.flows.etl.sources.source import Param, Request, Response, SourceError
 
@@ -60,16 +60,16 @@ class PageNumber:
         max_pages: maximum pages of a walk; more are an error.
     """
 
-    param: str = attrs.field(default="page", validator=option_checks.text)
+    param: str = attrs.field(default="page", validator=option_checks.nonempty_text)
     size_param: str | None = attrs.field(default="size", validator=option_checks.text_or_none)
-    size: int = attrs.field(default=50, validator=option_checks.whole(1))
-    first_page: int = attrs.field(default=1, validator=option_checks.whole(0))
+    size: int = attrs.field(default=50, validator=option_checks.whole_from(1))
+    first_page: int = attrs.field(default=1, validator=option_checks.whole_from(0))
     total_path: str | None = attrs.field(default=None, validator=option_checks.text_or_none)
-    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole_from(1))
 
     def first(self, request: Request) -> Request:
         """Return the request for the first page."""
-        return _with(request, {self.param: self.first_page} | _size(self.size_param, self.size))
+        return _with(request, {self.param: self.first_page} | _size_param(self.size_param, self.size))
 
     def following(
         self,
@@ -117,15 +117,15 @@ class Offset:
         max_pages: maximum pages of a walk; more are an error.
     """
 
-    param: str = attrs.field(default="offset", validator=option_checks.text)
+    param: str = attrs.field(default="offset", validator=option_checks.nonempty_text)
     size_param: str | None = attrs.field(default="limit", validator=option_checks.text_or_none)
-    size: int = attrs.field(default=50, validator=option_checks.whole(1))
+    size: int = attrs.field(default=50, validator=option_checks.whole_from(1))
     total_path: str | None = attrs.field(default=None, validator=option_checks.text_or_none)
-    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole_from(1))
 
     def first(self, request: Request) -> Request:
         """Return the request for position 0."""
-        return _with(request, {self.param: 0} | _size(self.size_param, self.size))
+        return _with(request, {self.param: 0} | _size_param(self.size_param, self.size))
 
     def following(
         self,
@@ -172,15 +172,15 @@ class Cursor:
         max_pages: maximum pages of a walk; more are an error.
     """
 
-    param: str = attrs.field(default="cursor", validator=option_checks.text)
-    path: str = attrs.field(validator=option_checks.text)
+    param: str = attrs.field(default="cursor", validator=option_checks.nonempty_text)
+    path: str = attrs.field(validator=option_checks.nonempty_text)
     size_param: str | None = attrs.field(default=None, validator=option_checks.text_or_none)
-    size: int = attrs.field(default=50, validator=option_checks.whole(1))
-    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+    size: int = attrs.field(default=50, validator=option_checks.whole_from(1))
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole_from(1))
 
     def first(self, request: Request) -> Request:
         """Return the request without a cursor."""
-        return _with(request, _size(self.size_param, self.size))
+        return _with(request, _size_param(self.size_param, self.size))
 
     def following(
         self,
@@ -193,7 +193,7 @@ class Cursor:
         if cursor is MISSING or cursor is None or cursor == "":
             return None
         if isinstance(cursor, bool) or not isinstance(cursor, (str, int)):
-            raise SourceError(f"path: {self.path} is {describe(cursor)}, not a cursor", is_retryable=False)
+            raise SourceError(f"path: {self.path} is {describe_document(cursor)}, not a cursor", is_retryable=False)
         following = _with(response.request, {self.param: cursor}, page=response.request.page + 1)
         return check_circle(following, response.request, content, self.max_pages)
 
@@ -206,7 +206,7 @@ class Cursor:
 class LinkHeader:
     """Pages whose header `Link` has the address of the next one, with `rel="next"` (RFC 8288)."""
 
-    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole_from(1))
 
     def first(self, request: Request) -> Request:
         """Return the request unchanged."""
@@ -238,8 +238,8 @@ class NextUrl:
         max_pages: maximum pages of a walk; more are an error.
     """
 
-    path: str = attrs.field(validator=option_checks.text)
-    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+    path: str = attrs.field(validator=option_checks.nonempty_text)
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole_from(1))
 
     def first(self, request: Request) -> Request:
         """Return the request unchanged."""
@@ -251,7 +251,7 @@ class NextUrl:
         if address is MISSING or address is None or address == "":
             return None
         if not isinstance(address, str):
-            raise SourceError(f"path: {self.path} is {describe(address)}, not an address", is_retryable=False)
+            raise SourceError(f"path: {self.path} is {describe_document(address)}, not an address", is_retryable=False)
         return follow(address, response, content, secrets, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
@@ -263,7 +263,7 @@ def _with(request: Request, params: Mapping[str, Param], **changes: Any) -> Requ
     return attrs.evolve(request, params={**request.params, **params}, **changes)
 
 
-def _size(name: str | None, size: int) -> dict[str, Param]:
+def _size_param(name: str | None, size: int) -> dict[str, Param]:
     return {} if name is None else {name: size}
 
 
@@ -272,6 +272,6 @@ def _total(path: str | None, document: Any) -> int | None:
         return None
     total = look_up(document, path)
     if isinstance(total, bool) or not isinstance(total, int) or total < 0:
-        found = "nothing" if total is MISSING else describe(total)
+        found = "nothing" if total is MISSING else describe_document(total)
         raise SourceError(f"total_path: {path} is {found}, not a number of records", is_retryable=False)
     return total

@@ -33,7 +33,7 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
     value = headers.get("retry-after", "")
     if number := _NUMBER.fullmatch(value):
         return min(float(number[1]), MAX_HINT_S)
-    at = _instant(value)
+    at = _instant_of_http_date(value)
     return None if at is None else _until(at, headers, now)
 
 
@@ -64,22 +64,22 @@ def _combined_s(value: str) -> float:
 def _reset_s(value: str, headers: Mapping[str, str], now: datetime) -> float:
     number = _NUMBER.fullmatch(value)
     if number is None:
-        at = _instant(value)
+        at = _instant_of_http_date(value)
         return 0.0 if at is None else _until(at, headers, now)
     reset = float(number[1])
     if reset < _YEAR_2001:
         return min(reset, MAX_HINT_S)
     instant_s = reset / 1_000 if reset > _YEAR_2001 * 1_000 else reset
-    sent_at = _instant(headers.get("date", "")) or now
+    sent_at = _instant_of_http_date(headers.get("date", "")) or now
     return min(max(instant_s - sent_at.timestamp(), 0.0), MAX_HINT_S)
 
 
 def _until(at: datetime, headers: Mapping[str, str], now: datetime) -> float:
-    sent_at = _instant(headers.get("date", "")) or now
+    sent_at = _instant_of_http_date(headers.get("date", "")) or now
     return min(max((at - sent_at).total_seconds(), 0.0), MAX_HINT_S)
 
 
-def _instant(value: str) -> datetime | None:
+def _instant_of_http_date(value: str) -> datetime | None:
     """Return the timestamp of an HTTP date; None if it is not one."""
     try:
         at = parsedate_to_datetime(value)

@@ -23,8 +23,8 @@ class Routing:
         now: clock, for tests.
     """
 
-    recent: str = attrs.field(validator=option_checks.text)
-    former: str = attrs.field(validator=option_checks.text)
+    recent: str = attrs.field(validator=option_checks.nonempty_text)
+    former: str = attrs.field(validator=option_checks.nonempty_text)
     recent_for: timedelta = attrs.field()
     now: Callable[[], datetime] = attrs.field(default=lambda: datetime.now(UTC), repr=False)
 

@@ -26,7 +26,7 @@ from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.formats.content import GIB, Format
 from dataloader.flows.etl.sources import retry_after
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
-from dataloader.flows.etl.sources.files import page_of
+from dataloader.flows.etl.sources.files import page_of_file
 from dataloader.flows.etl.sources.source import (
     AskForList,
     Page,
@@ -83,14 +83,14 @@ class S3(Source):
             them in the environment, files, or the machine's role.
     """
 
-    bucket: str = attrs.field(validator=option_checks.text)
+    bucket: str = attrs.field(validator=option_checks.nonempty_text)
     prefix: str = ""
     format: Format = attrs.field(kw_only=True)
-    pattern: str = attrs.field(default="*", kw_only=True, validator=option_checks.text)
+    pattern: str = attrs.field(default="*", kw_only=True, validator=option_checks.nonempty_text)
     window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
     record_source: bool = attrs.field(default=True, kw_only=True)
     name: str | None = attrs.field(default=None, kw_only=True, validator=option_checks.text_or_none)
-    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole(1))
+    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole_from(1))
     options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, repr=False)
 
     @property
@@ -128,7 +128,7 @@ class S3(Source):
 
     async def _connect(self) -> S3Connection:
         threads = trio.CapacityLimiter(THREADS)
-        client = await trio.to_thread.run_sync(_client, self.options, limiter=threads)
+        client = await trio.to_thread.run_sync(_s3_client, self.options, limiter=threads)
         return S3Connection(self, client, threads)
 
     def window(self, request: Request) -> Window | None:
@@ -146,7 +146,7 @@ class S3(Source):
 
     def read(self, response: Response) -> Page:
         """Return the records of an object. Raises `SourceError`."""
-        return page_of(self.format, response, response.request.endpoint if self.record_source else None)
+        return page_of_file(self.format, response, response.request.endpoint if self.record_source else None)
 
 
 @attrs.frozen
@@ -228,7 +228,7 @@ def _is_retryable(error: botocore.exceptions.BotoCoreError) -> bool:
     return isinstance(error, _OF_THE_NETWORK)
 
 
-def _client(options: Mapping[str, Any]) -> Any:
+def _s3_client(options: Mapping[str, Any]) -> Any:
     """Return a client without its own retries. Takes a tenth of a second, to read the protocol's description."""
     retries = {"total_max_attempts": 1, "mode": "standard"}
     config = botocore.config.Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)

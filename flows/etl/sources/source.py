@@ -17,12 +17,12 @@ from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.text import storable_text
 
 
-def _shown(value: object) -> str:
+def _masked_repr(value: object) -> str:
     """Return a value for a `repr`, with secrets masked: a request's `repr` is written to logs and errors."""
     return repr(mask(value))
 
 
-def _sample(text: str) -> str:
+def _sample_of_text(text: str) -> str:
     return storable_text(mask_text(text[:SAMPLE]))
 
 
@@ -75,10 +75,10 @@ class Request:
         segment: for a retried request, the segment in which it failed first.
     """
 
-    endpoint: str = attrs.field(repr=_shown)
-    params: Mapping[str, Param | Sequence[Param]] = attrs.field(factory=dict, repr=_shown)
+    endpoint: str = attrs.field(repr=_masked_repr)
+    params: Mapping[str, Param | Sequence[Param]] = attrs.field(factory=dict, repr=_masked_repr)
     method: str = "GET"
-    body: Any = attrs.field(default=None, repr=_shown)
+    body: Any = attrs.field(default=None, repr=_masked_repr)
     key: str = ""
     page: int = 1
     mark: str = attrs.field(default="", repr=False)
@@ -94,9 +94,9 @@ class Response:
     """
 
     request: Request
-    url: str = attrs.field(repr=_shown)
+    url: str = attrs.field(repr=_masked_repr)
     status: int
-    headers: Mapping[str, str] = attrs.field(repr=_shown)
+    headers: Mapping[str, str] = attrs.field(repr=_masked_repr)
     body: bytes = attrs.field(repr=False)
     took_s: float
 
@@ -110,7 +110,7 @@ class Broken:
 
     key: str = attrs.field(converter=storable_text)
     error: str = attrs.field(converter=storable_text)
-    sample: str = attrs.field(default="", converter=_sample)
+    sample: str = attrs.field(default="", converter=_sample_of_text)
 
 
 @attrs.frozen(kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import attrs
 import trio
 
-from dataloader.flows.etl.parse.transform import brief
+from dataloader.flows.etl.parse.transform import masked_beginning
 from dataloader.flows.etl.plan.segment import Part
 from dataloader.flows.etl.run.pipeline_state import DetailComplete, PipelineState, Rows, ToWriter
 from dataloader.flows.etl.sources.source import Request
@@ -165,7 +165,9 @@ class Writer:
                 rows=number - batch.settled,
                 error=str(error),
             )
-            sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
+            sample = masked_beginning(
+                batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace")
+            )
             for requests, left in batch.left():
                 key = f"{left} rows of {requests[0].key or requests[0].endpoint}"
                 failure = self.shared.failure(
@@ -205,7 +207,7 @@ class Writer:
                 "row",
                 key or f"number {row.place + 1} of its batch",
                 row.error,
-                sample=_sample(cells),
+                sample=_sample_of_cells(cells),
                 requests=[batch.requests[row.piece]],
             )
             self.shared.progress.failed(failure)
@@ -215,7 +217,7 @@ class Writer:
                 "row",
                 f"{one.rows} rows from number {one.place + 1} of their batch",
                 f"refused together, after too many single rows: {one.error}",
-                sample=_sample(_cells(one.line)),
+                sample=_sample_of_cells(_cells(one.line)),
                 requests=list({id(batch.requests[piece]): batch.requests[piece] for piece in one.pieces}.values()),
                 times=one.rows,
             )
@@ -362,5 +364,5 @@ def _cells(line: StagedLines) -> dict[str, str]:
     return dict(zip(line.columns, line.text.decode(errors="replace").split("\t")[1:], strict=False))
 
 
-def _sample(cells: Mapping[str, str]) -> str:
-    return brief(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))
+def _sample_of_cells(cells: Mapping[str, str]) -> str:
+    return masked_beginning(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))

@@ -26,8 +26,8 @@ from dataloader.store.connection.error_meanings import (
     BY_CODE,
     ErrorMeaning,
     Misused,
-    meaning_of,
     meaning_of_code,
+    meaning_of_error,
 )
 from dataloader.store.connection.options import DatabaseOptions
 
@@ -72,7 +72,7 @@ async def test_each_code_of_the_servers_list_has_one_meaning_also_when_raised(da
             with pytest.raises(asyncpg.PostgresError) as caught:
                 await raw.execute(f"DO $$ BEGIN RAISE SQLSTATE '{code}'; END $$")
             assert caught.value.sqlstate == code
-            meaning = meaning_of(caught.value)
+            meaning = meaning_of_error(caught.value)
             assert meaning is meaning_of_code(code)
             assert isinstance(translate(caught.value), OURS[meaning])
             is_outage = isinstance(translate(caught.value), StoreUnavailable)
@@ -88,7 +88,7 @@ def test_each_code_of_the_drivers_list_has_one_meaning():
     assert len(kinds) > 200
     for kind in kinds:
         assert kind.sqlstate[:2] in {*BY_CLASS, *NO_ERRORS}, kind
-        assert meaning_of(kind("text")) in ErrorMeaning
+        assert meaning_of_error(kind("text")) in ErrorMeaning
 
 
 def test_the_codes_that_a_service_meets_have_the_meaning_that_is_documented():
@@ -110,7 +110,7 @@ async def test_an_unknown_code_has_the_meaning_of_its_class(raw):
         with pytest.raises(asyncpg.PostgresError) as caught:
             await raw.execute(f"DO $$ BEGIN RAISE SQLSTATE '{code}'; END $$")
         assert isinstance(caught.value, _base.UnknownPostgresError)
-        assert meaning_of(caught.value) is meaning
+        assert meaning_of_error(caught.value) is meaning
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ async def test_an_unknown_code_has_the_meaning_of_its_class(raw):
     ids=lambda value: type(value).__name__,
 )
 def test_each_error_of_the_driver_and_of_the_network_has_one_meaning(error, meaning):
-    assert meaning_of(error) is meaning
+    assert meaning_of_error(error) is meaning
     ours = translate(error)
     assert ours is None if meaning is None else type(ours) is OURS[meaning]
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from logged import capture_logs
 
-from dataloader.flows.etl.parse.transform import brief, sample_of
+from dataloader.flows.etl.parse.transform import masked_beginning, sample_of
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.jobs.text import storable_json, storable_text
@@ -254,4 +254,4 @@ async def test_only_details_with_storable_keys_are_recorded_as_complete(job, tra
 
 @pytest.mark.parametrize("value", [nested(5_000), {"a": UnspeakableError()}, "\ud800", b"\x00"], ids=type)
 def test_a_sample_is_made_of_any_value(value):
-    assert brief(sample_of(value)) == sample_of(value)
+    assert masked_beginning(sample_of(value)) == sample_of(value)

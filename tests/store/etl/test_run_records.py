@@ -70,15 +70,15 @@ async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost):
         statements.append((sql, values))
 
     watched = WatchedDatabase(store, before=aio_note)
-    page = await run_records.list_runs(watched, limit=10)
-    await run_records.list_runs(watched, limit=10, after=page.next)
-    page = await run_records.list_runs(watched, name="load 7", limit=10)
-    await run_records.list_runs(watched, name="load 7", limit=10, after=page.next)
+    page = await run_records.page_of_runs(watched, limit=10)
+    await run_records.page_of_runs(watched, limit=10, after=page.next)
+    page = await run_records.page_of_runs(watched, name="load 7", limit=10)
+    await run_records.page_of_runs(watched, name="load 7", limit=10, after=page.next)
     assert len(statements) == 4
     for sql, values in statements:
         assert await cost(sql, *values) <= 3 * 11, sql
     statements.clear()
-    assert len((await run_records.list_loads(watched, limit=10)).loads) == 10
+    assert len((await run_records.page_of_loads(watched, limit=10)).loads) == 10
     # Of load 7 up to a thousand failures are counted.
     [(sql, values)] = statements
     assert await cost(sql, *values) <= run_records.MAX_COUNTED + 100
@@ -103,11 +103,11 @@ async def test_a_page_has_at_least_one_row_and_not_too_many(store):
     for limit in (0, 1_001):
         for ask in (
             lambda limit=limit: job_logs.list_log(store, JOB, limit=limit),
-            lambda limit=limit: run_records.list_runs(store, limit=limit),
+            lambda limit=limit: run_records.page_of_runs(store, limit=limit),
             lambda limit=limit: run_records.get_timeline(store, JOB, limit=limit),
-            lambda limit=limit: run_records.list_loads(store, limit=limit),
-            lambda limit=limit: run_records.list_failures_of_run(store, JOB, limit=limit),
-            lambda limit=limit: run_records.list_failures_of_load(store, "x", limit=limit),
+            lambda limit=limit: run_records.page_of_loads(store, limit=limit),
+            lambda limit=limit: run_records.page_of_run_failures(store, JOB, limit=limit),
+            lambda limit=limit: run_records.page_of_load_failures(store, "x", limit=limit),
         ):
             with pytest.raises(BadRequest, match="limit"):
                 await ask()

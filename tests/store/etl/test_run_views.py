@@ -91,24 +91,24 @@ async def test_pages_of_runs_read_little_more_than_they_show(store, raw):
 
         return await store.run(aio_count)
 
-    view, statements, rows = await cost(run_views._aio_view, RUN)
+    view, statements, rows = await cost(run_views._aio_run_view, RUN)
     assert [task.lines for task in view.tasks] == [1_000] * 21
     assert view.usual_s == 540
     assert statements == 2
     assert rows < 200 + 10 * 21
 
     one = LinesWanted(task=11)
-    page, statements, rows = await cost(run_logs._aio_read, RUN, one, 0, 500)
+    page, statements, rows = await cost(run_logs._aio_read_lines, RUN, one, 0, 500)
     assert [line.message for line in page.lines] == [f"request {n}" for n in range(1, 501)]
     assert (statements, rows < 600) == (2, True)
-    page, statements, rows = await cost(run_logs._aio_read, RUN, one, page.after, 500)
+    page, statements, rows = await cost(run_logs._aio_read_lines, RUN, one, page.after, 500)
     assert (len(page.lines), page.after, statements, rows < 600) == (500, None, 2, True)
     errors = LinesWanted(task=21, level="error", text="QUEST 1000")
-    page, statements, rows = await cost(run_logs._aio_read, RUN, errors, 0, 500)
+    page, statements, rows = await cost(run_logs._aio_read_lines, RUN, errors, 0, 500)
     assert ([line.message for line in page.lines], statements, rows < 1_100) == (["request 1000"], 2, True)
 
-    page, statements, rows = await cost(run_views._aio_list, "nightly", None, 50, None)
+    page, statements, rows = await cost(run_views._aio_list_run_lines, "nightly", None, 50, None)
     assert (len(page.runs), page.runs[0].rows, page.runs[0].failures) == (50, 6, 1)
     assert (statements, rows < 51 * 8) == (1, True)
-    page, statements, rows = await cost(run_views._aio_list, None, "failed", 50, None)
+    page, statements, rows = await cost(run_views._aio_list_run_lines, None, "failed", 50, None)
     assert (page.runs, page.next is not None, statements, rows < 4 * run_views.MOST_LOOKED_AT) == ([], True, 2, True)

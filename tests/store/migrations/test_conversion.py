@@ -103,7 +103,7 @@ async def test_a_database_without_the_last_former_files_is_refused_and_left_as_i
 async def test_a_program_from_before_the_first_release_refuses_a_converted_database(former, monkeypatch):
     """Otherwise it would apply its own files again. It also refuses if the conversion was all that happened."""
     store, converted = former
-    await converted.execute(conversion.script(["NULL"]))
+    await converted.execute(conversion.conversion_script(["NULL"]))
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(function_set, "NUMBER", 52)

@@ -12,7 +12,7 @@ from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.processes.operations import aio_withdraw_audited
-from dataloader.store.processes.outbox_rows import Partition, Settled, pass_on, settle, take
+from dataloader.store.processes.outbox_rows import Partition, Settled, pass_on, settle, take_deliveries
 from dataloader.store.processes.requests import aio_act, aio_ask, aio_take_back
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
@@ -172,7 +172,7 @@ async def test_a_delivery_ends_no_row_that_has_its_number_after_a_restore(engine
         await engine.commit(wakeup, work, events=f"[{amount}]", messages=MESSAGE.replace("1", str(amount)))
         number = await raw.fetchval("SELECT partition FROM dl_process_outbox LIMIT 1")
         partitions = [Partition(sink, number, uuid4(), 1) for sink in ("books", "messages")]
-        return partitions, [(await take(engine.database, one))[0] for one in partitions]
+        return partitions, [(await take_deliveries(engine.database, one))[0] for one in partitions]
 
     (books, _), (event, message) = await told(5)
     await backup.restore(raw)

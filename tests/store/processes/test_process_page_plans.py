@@ -107,7 +107,9 @@ async def test_pages_of_processes_read_little_of_thirty_thousand_and_of_a_long_l
         "id": ({"process_id": "p77"}, 100),
     }  # fmt: skip
     for name, (criteria, most) in filters.items():
-        (rows, _), blocks = await taken(process_rows._aio_list, ProcessFilter(**criteria), 50, newest, count=False)
+        (rows, _), blocks = await taken(
+            process_rows._aio_list_process_rows, ProcessFilter(**criteria), 50, newest, count=False
+        )
         assert (name, blocks <= most, blocks) == (name, True, blocks)
         assert len(rows) == {"status": 0, "id": 1}.get(name, 51)
     (row, tasks), blocks = await taken(process_story._aio_story, "pay 0", "old", newest, 26, is_first=True)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dataloader.store.connection.bridge import Session
-from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of
+from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of_request
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ async def aio_measured(connection):
         for number in range(PROCESSES)
     ]
     requests += [Request(type="pay", process_id=f"new {number}", kind="init", version=1) for number in range(4)]
-    asked = await measure("ask together", aio_ask_many, [row_of(request) for request in requests], 60)
+    asked = await measure("ask together", aio_ask_many, [row_of_request(request) for request in requests], 60)
     assert [asked[place].verdict for place in range(len(requests))] == ["added"] * len(requests)
     await measure("remove", aio_act, "pay", "p1", "remove", 60)
     return found

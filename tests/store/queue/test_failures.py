@@ -333,7 +333,7 @@ def nodes(plan):
 async def groups_and_plan(connection, sql, limit, *more):
     explaining = Explaining(connection)
     values = [["failed", "lost", "queued"], *failures._FIRST, limit, *more]
-    return await failures._aio_groups(explaining, sql, values), explaining.plans[0]
+    return await failures._aio_error_groups(explaining, sql, values), explaining.plans[0]
 
 
 @pytest.mark.slow

@@ -20,7 +20,13 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
-from dataloader.store.queue.finish import MAX_REFUNDS, _aio_end, aio_finish, aio_keep_lines, aio_show_progress
+from dataloader.store.queue.finish import (
+    MAX_REFUNDS,
+    _aio_write_outcomes,
+    aio_finish,
+    aio_keep_lines,
+    aio_show_progress,
+)
 from dataloader.store.queue.leases import reap
 
 STEPS = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CLOSE, Step.CANCEL]
@@ -233,7 +239,9 @@ async def test_a_batch_of_successes_writes_what_the_general_statement_writes(sta
     ]
     plain, general = outcomes[: len(SUCCESSES)], outcomes[len(SUCCESSES) :]
     assert (await store.write(aio_finish, plain)).written == {e.token: Status.SUCCEEDED for e in plain}
-    assert await store.write(_aio_end, general, patient=False) == {e.token: Status.SUCCEEDED for e in general}
+    assert await store.write(_aio_write_outcomes, general, patient=False) == {
+        e.token: Status.SUCCEEDED for e in general
+    }
     rows = [
         record["row"]
         for record in await raw.fetch(

@@ -9,7 +9,7 @@ import pytest
 from web_server import TOKENS, all_tokens
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.limits.take import take
+from dataloader.store.limits.take import take_units
 from dataloader.web.pages.limit_words import SUPPLIER_LIMITS, TASK_LIMITS, changes, shown_texts
 from dataloader.web.pages.svg import week
 
@@ -109,7 +109,7 @@ async def test_a_supplier_shows_what_of_its_rate_limits_is_used_and_whose_turn_i
     async with open_web() as web:
         await declare(web, database, "employee")
         await web.limits.set_tasks({"employee": {"supplier": "hr"}})
-        await take(web.services.database, "hr", 4, 10)
+        await take_units(web.services.database, "hr", 4, 10)
         job_id = (await web.jobs.enqueue("employee", queue="q", lock_key="k")).job_id
         database.psql(
             f"UPDATE dl_jobs SET status = 'running', token = 7, lane = NULL WHERE job_id = '{job_id}';"
@@ -173,7 +173,7 @@ async def test_u22_pages_of_tasks_and_suppliers_have_no_fault_and_fit(open_web, 
         await web.limits.set_tasks({"employee": {"max_running": 3, "supplier": "hr"} | periods})
         await web.limits.pause_task("report")
         await web.limits.set_supplier("the-name-of-a-supplier-" + "y" * 120, periods)
-        await take(web.services.database, "hr", 7, 10)
+        await take_units(web.services.database, "hr", 7, 10)
         for path in (
             TASKS,
             "/ui/task?name=employee",
