@@ -1,4 +1,4 @@
-"""The implementations of operations over the database."""
+"""Implementations of operations over the database."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ R = TypeVar("R")
 
 @attrs.frozen(kw_only=True)
 class Store:
-    """What an implementation works with.
+    """Dependencies of an implementation.
 
-    operator: signs the audit.
-    by_hand: a person makes the requests to processes, not a program: starts, calls and withdrawals are audited, too.
-    enqueuer: adds jobs.
-    asker, answers, telemetry: send, await and count the requests to processes.
-    sent: called after a change of processes that sinks may receive.
+    Attributes:
+        database: the database.
+        operator: the name for the audit.
+        by_hand: whether a person makes the requests to processes, not a program; then starts, calls and withdrawals are
+            audited, too.
+        enqueuer: adds jobs.
+        asker, answers, telemetry: send, await and count the requests to processes.
+        sent: called after a change of processes that sinks may receive.
     """
 
     database: Database
@@ -43,7 +46,7 @@ class Store:
 
 
 IMPLEMENTATIONS: dict[type[Operation[Any]], Callable[[Store, Any], Awaitable[Any]]] = {}
-"""The implementation of each operation."""
+"""Implementation of each operation."""
 
 
 def implements(

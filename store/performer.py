@@ -29,12 +29,12 @@ from dataloader.store.schedules import schedule_operations as schedule_operation
 R = TypeVar("R")
 
 STATE_S: Final = 5.0
-"""Seconds between two reads of a queued job for its `queue_state`, whose changes notify nobody."""
+"""Seconds between two reads of a queued job for its `queue_state`, whose changes send no notification."""
 
 
 @attrs.frozen(kw_only=True)
 class DatabasePerformer(Store, Performer):
-    """The operations by the tables, on Trio. While `draining` is true, no new jobs are accepted."""
+    """Performer of operations on the tables, on Trio. While `draining` returns True, no new jobs are accepted."""
 
     served: ServedQueues
     waits: Waits
@@ -45,7 +45,7 @@ class DatabasePerformer(Store, Performer):
         return attrs.evolve(self, operator=operator)
 
     async def perform(self, operation: Operation[R]) -> R:
-        """As in `Performer`."""
+        """Perform an operation, as `Performer.perform` describes."""
         declaration = operation.declaration
         declaration.check(operation)
         if Draining in declaration.errors:
@@ -54,26 +54,29 @@ class DatabasePerformer(Store, Performer):
         return answer
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """As in `Performer`. A cancellation comes before anything is added; the adding itself takes at most 12 s."""
+        """Add jobs, as `Performer.enqueue` describes.
+
+        A cancellation takes effect only before the jobs are added; adding them takes at most 12 s.
+        """
         self._check_open()
         return await self.served.enqueue(self.enqueuer, jobs)
 
     async def changed_job(self, job: JobRecord, *, with_queue: bool) -> JobRecord:
-        """As in `Performer`."""
+        """Wait as `Performer.changed_job` describes."""
         return await self.waits.wait(job.job_id, timeout_s=STATE_S if with_queue else math.inf, seen=job)
 
     async def ask(self, request: ProcessRequest, *, wait_s: float, withdraw: bool) -> ProcessAnswer:
-        """As in `Performer`."""
+        """Send a request, as `Performer.ask` describes."""
         self._check_open("requests")
         return await sending.send_and_wait(self, request, wait_s=wait_s, withdraw=withdraw)
 
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
-        """As in `Performer`."""
+        """Start processes, as `Performer.start_many` describes."""
         self._check_open("requests")
         return await sending.send_starts(self, requests)
 
     async def put(self, process: ProcessImport) -> ProcessRecord:
-        """As in `Performer`."""
+        """Import a process, as `Performer.put` describes."""
         self._check_open("requests")
         return await self.database.write(aio_import, process, self.operator, self.enqueuer.default_lease_s)
 

@@ -1,6 +1,6 @@
 """`Performer` through a running service, over its HTTP API: on asyncio and on Trio, without a database driver.
 
-A service masks secrets in names, args, results and errors. It adds at most 1,000 jobs in one request, and refuses a
+A service masks secrets in names, args, results and errors. It adds at most 1,000 jobs in one request, and rejects a
 body that is longer than its settings allow (`BadRequest`).
 """
 
@@ -90,7 +90,10 @@ class HttpPerformer(Performer):
         return await self.perform(GetJob(job.job_id))
 
     async def ask(self, request: ProcessRequest, *, wait_s: float, withdraw: bool) -> ProcessAnswer:
-        """As in `Performer`. If the caller is cancelled before the service returns the task, the task stays."""
+        """Send a request, as `Performer.ask` describes.
+
+        If the caller is cancelled before the service returns the task, the task stays.
+        """
         until = anyio.current_time() + wait_s
         # A call that may be withdrawn is sent without a wait, so that its task is known.
         answer = await http_requests.post_request(self.service, request, 0.0 if withdraw else min(wait_s, LONG_POLL_S))
@@ -108,11 +111,11 @@ class HttpPerformer(Performer):
         return answer
 
     async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
-        """As in `Performer`; all of one type."""
+        """Start processes, all of one type, as `Performer.start_many` describes."""
         return await http_requests.post_starts(self.service, requests)
 
     async def put(self, process: ProcessImport) -> ProcessRecord:
-        """As in `Performer`."""
+        """Import a process, as `Performer.put` describes."""
         return await http_requests.post_import(self.service, process)
 
     async def _wait(self, operation: ShowProcess | ShowProcessTask) -> Any:

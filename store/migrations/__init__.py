@@ -1,23 +1,25 @@
-"""Brings a database to the schema that this version needs: numbered SQL files, and the functions as a set.
+"""Migration of a database to the schema of this version: numbered SQL files, and the functions as a set.
 
-`serve` calls `migrate` at its start, and so does `dataloader migrate`. `dataloader migrate --sql` prints the script for
-the owner of the tables, if that is another role (`render`). Everything runs under an advisory lock, in this order: the
-files that are one transaction each; the functions and triggers, in one transaction (function_set.py); the files whose
-first line is `-- outside a transaction`: back-fills, and indexes that are built while others write. Their statements
-run one by one, and each can be repeated after an interruption. `-- repeat while rows change` marks a back-fill; it
-comes after the triggers, which fill the rows that are written meanwhile.
+`serve` calls `migrate` when it starts, and so does `dataloader migrate`. `dataloader migrate --sql` prints the script
+for the owner of the tables, if that is another role (`render`). Everything runs under an advisory lock, in this order:
 
-A file never changes once it has landed. If older programs can't work with it, it says `-- oldest program: NNNN`: the
-number of the last file that a program must know to work with this one. An older program changes nothing in a newer
-database: it goes on, or refuses if the files or the functions say so.
+1. the files that are one transaction each;
+2. the functions and triggers, in one transaction (function_set.py);
+3. the files whose first line is `-- outside a transaction`: back-fills, and indexes that are built concurrently.
+
+The statements of step 3 run one by one, and each can be repeated after an interruption. `-- repeat while rows change`
+marks a back-fill. It runs after the triggers exist, which fill the rows that are written meanwhile.
+
+A file never changes after its release. If older programs cannot work with it, it has a line `-- oldest program: NNNN`
+with the number of the last file that a program must know to work with this one. An older program changes nothing in a
+newer database: it continues, or refuses to start if the files or the functions require a newer program.
 
 A database from before the first release is converted first (conversion.py).
 
-Statements wait two seconds for a lock and then try again, so that a waiting ALTER never holds up all heartbeats. An
-index that is built concurrently has no such limit: it holds up no other session, and must wait for all older
-transactions.
+Statements wait two seconds for a lock and then try again, so that a waiting ALTER never blocks all heartbeats. An index
+that is built concurrently has no such limit: it blocks no other session, and must wait for all older transactions.
 
-Rejected: alembic (brings SQLAlchemy; our files are plain SQL that an owner can read and run).
+Alembic was rejected: it requires SQLAlchemy, and an owner can read and run plain SQL files.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ _PLAIN_SCHEMA: Final = re.compile(r"\w+|\"[^'\"$%\\{}:]+\"")
 
 @attrs.frozen
 class Migration:
-    """One file: its number, its name and its SQL."""
+    """Migration file: its number, its name and its SQL."""
 
     number: int
     name: str
@@ -78,25 +80,25 @@ class Migration:
 
     @property
     def is_transactional(self) -> bool:
-        """False when its statements run one by one."""
+        """Whether the file is one transaction; otherwise its statements run one by one."""
         return not self.sql.startswith("-- outside a transaction")
 
     @property
     def oldest(self) -> int:
-        """The last file that a program must know to work with this one; 0: any program can."""
+        """Number of the last file that a program must know to work with this one; 0 if every program can."""
         match = _OLDEST.search(self.sql)
         return int(match[1]) if match else 0
 
     @property
     def note(self) -> str:
-        """The statement that records it; number and name consist of digits and word characters, so need no quotes."""
+        """Statement that records the file; number and name consist of digits and word characters and need no quotes."""
         return (
             f"INSERT INTO dl_migrations (number, name, oldest) VALUES ({self.number}, '{self.name}', {self.oldest})"
             " ON CONFLICT DO NOTHING"
         )
 
     def statements(self) -> Iterator[tuple[str, bool]]:
-        """The statements of a file outside a transaction, each with whether it is repeated while it changes rows."""
+        """Return the statements of a file outside a transaction, each with whether it repeats while it changes rows."""
         for part in self.sql.split(";\n"):
             code = "\n".join(line for line in part.splitlines() if line and not line.startswith("--"))
             if code:
@@ -104,7 +106,7 @@ class Migration:
 
 
 def migrations() -> list[Migration]:
-    """All migrations, in the order of their numbers; a number may be missing."""
+    """Return all migrations in the order of their numbers, which may have gaps."""
     found = []
     for entry in files(__package__).iterdir():
         match = re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name)
@@ -115,7 +117,7 @@ def migrations() -> list[Migration]:
 
 LATEST: Final = max(migration.number for migration in migrations())
 _INDEXES: Final = [name for migration in migrations() for name in _INDEX.findall(migration.sql)]
-"""The indexes that are built concurrently; an interruption can leave one of them invalid."""
+"""Indexes that are built concurrently; an interruption can leave one of them invalid."""
 _CONVERSION: Final = conversion.conversion_script(
     [migration.note for migration in migrations() if migration.number <= conversion.CONVERTED_TO]
 )
@@ -124,7 +126,7 @@ WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid \\gexec"""
 
 
 def render() -> str:
-    """Everything as one script for psql, for the owner of the tables if that is another role than ours."""
+    """Return everything as one script for psql, for the owner of the tables if that is another role than ours."""
     parts = [
         "-- The schema of the dataloader queue; run with psql as the owner of the tables.",
         "\\set ON_ERROR_STOP on",
@@ -145,7 +147,7 @@ def render() -> str:
 
 
 def _lines_of(migration: Migration) -> Iterator[str]:
-    """The statements of a file outside a transaction, as psql runs them: also a second time, after an interruption."""
+    """Return the statements of a file outside a transaction as psql runs them, also again after an interruption."""
     for statement, repeated in migration.statements():
         sql = statement.removesuffix(";")
         if index := _INDEX.match(sql):
@@ -158,7 +160,7 @@ def _lines_of(migration: Migration) -> Iterator[str]:
 
 @attrs.frozen
 class _State:
-    """The files of a database (names by numbers), the number of its functions, and the oldest programs they allow."""
+    """Files of a database (names by numbers), number of its functions, and the oldest programs that they allow."""
 
     files: dict[int, str]
     oldest: int
@@ -185,7 +187,7 @@ class _State:
         )
 
     def missing(self) -> list[Migration]:
-        """The files to be applied; none if the tables are newer than this program's files.
+        """Return the files to apply; none if the tables are newer than this program's files.
 
         All files outside a transaction are applied again if an index is invalid.
         """
@@ -198,7 +200,7 @@ class _State:
         ]
 
     def goes_with_this_program(self) -> bool:
-        """False when something is to be applied. Raises `SchemaError` when it is too new for this program."""
+        """Return whether nothing has to be applied. Raises `SchemaError` if the schema is too new for this program."""
         if self.oldest > LATEST or self.functions_oldest > function_set.NUMBER:
             message = f"the database's schema is at {self}, too new for this version ({_OURS}); upgrade dataloader"
             raise SchemaError(message)
@@ -208,7 +210,7 @@ class _State:
         return not self.missing() and not self.lacks_functions
 
     def warnings(self) -> Iterator[str]:
-        """Sentences that the operator of the database should know."""
+        """Return sentences that the operator of the database should read."""
         if self.file > LATEST or self.functions > function_set.NUMBER:
             yield f"the database's schema is at {self}, newer than this version ({_OURS}), which goes on beside it"
         if self.anybody_creates:
@@ -236,19 +238,19 @@ async def migrate(
     warn: Callable[[str], object] = log.warning,
     wait_s: float = math.inf,
 ) -> list[str]:
-    """Apply what is missing; return the names of what was applied. Safe to call from many processes at once.
+    """Apply the missing files and functions; return their names. Many processes may call this concurrently.
 
-    A newer database is left as it is.
+    A newer database stays as it is.
 
     Args:
-        database: where the tables are, or will be.
+        database: the database that has, or will have, the tables.
         tell: called with the name of each migration before it is applied, which may take long.
-        warn: called with a sentence on anything the operator should change, and, once a minute, on a wait.
-        wait_s: the seconds to wait for the migration of another process.
+        warn: called with a sentence on everything that the operator should change, and, once a minute, on a wait.
+        wait_s: seconds to wait for the migration of another process.
 
     Raises:
         SchemaError: the database is newer than this program can work with, or its tables belong to another role.
-        StoreUnavailable: another process still migrates after `wait_s`, or the database can't be asked now.
+        StoreUnavailable: another process still migrates after `wait_s`, or the database does not answer.
     """
     applied, state = await database.crossing.run(_aio_migrate, database, tell, warn, wait_s)
     for warning in state.warnings():
@@ -260,8 +262,8 @@ async def check(database: Database) -> None:
     """Check whether the schema is complete, for processes that must not migrate (`DL_MIGRATE`).
 
     Raises:
-        SchemaError: something is missing or incomplete.
-        StoreUnavailable: the same, but another session is migrating; or the database can't be used now.
+        SchemaError: a part is missing or incomplete.
+        StoreUnavailable: the same, but another session is migrating; or the database does not answer.
     """
     who, state = await database.run(_aio_checked)
     if state.goes_with_this_program():
@@ -277,7 +279,7 @@ async def check(database: Database) -> None:
 
 
 async def _aio_checked(connection: asyncpg.Connection[Any]) -> tuple[str | None, _State]:
-    # In this order: a migration that ends meanwhile has done all.
+    # In this order: if a migration ends between the two reads, the second one finds its result.
     return await aio_who_migrates(connection, _INDEXES), await _aio_schema_state(connection)
 
 
@@ -293,7 +295,7 @@ async def _aio_schema_state(connection: asyncpg.Connection[Any]) -> _State:
         oldest = max((row["oldest"] or 0 for row in rows), default=0)
     if await connection.fetchval("SELECT to_regclass('dl_function_sets')") is not None:
         functions = await connection.fetchrow("SELECT * FROM dl_function_sets ORDER BY number DESC LIMIT 1")
-    # Somebody else's index is their affair.
+    # Only our own indexes count.
     half = await connection.fetchval(
         "SELECT count(*) FROM pg_index JOIN unnest($1::text[]) AS name ON indexrelid = to_regclass(name)"
         " WHERE NOT indisvalid",
@@ -321,7 +323,7 @@ async def _aio_migrate(
 ) -> tuple[list[str], _State]:
     connection = await connect(database.options, direct=True, role="migrate", planner={})
     try:
-        # A back-fill or an index of a large table takes as long as it takes.
+        # A back-fill or an index of a large table has no time limit.
         await connection.execute(f"SET statement_timeout = 0; SET lock_timeout = '{LOCK_TIMEOUT}'")
         state = await _aio_schema_state(connection)
         if state.goes_with_this_program():
@@ -346,7 +348,7 @@ async def _aio_migrate(
         except NO_RIGHT as error:
             first = "an upgrade of the schema" if state.files else "the first migration"
             at = f"migration {applied[-1]}" if applied else first
-            # Tables that are there need their owner, whatever else the role may do in the schema.
+            # Changes of existing tables need their owner, even if the role has other rights in the schema.
             if "for schema" in str(error) and not state.files:
                 raise SchemaError(f"{at} was refused: {missing_right(said(error), state.role)}") from error
             message = (
@@ -385,7 +387,7 @@ async def _aio_one_by_one(connection: asyncpg.Connection[Any], migration: Migrat
 
 
 def _fit(schema: str | None) -> str:
-    """The name of the schema in which the tables are or will be, quoted where it has to be, for the functions' text."""
+    """Return the name of the schema of the tables, existing or new, quoted if necessary, for the functions' text."""
     if schema is None:
         raise SchemaError(
             "the role's search_path names no schema that exists and that it may use; create one, or GRANT USAGE on it"
@@ -396,14 +398,14 @@ def _fit(schema: str | None) -> str:
 
 
 async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, transaction: bool = False) -> str:
-    """Run `sql`, again after each lock timeout, with a pause in which the others get their turn."""
+    """Run `sql`, and again after each lock timeout, with a pause in which other sessions can take the lock."""
     index = _INDEX.match(sql)
     for attempt in range(LOCK_TRIES):
         if index is not None:
             await _aio_drop_invalid(connection, index[1])
         try:
-            # Whoever waits for its turn with a concurrent index begins anew after each timeout, and is never done where
-            # some transaction is always older than two seconds.
+            # A concurrent index build would begin again after each timeout, and never finish where some transaction is
+            # always older than two seconds.
             waits = not transaction and " CONCURRENTLY " in sql
             await connection.execute(f"SET lock_timeout = '{'0' if waits else LOCK_TIMEOUT}'")
             if transaction:
@@ -418,7 +420,7 @@ async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, trans
 
 
 async def _aio_drop_invalid(connection: asyncpg.Connection[Any], name: str) -> None:
-    """Drop the invalid index that an interrupted CREATE INDEX CONCURRENTLY has left, so that it can be made again."""
+    """Drop the invalid index that an interrupted CREATE INDEX CONCURRENTLY has left, so that it can be built again."""
     invalid = await connection.fetchval(
         "SELECT true FROM pg_index WHERE indexrelid = to_regclass($1) AND NOT indisvalid", name
     )

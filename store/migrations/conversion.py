@@ -1,4 +1,4 @@
-"""Conversion of a database that an earlier program has migrated, from before the first release; goes with that release.
+"""Conversion of a database that a program from before the first release has migrated; removed with that release.
 
 The schema is made by fewer files now. A database that has all former files has the same schema: only its list of
 migrations is rewritten, and functions that no program calls any more are dropped. Earlier programs that run continue.
@@ -14,13 +14,13 @@ from dataloader.jobs.errors import SchemaError
 FILES: Final = frozenset(
     (1, 2, 4, 5, *range(7, 27), 28, *range(30, 34), 37, 40, 41, *range(46, 59), 60, 61, 62, 63),
 )
-"""The numbers of the former files. Some databases also have files 3 and 6, which were replaced by the functions."""
+"""Numbers of the former files. Some databases also have files 3 and 6, which were replaced by the functions."""
 CONVERTED_TO: Final = 7
-"""The last of the files that stand for the former ones."""
+"""Last of the files that replace the former ones."""
 NAME: Final = "conversion to the files of the first release"
 _LAST_COMMIT: Final = "a8a2567"
 _FIRST_FUNCTIONS: Final = 53
-"""The number of the functions of the first program with the new files."""
+"""Number of the functions of the first program with the new files."""
 _FUNCTIONS: Final = (
     "dl_claim",
     "dl_claim_jobs",
@@ -35,7 +35,7 @@ _FUNCTIONS: Final = (
     "dl_process_tried_by_ident",
     "dl_units_left",
 )
-"""The functions that only older programs have called."""
+"""Functions that only older programs have called."""
 _TOO_OLD: Final = (
     f"too old for this version; stop all services and migrate it with the commit {_LAST_COMMIT} of dataloader first"
 )

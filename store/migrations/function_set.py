@@ -1,15 +1,15 @@
-"""The functions and triggers of the schema: one set of files that is applied whole, under a number that grows.
+"""Functions and triggers of the schema: one set of files that is applied as a whole, with an increasing number.
 
-Whoever changes a file here, or a value that a file names, raises `NUMBER`, and adds the set's new hash to
+For a change of a file here, or of a value that a file names, increase `NUMBER`, and add the new hash of the set to
 tests/store/migrations/schema_hashes.json. A database gets the set of the newest program that has migrated it. No
-program replaces a newer set than its own, so that an old replica can start again in the middle of an upgrade. For the
-sake of old replicas a function never changes its arguments or its result: the changed one gets a new name, and the old
-one stays until a later set drops it and raises `OLDEST`.
+program replaces a newer set than its own, so that an old replica can start again during an upgrade. For old replicas, a
+function never changes its arguments or its result: the changed function gets a new name, and the old one stays until a
+later set drops it and increases `OLDEST`.
 
-The files name our own objects with `{schema}`, and defaults of new jobs with `{default_priority}` and the like. They
-and their functions run with a search_path of `pg_catalog` alone, so that a role which may create objects in the schema
-can't replace a function or an operator that they use. A literal with a backslash is written as E'…', so that the
-caller's `standard_conforming_strings` does not change it. Each file revokes EXECUTE on its functions from PUBLIC;
+The files name our own objects with `{schema}`, and defaults of new jobs with `{default_priority}` and similar names.
+They and their functions run with a search_path of only `pg_catalog`, so that a role that may create objects in the
+schema cannot replace a function or an operator that they use. A literal with a backslash is written as E'…', so that
+the caller's `standard_conforming_strings` does not change it. Each file revokes EXECUTE on its functions from PUBLIC;
 triggers fire without it.
 """
 
@@ -23,7 +23,7 @@ from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_MAX_ATTEMPTS, DEFAULT
 
 NUMBER: Final = 55
 OLDEST: Final = 53
-"""The number of the set of the oldest program that can work with this set, since all its functions are in it."""
+"""Number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
     "rights",
     "shape",
@@ -44,7 +44,7 @@ FILES: Final = (
     "statistics",
     "grants",
 )
-"""In this order: `rights` notes the functions that are there, for `grants`; a trigger is made after its function."""
+"""Files in order: `rights` records the existing functions for `grants`, and triggers follow their functions."""
 
 _VALUES: Final = {
     "default_priority": DEFAULT_PRIORITY,
@@ -55,7 +55,7 @@ _VALUES: Final = {
 
 
 def source() -> str:
-    """The SQL of the set, with `{schema}` to be filled in."""
+    """Return the SQL of the set, with the placeholder `{schema}`."""
     folder = files(__package__).joinpath("functions")
     text = "\n".join(folder.joinpath(f"{name}.sql").read_text() for name in FILES)
     for name, value in _VALUES.items():
@@ -64,12 +64,12 @@ def source() -> str:
 
 
 def digest() -> str:
-    """The set's hash."""
+    """Return the hash of the set."""
     return hashlib.sha256(source().encode()).hexdigest()
 
 
 def script() -> str:
-    """The script that applies and records the set, to be run in one transaction, with `{schema}` to be filled in."""
+    """Return the script that applies and records the set, for one transaction, with the placeholder `{schema}`."""
     return f"""SET LOCAL search_path = pg_catalog, pg_temp;
 {source()}
 INSERT INTO {{schema}}.dl_function_sets (number, hash, oldest) VALUES ({NUMBER}, '{digest()}', {OLDEST})

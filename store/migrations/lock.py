@@ -1,4 +1,4 @@
-"""The lock under which the schema is changed: which session has it, and the wait for it."""
+"""The lock for changes of the schema: its holder, and the wait for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import asyncpg
 from dataloader.jobs.errors import StoreUnavailable
 
 KEY: Final = 0x646C_6D69_6772
-"""The advisory lock of migrations: 'dlmigr'."""
+"""Advisory lock of migrations: 'dlmigr'."""
 TELL_AFTER_S: Final = 5.0
 TELL_EVERY_S: Final = 60.0
 
-# An owner's script builds indexes without the lock. Roles with fewer rights can't see a session's statement, but they
+# An owner's script builds indexes without the lock. Roles with fewer rights cannot see a session's statement, but they
 # can see its locks, its name, and that it builds an index.
 _MIGRATING: Final = f"""
 SELECT pid, application_name FROM pg_stat_activity
@@ -31,7 +31,7 @@ WHERE datname = current_database() AND pid IN (
 
 
 async def aio_who_migrates(connection: asyncpg.Connection[Any], indexes: list[str]) -> str | None:
-    """The session that changes the schema or builds one of these indexes, in words; None if there is none."""
+    """Return a description of the session that changes the schema or builds one of these indexes, or None."""
     row = await connection.fetchrow(_MIGRATING, indexes)
     return row and f"process {row['pid']} of the server ({row['application_name'] or 'without a name'})"
 
@@ -43,13 +43,13 @@ async def aio_lock(
     warn: Callable[[str], object],
     tell_after_s: float = TELL_AFTER_S,
 ) -> None:
-    """Take the lock; `warn` is called after `tell_after_s`, and each minute, with the session that has it.
+    """Take the lock; call `warn` after `tell_after_s`, and then every minute, with the session that holds it.
 
-    Raises `StoreUnavailable` if another session still has it after `wait_s` seconds.
+    Raises `StoreUnavailable` if another session still holds it after `wait_s` seconds.
     """
     began = time.monotonic()
     next_word = tell_after_s
-    # Polled: a session that waits for the lock inside the server would hold up another session's CONCURRENTLY.
+    # Polled: a session that waits for the lock inside the server would block the CONCURRENTLY of another session.
     while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", KEY):
         waited = time.monotonic() - began
         if waited >= min(wait_s, next_word):

@@ -1,13 +1,13 @@
-"""Puts jobs into the queue (Q2): one statement for one job or a thousand, their journal's first line included.
+"""Enqueue jobs (Q2): one statement adds one job or a thousand, with their first events.
 
-What a request leaves out is the task's own, as `dl_tasks` has it, or else the queue's: that is filled in by this
-statement alone, and by `dl_enqueue`, so that a job is the same whoever enqueues it.
+Values that a request leaves out are those of the task in `dl_tasks`, or else those of the queue. Only this statement
+and `dl_enqueue` fill them in, so that a job does not depend on the way in which it is enqueued.
 
-A job that is sent again, by its `idempotency_key` or by its own id, is answered with the first one. That takes two
-statements: insert … on conflict do nothing, then a second one, with a new snapshot, that reads the winner (in one
-statement the loser of a race sees nothing). What is compared is a hash of the request as sent, kept in the row, since
-the row itself changes later. Rows without such a hash are a foreign service's, or `dl_enqueue`'s, whose hash is made of
-JSON as PostgreSQL writes it: they are compared by their columns.
+A job that is sent again, by its `idempotency_key` or by its own ID, is answered with the first one. This takes two
+statements: insert … on conflict do nothing, and then one with a new snapshot that reads the winner (in one statement,
+the loser of a race sees nothing). Compared is a hash of the request as sent, kept in the row, since the row itself
+changes later. Rows of other services have no such hash, and the hash of `dl_enqueue` is made of JSON as PostgreSQL
+writes it: these rows are compared by their columns.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from dataloader.store.queue.job_inserts import (
 from dataloader.store.queue.unique_inserts import KeyTaken, Stand, aio_add_unique
 
 ANSWER_S: Final = 12.0
-"""Whoever triggers has an answer within this time, whatever the database does."""
+"""Seconds after which a trigger has an answer in any case."""
 
 _ROWS_IN_A_TURN: Final = 50
-"""Jobs of a long list that are written as rows before the loop has its turn."""
-# With a synchronous standby: a message in the log, so that the answer waits until the standby has that, and with it all
-# that was committed before.
+"""Number of jobs of a long list that are converted to rows before other Trio tasks run."""
+# With a synchronous standby: write a message to the log. The answer waits until the standby has it, and with it all
+# earlier commits.
 _REPLICATE: Final = """
 SELECT pg_logical_emit_message(true, 'dataloader', '') WHERE current_setting('synchronous_standby_names') <> ''
 """
@@ -66,12 +66,12 @@ async def enqueue(
     *,
     default_lease_s: int = DEFAULT_LEASE_S,
 ) -> list[Enqueued]:
-    """Add `jobs`, all or none; the answers come in their order.
+    """Add `jobs`, all or none; return the answers in their order.
 
-    A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested
-    alike. Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON or
-    that make no key, for a queue that nobody gives or an id that stands twice, `StoreUnavailable` when the database
-    can't say (send it again with the same keys or ids).
+    A job with a known `idempotency_key` is not added: its answer is the first job with the key, if the request is the
+    same. Raises `IdempotencyConflict` if it differs. Raises `BadRequest` if args are not valid JSON or do not yield a
+    key, if neither the job nor its task has a queue, or if an ID occurs twice. Raises `StoreUnavailable` if the
+    database does not answer; send the jobs again with the same keys or IDs.
     """
     if not jobs:
         return []
@@ -87,9 +87,9 @@ async def enqueue(
 
 
 async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: int = DEFAULT_LEASE_S) -> Enqueued | None:
-    """Add a job of a task that is taken for unique, without an idempotency key, in one statement.
+    """Add a job of a task that is assumed to be unique, without an idempotency key, in one statement.
 
-    None if its task is not, or if its id is known: then nothing was done. Raises as `enqueue`.
+    Returns None, and does nothing, if its task is not unique or its ID is known. Raises the errors of `enqueue`.
     """
     row = row_of(job, default_lease_s)
     stands = await database.write_with_deadline(ANSWER_S, aio_add_unique, [row])
@@ -97,7 +97,7 @@ async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: in
 
 
 def row_of(job: NewJob, default_lease_s: int, *, is_ours: bool = False) -> Row:
-    """The job's row. Raises `BadRequest` for args that can't be stored, and for built-in tasks unless it `is_ours`."""
+    """Return the row of a job. Raises `BadRequest` for invalid args, and for built-in tasks unless it `is_ours`."""
     if not is_ours:
         check_task(job.task)
     args = args_json("args", job.args)
@@ -124,7 +124,7 @@ def row_of(job: NewJob, default_lease_s: int, *, is_ours: bool = False) -> Row:
 
 
 def _request_hash(job: NewJob) -> bytes:
-    """SHA-256 over the request as sent: what was left out stays out, so that a changed default is no other request."""
+    """Return the SHA-256 of the request as sent. Omitted fields are not included, so changed defaults do not matter."""
     request: tuple[object, ...] = (
         job.queue,
         job.task,
@@ -156,14 +156,14 @@ def _aio_transaction(connection: Any) -> Any:
 
 
 class _WinnerGoneError(Exception):
-    """The first job of a key was deleted between two statements, so that nobody has the key now, or was added then."""
+    """The first job of a key was deleted between two statements, so the key is free now, or was added then."""
 
 
 async def _aio_enqueue(
     connection: Any, jobs: list[NewJob], rows: list[Row], *, begin: Callable[[Any], Any] = _aio_transaction
 ) -> list[Enqueued]:
-    # The first of several jobs with one key stands for them all. Sorted by key, so that two batches with the same keys
-    # wait for each other in one order.
+    # Of several jobs with one key, only the first is added. Sorted by key, so that batches with the same keys do not
+    # deadlock.
     firsts: dict[str, int] = {}
     to_add = [
         index
@@ -190,7 +190,7 @@ async def _aio_enqueue(
 
 
 def rows_of(jobs: Sequence[NewJob], default_lease_s: int) -> list[Row]:
-    """The jobs as rows, for `aio_enqueue_within`. Raises `BadRequest`."""
+    """Return the jobs as rows for `aio_enqueue_within`. Raises `BadRequest`."""
     check_order(jobs)
     return [row_of(job, default_lease_s) for job in jobs]
 
@@ -198,15 +198,15 @@ def rows_of(jobs: Sequence[NewJob], default_lease_s: int) -> list[Row]:
 async def aio_enqueue_within(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
     """Add `jobs`, all or none, in the transaction that is open on the connection (asyncio-flavoured).
 
-    What is refused leaves the transaction as it was, but for one job without an idempotency key that the database
-    refuses: that one ends it.
+    A rejected request leaves the transaction as it was. The exception is a single job without an idempotency key that
+    the database rejects: it ends the transaction.
     """
     return await _aio_enqueue(connection, jobs, rows, begin=_aio_savepoint)
 
 
 @asynccontextmanager
 async def _aio_savepoint(connection: Any) -> AsyncIterator[None]:
-    """As a transaction of its own, within another one that keeps its settings."""
+    """Open a savepoint that acts like a transaction and keeps the settings of the outer one."""
     before = await connection.fetchval("SELECT current_setting('lock_timeout')")
     await connection.execute("SAVEPOINT dl_enqueue")
     try:
@@ -219,10 +219,10 @@ async def _aio_savepoint(connection: Any) -> AsyncIterator[None]:
 
 
 async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], to_add: list[int]) -> list[Enqueued]:
-    """Add jobs that run after others with their edges.
+    """Add jobs that run after others, with their edges.
 
-    A job of the list that has been added before, as another request's, or that stands for another one of the list, is
-    meant by the id that it has: so the same list sent again is the same request.
+    A job of the list that an earlier request has added, or that another job of the list replaces, is referred to by its
+    actual ID: the same list sent again is then the same request.
     """
     stand_ins = await _aio_stand_ins(connection, jobs)
     jobs = [_after_stand_ins(job, stand_ins) for job in jobs]
@@ -243,7 +243,7 @@ async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], t
 
 
 async def _aio_stand_ins(connection: Any, jobs: list[NewJob]) -> dict[UUID, UUID]:
-    """By the id of a job that others of the list run after: the job that has its idempotency key already."""
+    """Map IDs of jobs that other jobs of the list depend on to the existing jobs with their idempotency keys."""
     named = {after_id for job in jobs for after_id in job.after or ()}
     keyed = {job.job_id: job.idempotency_key for job in jobs if job.idempotency_key is not None and job.job_id in named}
     if not keyed:
@@ -308,7 +308,7 @@ def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any,
     else:
         same = (
             winner["partition_key"] == job.partition_key
-            # One that goes through stages has the task of the stage.
+            # A job with stages has the task of its stage.
             and (winner["task"] == job.task or winner["task"].startswith(f"{job.task}."))
             and (job.queue is None or winner["queue"] == job.queue)
             and (job.lock_key is None or (winner["keyed"] and winner["lock_key"] == job.lock_key))

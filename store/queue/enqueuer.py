@@ -1,4 +1,4 @@
-"""Adds the jobs of many callers together; a job that comes alone is added immediately."""
+"""Enqueuer, which adds the jobs of concurrent callers together; a single job is added immediately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.store.queue.job_inserts import JOB_ID, Row, aio_insert, aio_inse
 
 
 class Starter(Protocol):
-    """Starts jobs in this process as soon as they are added, without a claim: `worker` has them then."""
+    """Starts jobs in this process as soon as they are added, without a claim; `worker` holds them then."""
 
     @property
     def worker(self) -> str:
@@ -31,7 +31,7 @@ class Starter(Protocol):
         """
 
     def added(self, jobs: Iterable[NewJob]) -> None:
-        """Note that `jobs` were added without a slot, so that no job which is added later starts before them."""
+        """Record that `jobs` were added without a slot, so that no job which is added later starts before them."""
 
     def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
         """Start `jobs`, which a statement of `sent_at` added as ours, and free the other slots.
@@ -80,7 +80,7 @@ class Enqueuer:
         if self.starter is not None:
             self.starter.added(jobs)
         if job is not None and answers[0].did != "again":
-            self._unique.add(job.task)  # that is why the shared statement has not added it
+            self._unique.add(job.task)  # the shared statement has not added it for this reason
         return answers
 
     async def _insert(self, requests: Sequence[tuple[NewJob, Row]]) -> dict[int, str]:

@@ -1,7 +1,7 @@
-"""The statements that add rows to the queue with their journal's first lines: one row or a thousand.
+"""Statements that add rows to the queue with their first events: one row or a thousand.
 
-What a row leaves out is the task's own, as `dl_tasks` has it. A row whose key, or whose id, is known is not added, nor
-one of a unique task, which unique_inserts.py adds.
+Values that a row leaves out are those of the task in `dl_tasks`. A row with a known key or ID is not added. Rows of
+unique tasks are added by unique_inserts.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.lease_clock import lease_time
 
 Row = tuple[Any, ...]
-"""The values of `ROW_COLUMNS`, in their order. A plain tuple: one with attributes is several times slower to make."""
+"""Values of `ROW_COLUMNS`, in their order. A plain tuple: creating a class with attributes is several times slower."""
 
 KEY_WAIT_S: Final = 5.0
-"""How long a key is waited for that a transaction of somebody else has added: others need the connection."""
+"""Seconds to wait for a key that another transaction has added, since other callers need the connection."""
 
 _COLUMNS: Final = {
     "job_id": "uuid",
@@ -40,14 +40,14 @@ _COLUMNS: Final = {
 }
 _COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
 ROW_COLUMNS: Final = _COLUMNS | _COLUMNS_OF_GRAPHS | {"version": "float8"}
-"""The columns of a row with their types. Most jobs have no values in those after the plain ones."""
+"""Columns of a row with their types. Most jobs have no values in the columns after the plain ones."""
 JOB_ID, TASK, ARGS, IDEMPOTENCY_KEY, AVAILABLE_AT, HASH, WHEN_FAILED, VERSION = (
     list(ROW_COLUMNS).index(name)
     for name in (
         "job_id", "task", "args", "idempotency_key", "available_at", "request_hash", "when_failed", "version",
     )
 )  # fmt: skip
-"""The places of these columns in a row."""
+"""Positions of these columns in a row."""
 _PLAIN: Final = len(_COLUMNS)
 _ADD: Final = """
 WITH added AS (
@@ -78,7 +78,7 @@ SELECT job_id, queue{result} FROM added
 """
 
 
-# The server ends the wait by itself: one that is told to stop from here goes on until it has heard of it.
+# The server ends the wait: a statement that is cancelled from here continues until the server receives the request.
 _BRIEFLY: Final = f"AND (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
 
 
@@ -106,7 +106,7 @@ def _add(
     join: str = "",
     more: Mapping[str, Any] = _QUEUED,
 ) -> str:
-    """The statement for rows as one parameter for each column: of its type, or of a list of it."""
+    """Return the statement for rows, with one parameter for each column: of its type, or of an array of it."""
     names = _COLUMNS | more["names"]
     parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(names.values(), 1))
     return _ADD.format(
@@ -121,7 +121,7 @@ def _add(
     )
 
 
-# Jobs that run after others wait, their time put aside (see 0002_job_columns.sql).
+# Jobs that run after others wait, and their time is kept for later (see 0002_job_columns.sql).
 _OF_GRAPHS: Final = _QUEUED | {
     "names": _COLUMNS_OF_GRAPHS,
     "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",
@@ -133,10 +133,10 @@ _OF_GRAPHS: Final = _QUEUED | {
 }
 
 
-# In the list's order, whatever the join makes of it: two lists with the same keys wait for each other in one order.
+# In the order of the list, regardless of the join, so that two lists with the same keys do not deadlock.
 _MANY: Final = "unnest({}) WITH ORDINALITY AS r ({}, number)", "${}::{}[]", "ORDER BY r.number"
 _ONE: Final = "(VALUES ({})) AS r ({})", "${}::{}", ""
-"""For the common single job: lists of one cost a quarter of the statement."""
+"""For single jobs, the most common case: arrays with one element make a quarter of the cost of the statement."""
 _ADD_MANY: Final = _add(*_MANY)
 _ADD_ONE: Final = _add(*_ONE)
 _ADD_ALL: Final = _add(
@@ -144,15 +144,18 @@ _ADD_ALL: Final = _add(
     "AND NOT EXISTS (SELECT FROM dl_tasks u WHERE u.task = ANY ($3::text[]) AND u.uniqueness IS NOT NULL)",
     conflict="",
 )
-"""For the common list: all rows or none. ON CONFLICT would search each unique index for each row before it is added."""
+"""For lists without conflicts, the most common case: all rows or none.
+
+ON CONFLICT would search each unique index for each row before it is added.
+"""
 _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
 _ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, more=_OF_GRAPHS)
 _ADD_TO_WHOLE: Final = _add(*_MANY, more=_OF_GRAPHS)
-"""For jobs that a handler adds without a key: they wait for nobody, and set nothing in the handler's transaction."""
+"""For jobs that a handler adds without a key: they wait for no lock, and set nothing in the handler's transaction."""
 
-# A job that this process can run at once is added as claimed: `slot` is the queue in which it has a free slot, `worker`
-# its name. What only the database knows is decided here: whether the queue is paused, and the task's queue and key.
+# A job that this process can run immediately is added as claimed: `slot` is the queue in which it has a free slot,
+# `worker` its name. The database decides here whether the queue is paused, and adds the task's queue and key.
 _STARTS: Final = """
 LEFT JOIN LATERAL (
   SELECT now() AS at, greatest(uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991, 1) AS token
@@ -180,7 +183,7 @@ _ADD_ONE_STARTED: Final = _add(*_ONE, join=_STARTS, more=_STARTED)
 _ADD_MANY_STARTED: Final = _add(*_MANY, join=_STARTS, more=_STARTED)
 
 
-# Jobs of schedules: of each planned time there is one.
+# Jobs of schedules: there is one for each planned time.
 _PLANNED: Final = _QUEUED | {
     "names": {"schedule": "text", "planned_at": "timestamptz", "backfill": "uuid"},
     "columns": ", schedule, planned_at, backfill",
@@ -190,9 +193,9 @@ _ADD_PLANNED: Final = _add(*_MANY, more=_PLANNED)
 
 
 def by_column(rows: Sequence[Row]) -> list[Sequence[Any]]:
-    """The values of each column: none of one that has none, which `unnest` makes up for.
+    """Return the values of each column; a column without values is empty, and `unnest` fills it with NULL.
 
-    The driver looks at each value of a list twice: a tenth of the process's CPU for a thousand jobs.
+    The driver reads each value of a list twice, which takes 10 % of the process's CPU time for a thousand jobs.
     """
     return [() if all(value is None for value in column) else column for column in zip(*rows, strict=True)]
 
@@ -200,9 +203,9 @@ def by_column(rows: Sequence[Row]) -> list[Sequence[Any]]:
 async def aio_insert_planned(
     connection: Any, rows: list[Row], planned: list[tuple[str, datetime | None, UUID | None]]
 ) -> dict[UUID, str]:
-    """Add plain rows as jobs of schedules: the name, the planned time and the backfill of each stand in `planned`.
+    """Add plain rows as jobs of schedules; `planned` has the name, the planned time and the backfill of each.
 
-    The ids of those that were added, with their queues: those whose planned time has a job already are not.
+    Returns the IDs of the added jobs with their queues. Jobs whose planned time already has a job are not added.
     """
     given = [(*row[:_PLAIN], *more) for row, more in zip(rows, planned, strict=True)]
     records = await connection.fetch(_ADD_PLANNED, *by_column(given))
@@ -210,7 +213,7 @@ async def aio_insert_planned(
 
 
 async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:
-    """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
+    """Add the rows without a conflict; return the IDs of the added jobs with their queues."""
     plain = [row[:_PLAIN] for row in rows]
     if any(value is not None for row in rows for value in row[_PLAIN:VERSION]):
         may_wait = with_keys or any(row[WHEN_FAILED] is not None for row in rows)
@@ -224,10 +227,10 @@ async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fals
 
 
 async def aio_insert_all(connection: Any, rows: list[Row]) -> dict[UUID, str]:
-    """Add all of the rows, which have no idempotency key, or none; the ids and queues of those that were added.
+    """Add all rows, which have no idempotency key, or none; return the IDs of the added jobs with their queues.
 
-    None are added if one is of a unique task, if an id is known, or if one has columns that most jobs do without. Not
-    within a transaction: a known id would end it.
+    None is added if one is of a unique task, if an ID is known, or if one has columns that most jobs leave empty. Do
+    not call this within a transaction: a known ID would end it.
     """
     if any(value is not None for row in rows for value in row[_PLAIN:]):
         return {}
@@ -241,10 +244,10 @@ async def aio_insert_all(connection: Any, rows: list[Row]) -> dict[UUID, str]:
 async def aio_insert_started(
     connection: Any, rows: list[Row], slots: list[str | None], worker: str
 ) -> tuple[dict[UUID, str], list[ClaimedJob], float]:
-    """As `aio_insert`, for plain rows; `worker` has a slot for some, in the queue that stands for each in `slots`.
+    """Add plain rows like `aio_insert`, some of them as claimed; `slots` has the queue of each job's free slot.
 
-    Those that are its own now come back, too: none whose queue is another or paused, or whose task has a key. The last
-    value is when this was sent, from which their leases count.
+    Also returns the jobs that `worker` has claimed: not those of another or paused queue, or of a task with a key. The
+    last value is the time at which the statement was sent; their leases count from it.
     """
     given = [(*row[:_PLAIN], slot, worker) for row, slot in zip(rows, slots, strict=True)]
     sent_at = lease_time()

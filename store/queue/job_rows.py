@@ -1,7 +1,7 @@
-"""Lists of jobs as a page shows them: a row each, without args and results, which may be megabytes.
+"""Lists of jobs for pages: a row each, without args and results, which may have megabytes.
 
-A page is a walk of an index, newest first, as `reads.list_jobs`. What no index serves (a task alone, what stands in
-args) may take longer than a reader waits: the statement ends after `PATIENCE_S`, and the page says so.
+A page is a scan of an index, newest first, as in `reads.list_jobs`. Filters without an index (a task alone, text in
+args) may exceed the page's deadline: the statement ends after `PATIENCE_S`, and the page says so.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dataloader.store.queue.reads import PLAN_OF_A_LIST, list_statement
 PATIENCE_S: Final = 2.0
 MOST_COUNTED: Final = 10_000
 SEARCHED: Final = 20_000
-"""Jobs whose args one request looks at."""
+"""Number of jobs whose args one request reads."""
 _COUNT_MS: Final = 100
-"""A count that takes longer is none: it is not worth a reader's time."""
+"""Maximum duration of a count; a slower one is not shown."""
 _READ: Final = 200
-"""Jobs whose args are read and masked at once."""
+"""Number of jobs whose args are read and masked together."""
 _MAX_ARGS: Final = 100_000
 """Longer args, in bytes, are not searched."""
 _MAX_LINE: Final = 2_000
-"""Characters of an error's first line that are read; who shows less of it masks it before."""
+"""Number of characters read of an error's first line; mask the line before it is cut further."""
 
 COLUMNS: Final = f"""
 job_id, queue, task, status, waits_for, CASE WHEN keyed THEN left(lock_key, 600) END AS lock_key, priority, attempt,
@@ -59,7 +59,7 @@ FROM dl_jobs WHERE job_id = ANY ($1::uuid[]) ORDER BY created_at DESC, job_id DE
 
 @attrs.frozen(kw_only=True)
 class JobRow:
-    """A job in a list. `error` is the beginning of its first line; `started_at` when its last run began."""
+    """Job in a list. `error` is the beginning of its first line; `started_at` is the start of its last run."""
 
     job_id: UUID
     queue: str
@@ -81,23 +81,26 @@ class JobRow:
 
     @property
     def took(self) -> timedelta | None:
-        """How long its last run took; None if it has not ended, or never ran."""
+        """Duration of its last run; None if it has not ended, or never ran."""
         if self.started_at is None or self.finished_at is None or not self.status.is_final:
             return None
         return max(self.finished_at - self.started_at, timedelta())
 
 
 InThread = Callable[[Callable[[], list[JobRow]]], Awaitable[list[JobRow]]]
-"""A function that runs another one in a thread and returns its result."""
+"""Function that runs another one in a thread and returns its result."""
 
 
 @attrs.frozen(kw_only=True)
 class JobRows:
-    """A page of a list.
+    """Page of a list.
 
-    count: how many jobs fit the filter, `MOST_COUNTED` if there are more; None: to count them would take long.
-    searched: how many jobs' args were looked at; None: none was looked for.
-    is_whole: whether the search came to an end in `PATIENCE_S`.
+    Attributes:
+        rows: the jobs of the page.
+        next: the position of the next page.
+        count: number of jobs that match the filter, at most `MOST_COUNTED`; None if counting takes too long.
+        searched: number of jobs whose args were read; None without a search.
+        is_whole: whether the search ended within `PATIENCE_S`.
     """
 
     rows: Sequence[JobRow] = ()
@@ -108,7 +111,7 @@ class JobRows:
 
 
 def row_of_list(record: Mapping[str, Any]) -> JobRow:
-    """The row of a record with `COLUMNS`."""
+    """Return the row of a record with `COLUMNS`."""
     values = {field.name: record[field.name] for field in attrs.fields(JobRow)}
     waits_for = record["waits_for"]
     values["status"] = Status(record["status"])
@@ -123,7 +126,7 @@ def _place_in_list(row: JobRow) -> str:
 async def list_job_rows(
     database: Database, wanted: JobFilter, *, limit: int, after: After = None, count: bool = False
 ) -> JobRows:
-    """A page of at most `limit` jobs, newest first; `count`: also how many there are, if that is told soon."""
+    """Return a page of at most `limit` jobs, newest first; with `count`, also their number, if counting is quick."""
     key = None if after is None else BY_INSTANT.key(after)
     return await database.run(_aio_list_job_rows, wanted, limit, key, count=count)
 
@@ -164,9 +167,10 @@ async def search_job_rows(
     after: After = None,
     in_thread: InThread,
 ) -> JobRows:
-    """As `list_job_rows`, of those whose args have what is looked for: at most `SEARCHED` jobs are looked at.
+    """Return a page like `list_job_rows`, filtered by args. Reads the args of at most `SEARCHED` jobs.
 
-    Whatever was found is looked at without its secrets, by `in_thread`; where the search ends tells nothing of it.
+    Matches are checked again without their secrets by `in_thread`, so that the end of the search reveals nothing of
+    them.
     """
     until = trio.current_time() + PATIENCE_S
     key = None if after is None else BY_INSTANT.key(after)

@@ -1,12 +1,13 @@
 """`job.transaction()`: the handler's own rows and the job's success in ONE transaction (Q12).
 
-The only place where a transaction spans crossings. Its connections are a bounded pool of their own, so that a handler
-that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's;
-pipelines write through the same pool (`run`), in operations of one crossing each. The job's row is touched by the last
-statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the row tells what
-happened: our token and `succeeded` mean that it committed; of a stage that has moved its job on, the journal tells. The
-shield ends with the lease, after which another run may begin: then the connection is ended, and the fence decides what
-a commit that was on its way is worth.
+Only here does a transaction span several crossings. Its connections are a separate, bounded pool, so that a handler
+with a long transaction does not delay other callers. They have the server's planner settings, since the SQL is the
+user's. Loads write through the same pool (`run`), in operations of one crossing each.
+
+The job's row is changed only by the last statement: the fenced update and the COMMIT are one shielded crossing. If its
+reply is lost, the row shows the result: our token and `succeeded` mean that it was committed. If a stage has moved its
+job on, the event history shows it. The shield ends with the lease, after which another run may begin: then the
+connection is ended, and the fence decides whether a COMMIT in transit still counts.
 """
 
 from __future__ import annotations
@@ -49,37 +50,37 @@ SELECT EXISTS (
 """
 RESOLVE_TRIES: Final = 5
 COMMIT_S: Final = 2.0
-"""How long who is cancelled waits for the answer to a COMMIT."""
+"""Seconds that a cancelled caller waits for the answer to a COMMIT."""
 ABANDON_S: Final = 0.25
-"""What the end of a connection may take when the lease ends: it fits into the margin before that, the shortest too."""
+"""Maximum seconds for closing a connection when the lease ends; they fit into the shortest margin before that."""
 
 
 @attrs.define(eq=False)
 class JobTransaction:
-    """An open transaction: statements run one at a time on its connection. See `dataloader.jobs.job.Transaction`."""
+    """Open transaction: statements run one at a time on its connection. See `dataloader.jobs.job.Transaction`."""
 
     _database: Database
     _connection: Any
     _default_lease_s: int = DEFAULT_LEASE_S
     result: object = None
     root: UUID | None = None
-    """The job to whose whole the jobs belong that are enqueued in it."""
+    """Root of the group to which the jobs enqueued in the transaction belong."""
     _enqueued: dict[UUID, None] = attrs.field(factory=dict, init=False)
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:
-        """The jobs that have been enqueued in it, in order."""
+        """Jobs that have been enqueued in it, in order."""
         return tuple(self._enqueued)
 
     async def enqueue(
         self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job, which is there when the job's success is."""
+        """Add a job, which becomes visible together with the job's success."""
         [enqueued] = await self.enqueue_many([new_job(task, args, **options)])
         return enqueued
 
     async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none, which are there when the job's success is."""
+        """Add jobs, all or none, which become visible together with the job's success."""
         jobs = [job if job.root is not None else attrs.evolve(job, root=self.root) for job in jobs]
         rows = rows_of(jobs, self._default_lease_s)
         answers = await self._database.crossing.run(aio_enqueue_within, self._connection, list(jobs), rows)
@@ -87,7 +88,7 @@ class JobTransaction:
         return answers
 
     async def execute(self, sql: str, *args: object) -> str:
-        """Run one statement; the command's tag comes back."""
+        """Run one statement; return the command's tag."""
         tag: str = await self._run(self._connection.execute, sql, *args)
         return tag
 
@@ -110,7 +111,7 @@ class JobTransaction:
                 try:
                     return await method(*args, **kwargs)
                 except TIMED_OUT as error:
-                    # The server answers: it is this statement that takes too long, or waits too long for a lock.
+                    # The server answers: this statement takes too long, or waits too long for a lock.
                     raise StoreError(said(error)) from error
 
         crossing = self._database.crossing
@@ -130,12 +131,12 @@ Written: TypeAlias = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]]
 
 
 class Transactions:
-    """The bounded pool behind `job.transaction()`."""
+    """Bounded pool for `job.transaction()`."""
 
     def __init__(
         self, database: Database, *, default_lease_s: int = DEFAULT_LEASE_S, commit_s: float = COMMIT_S
     ) -> None:
-        """Connections are opened when first needed. Leases of jobs that are enqueued last `default_lease_s`.
+        """Connections are opened when first needed. Leases of enqueued jobs last `default_lease_s`.
 
         A cancelled `run` waits at most `commit_s` seconds for the answer to its COMMIT.
         """
@@ -147,10 +148,10 @@ class Transactions:
         self._idle: list[asyncpg.Connection[Any]] = []
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation in a transaction of its own, for what takes longer than the store's other operations may.
+        """Run an operation in a separate transaction, for operations that take longer than the store allows otherwise.
 
-        Raises `StoreUnavailable` when the database could not be asked, or its answer was lost: it may be committed
-        then. Raises `Cancelled` before its COMMIT is sent, and no more when that is answered within `commit_s`.
+        Raises `StoreUnavailable` if the database does not answer, or if its answer was lost: then the operation may
+        have been committed. Raises `Cancelled` before the COMMIT is sent, but not if it is answered within `commit_s`.
         """
         async with self._limiter:
             return await self._database.crossing.run(
@@ -163,12 +164,12 @@ class Transactions:
         success: Callable[[object], Outcome],
         shield: Callable[[], trio.CancelScope] = lambda: trio.CancelScope(shield=True),
     ) -> AsyncIterator[JobTransaction]:
-        """A transaction that, when the block ends well, writes what `success` makes of its result, and commits.
+        """Open a transaction that, if the block succeeds, writes the outcome `success(result)` and commits.
 
-        The commit runs in what `shield` gives: a scope whose deadline is the last moment for its reply.
+        The commit runs in the scope that `shield` returns, whose deadline is the last moment for its reply.
 
-        Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be
-        learned; nothing was committed in the first case.
+        Raises `LeaseLost` if the job no longer belonged to this worker, and `StoreUnavailable` if the result of the
+        commit cannot be found out; nothing was committed in the first case.
         """
 
         async def end(transaction: JobTransaction, connection: Any) -> None:
@@ -179,10 +180,10 @@ class Transactions:
 
     @asynccontextmanager
     async def open_for(self, kind: type[J], end: Callable[[J, Written], Awaitable[None]]) -> AsyncIterator[J]:
-        """A transaction that `end` commits when the block ends well, for a library that has an end of its own to write.
+        """Open a transaction that `end` commits if the block succeeds, for a library that writes an end of its own.
 
-        `end` gets the transaction, and what runs an operation (asyncio-flavoured) on its connection and commits at
-        once. What it raises rolls back; whether a COMMIT without an answer has happened is for it to find out.
+        `end` receives the transaction, and a function that runs an operation (asyncio-flavoured) on its connection and
+        commits immediately. Its errors roll back; `end` must find out whether a COMMIT without an answer has happened.
         """
 
         async def written(transaction: J, connection: Any) -> None:
@@ -204,7 +205,7 @@ class Transactions:
                 yield transaction
                 await end(transaction, connection)
             except BaseException as error:
-                # Who is cancelled may have to end before a lease does.
+                # A cancelled caller may have to end before a lease does.
                 with trio.move_on_after(2 if isinstance(error, Exception) else ABANDON_S, shield=True):
                     await run(aio_close, connection)
                 if not connection.is_closed():
@@ -223,7 +224,7 @@ class Transactions:
             result = await operation(connection)
             await _aio_commit_whole(connection, self._commit_s)
         except BaseException:
-            # With a word to the server: a statement that goes on there keeps its locks.
+            # Closed with a message to the server: a statement that continues there keeps its locks.
             await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
             raise
         self._idle.append(connection)
@@ -234,14 +235,14 @@ class Transactions:
         if self._idle:
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 return await _aio_begun(self._idle.pop(), self._begin, options.connect_timeout_s)
-            # Nobody has looked after the others either.
+            # The other idle connections may be broken as well.
             self.close()
         patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
         connection = await connect(patient, role="transaction", planner={})
         return await _aio_begun(connection, self._begin, options.connect_timeout_s)
 
     async def _put_back(self, connection: Any) -> None:
-        """Keep the connection for the next handler, without what this one has set, made or locked in the session."""
+        """Keep the connection for the next handler, without the settings, temporary tables and locks of this one."""
         with trio.move_on_after(2, shield=True), contextlib.suppress(StoreError):
             await self._database.crossing.run(_aio_clean, connection)
             self._idle.append(connection)
@@ -254,7 +255,7 @@ class Transactions:
             with contextlib.suppress(StoreUnavailable), trio.move_on_after(self._database.options.write_deadline_s):
                 await run(_aio_finish_and_commit, connection, outcome)
                 return
-            # Its transaction is over before the row is asked, if the server can be reached.
+            # This ends its transaction before the row is read, if the server can be reached.
             await run(aio_close, connection)
             await self._resolve(outcome)
             return
@@ -264,7 +265,7 @@ class Transactions:
         raise StoreUnavailable("the commit had no answer when the lease or the lock_key ended: the job's row decides")
 
     async def _resolve(self, outcome: Outcome) -> None:
-        """The reply is lost. The row tells."""
+        """Find out from the row whether the transaction was committed, since the reply is lost."""
         for attempt in range(RESOLVE_TRIES):
             try:
                 committed = await self._database.run(_aio_committed, outcome)
@@ -279,9 +280,10 @@ class Transactions:
 
 @contextmanager
 def told_of_users(connection: Any) -> Iterator[None]:
-    """Inside, statements are a user's own: so are the tables that they miss, and the arguments that they count wrong.
+    """Attribute errors of missing tables and wrong arguments inside the block to the user's statements.
 
-    Raises `StoreError` for what would be taken for the queue's tables, or for a database that is away.
+    Raises `StoreError` for errors that would otherwise be attributed to the queue's tables or to an unreachable
+    database.
     """
     try:
         yield
@@ -303,7 +305,10 @@ def _deallocated(error: BaseException) -> StoreError:
 
 
 def _begin_with(options: DatabaseOptions) -> str:
-    """What begins a transaction. Behind a pooler, which ignores what a connection asks for, with the settings in it."""
+    """Return the statement that begins a transaction.
+
+    Behind a pooler it contains the settings, because the pooler ignores those that a connection requests.
+    """
     if not options.has_pooler:
         return "BEGIN"
     timeout = f"{int(options.transaction_timeout_s * 1000)}"
@@ -312,7 +317,7 @@ def _begin_with(options: DatabaseOptions) -> str:
 
 
 async def _aio_begun(connection: Any, begin: str, timeout_s: float) -> Any:
-    """The connection with a transaction begun on it; one that can't, or is cancelled meanwhile, is not left open."""
+    """Begin a transaction and return the connection; close it if that fails or is cancelled."""
     try:
         await connection.execute(begin, timeout=timeout_s)
     except BaseException:
@@ -348,13 +353,13 @@ async def _aio_write_and_commit(connection: Any, operation: Callable[[Any], Awai
 
 
 async def _aio_commit(connection: Any) -> None:
-    # What is deferred until now are constraints and triggers of users' tables.
+    # Until now, constraints and triggers of users' tables may be deferred.
     with told_of_users(connection):
         await connection.execute("COMMIT")
 
 
 async def _aio_commit_whole(connection: Any, answer_s: float) -> None:
-    """Commit. Who is cancelled meanwhile waits for the answer: a COMMIT that is on its way can't be called back."""
+    """Commit. If the caller is cancelled, wait for the answer: a COMMIT in transit cannot be called back."""
     commit = asyncio.ensure_future(_aio_commit(connection))
     try:
         await asyncio.shield(commit)
@@ -372,6 +377,6 @@ async def _aio_committed(connection: Any, outcome: Outcome) -> bool:
 
 
 async def _aio_clean(connection: Any) -> None:
-    # Not DISCARD ALL, which would take the prepared statements from under the driver.
+    # Not DISCARD ALL, which would remove the prepared statements that the driver uses.
     await connection.execute("DISCARD TEMP")
     await connection.reset()

@@ -1,6 +1,6 @@
-"""Adds jobs of unique tasks, or finds the jobs that stand for them (S3, R5); `dl_add_unique` judges each.
+"""Add jobs of unique tasks, or find the jobs that replace them (S3, R5); `dl_add_unique` decides for each.
 
-The statements that add all others pass such a row over, so that those pay nothing for it.
+The statements for all other jobs skip such rows, so that unique tasks add no overhead to them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloader.jobs.states import Status
 from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.job_inserts import JOB_ID, ROW_COLUMNS, TASK, WHEN_FAILED, Row, aio_insert_planned
 
-# In the order of their keys: two lists with the same keys wait for each other in one order. OFFSET 0 keeps it.
+# In the order of their keys, which OFFSET 0 keeps, so that two lists with the same keys do not deadlock.
 _ADD: Final = f"""
 SELECT r.job_id AS requested, u.job_id, u.did, u.status, u.queue
 FROM (
@@ -48,7 +48,7 @@ _PLANNED: Final = "UPDATE dl_jobs SET schedule = $2, planned_at = $3, backfill =
 
 @attrs.frozen
 class Stand:
-    """The job that stands for a request to a unique task, as it is then, and what the request did."""
+    """Job that results from a request to a unique task, in its state then, and the effect of the request."""
 
     job_id: UUID
     status: Status
@@ -57,14 +57,14 @@ class Stand:
 
 
 class KeyTaken(Exception):  # noqa: N818 - no error: all is looked at again
-    """A job has been added meanwhile that has the idempotency key, or the id, of one that was about to be added."""
+    """A job with the idempotency key or the ID of a job to add has been added meanwhile."""
 
 
 async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Stand]:
-    """By the ids of `rows`, what stands for those whose task is unique (asyncio-flavoured).
+    """Return, by the IDs of `rows`, the resulting jobs of those whose task is unique (asyncio-flavoured).
 
-    Those are left out whose task is not, and whose idempotency key or id a job has got meanwhile. Raises `BadRequest`
-    for a version that the task's jobs do not have, and for one that runs after others; `KeyTaken`.
+    Leaves out rows whose task is not unique, or whose idempotency key or ID another job has got meanwhile. Raises
+    `BadRequest` for a version that the task's jobs do not have, and for a job that runs after others; `KeyTaken`.
     """
     waiting = sorted({row[TASK] for row in rows if row[WHEN_FAILED] is not None})
     if waiting and (found := await connection.fetch(_WAIT, waiting)):
@@ -88,7 +88,7 @@ async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Sta
 async def aio_add_planned(
     connection: Any, rows: list[Row], planned: list[tuple[str, datetime | None, UUID | None]]
 ) -> tuple[dict[UUID, str], dict[UUID, Stand]]:
-    """As `aio_insert_planned`, also for unique tasks; and by their ids the jobs for which another one stands."""
+    """Do the same as `aio_insert_planned`, also for unique tasks; also return, by ID, the jobs that replace others."""
     added = await aio_insert_planned(connection, rows, planned)
     left = [(row, plan) for row, plan in zip(rows, planned, strict=True) if row[JOB_ID] not in added]
     stands: dict[UUID, Stand] = {}
