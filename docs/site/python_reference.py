@@ -151,7 +151,7 @@ def _default(field: Any) -> str:
     if value in (attrs.NOTHING, msgspec.NODEFAULT):
         factory = getattr(field, "default_factory", msgspec.NODEFAULT)
         return "required" if factory is msgspec.NODEFAULT else f"`{factory.__name__}()`"
-    if isinstance(value, attrs.Factory):
+    if hasattr(value, "takes_self"):  # attrs.Factory
         return f"`{value.factory.__name__}()`" if not value.takes_self else "computed"
     return f"`{_shown(value)}`"
 
