@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataloader.web.app import ROUTES
-from dataloader.web.openapi import describe
+from dataloader.web.openapi import describe_routes
 
 PAGE: Final = Path(__file__).parents[1] / "http-routes.md"
 SECTIONS: Final = {
@@ -49,7 +49,7 @@ _REF: Final = "#/components/schemas/"
 
 def page() -> str:
     """Return the text of the page."""
-    description = describe(ROUTES)
+    description = describe_routes(ROUTES)
     by_tag: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {tag: [] for tag in SECTIONS}
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
