@@ -1,6 +1,6 @@
-"""Fixtures for the tests of a running process in this process: supervisors on the test's database, and a look at it.
+"""Fixtures for tests of a running process inside the test's process: supervisors on the test's database, and its rows.
 
-Polls and sweeps are an hour apart unless a test says otherwise, so that what happens soon has happened by notification.
+Polls and sweeps are an hour apart unless a test sets another time, so prompt effects are effects of notifications.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER_S = 3_600
 
 @pytest.fixture
 def open_worker(database):
-    """Opens a supervisor with signals for `queues` (queue: slots) that knows `tasks`; keywords are settings."""
+    """Return a function that opens a supervisor for `queues` (queue: slots) and `tasks`; keywords are settings."""
 
     @asynccontextmanager
     async def open_worker(tasks, queues=None, *, dsn=None, with_web=False, **settings):
@@ -40,9 +40,9 @@ def open_worker(database):
 
 @pytest.fixture
 def stopped_without(open_worker, database, raw):
-    """Takes a connection away under a job that waits: a supervisor, and the row that the server told its body then.
+    """Return a context that cuts a connection under a waiting job; it yields a supervisor and `question`'s answer.
 
-    When the connection is back, at the end of the block, the job runs again and succeeds.
+    At the end of the block the connection works again; then the job runs again and succeeds.
     """
 
     @asynccontextmanager
@@ -80,12 +80,12 @@ def stopped_without(open_worker, database, raw):
 
 @pytest.fixture
 def settled():
-    """Waits until a supervisor has everything up, and the look around that follows the listener's start is over."""
+    """Return a function that waits until a supervisor is up and has done the polls after the listener's start."""
 
     async def settled(supervisor):
         signals = supervisor.signals
         await signals.listening.wait(timeout_s=patience_s())
-        # The heartbeat is woken with all others. It is the last of them whose next turn may be far away.
+        # The heartbeat is woken together with all other parts. Only its next round may be far away.
         listening = signals.listening.last
         await signals.heartbeat.wait_until(lambda began: began >= listening, timeout_s=patience_s())
 
@@ -94,13 +94,13 @@ def settled():
 
 @pytest.fixture
 def resting(settled):
-    """Waits until a supervisor's queues have nothing to do but what runs, so many jobs, and no claim is under way."""
+    """Return a function that waits until a supervisor only runs `running` jobs, and no claim is in progress."""
 
     async def resting(supervisor, *, running=0):
         await settled(supervisor)
 
         async def all_rest():
-            # A queue that was notified a moment ago has noticed it when all wait.
+            # When all tasks wait, a queue has processed a notification that arrived just before.
             await trio.testing.wait_all_tasks_blocked()
             queues = supervisor.state.queues
             used = sum(queue.running for queue in queues.values())
@@ -113,7 +113,7 @@ def resting(settled):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The statements that this process sends, on all its connections."""
+    """Return the statements that this process sends, on all its connections."""
     statements, connect = [], bridge.connect
 
     async def logged(*args, **options):
@@ -127,7 +127,7 @@ def sent(monkeypatch):
 
 @pytest.fixture
 def metric():
-    """The value of a metric of a supervisor with a web server."""
+    """Return a function that reads the value of a metric of a supervisor with a web server."""
 
     async def metric(supervisor, name):
         async with httpx2.AsyncClient(timeout=30) as client:
@@ -140,13 +140,13 @@ def metric():
 
 @pytest.fixture
 def row_of(raw):
-    """A job's row as it stands."""
+    """Return a function that reads a job's row."""
     return functools.partial(raw.fetchrow, "SELECT * FROM dl_jobs WHERE job_id = $1")
 
 
 @pytest.fixture
 def journal_of(raw):
-    """The kinds of a job's events, in order, with the reason where there is one."""
+    """Return a function that reads the kinds of a job's events, in order, with the reason where there is one."""
 
     async def journal_of(job_id):
         rows = await raw.fetch("SELECT kind, payload FROM dl_job_events WHERE job_id = $1 ORDER BY event_id", job_id)

@@ -1,4 +1,4 @@
-"""asyncio's functions as handlers (`asyncio=True`): stopped as any other, and over only when all their tasks are."""
+"""asyncio functions as handlers (`asyncio=True`): stopped like others, they end only when all their tasks have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloader.testing import run_task
 
 
 def asyncio_tasks(**options) -> tuple[Tasks, dict]:
-    """A registry with one task, `it`, that waits; and what it tells."""
+    """Return a registry with one task, `it`, that waits; and the events that it sets."""
     tasks, told = Tasks(), {"started": trio.Event(), "ended": trio.Event()}
 
     @tasks.task("it", asyncio=True, **options)
@@ -143,7 +143,7 @@ async def test_a_cancel_a_lost_lease_and_a_drain_stop_it_and_leave_no_asyncio_ta
             assert asyncio.all_tasks(told["loop"]) == set()
 
             job_id = await begin()
-            # Another worker, of whatever service, has it.
+            # Another worker, of any service, has claimed the job.
             await raw.execute(
                 "UPDATE dl_jobs SET token = token + 1, attempt = 2, claimed_by = 'w' WHERE job_id = $1", job_id
             )
@@ -264,7 +264,7 @@ async def test_asyncio_tasks_left_by_a_handler_are_cancelled_before_its_run_ends
 
     @tasks.task("other", asyncio=True)
     async def other(job: AioJob) -> None:
-        """One that shares the key."""
+        """Handler with the same key."""
 
     with trio.fail_after(patience_s()), capture_logs() as lines:
         async with open_worker(tasks, cancel_grace_s=0.1, heartbeat_s=0.2) as supervisor:
@@ -368,7 +368,7 @@ async def test_a_trio_handler_that_calls_asyncio_gets_an_error_with_the_right_wa
 
     @tasks.task("asyncio", asyncio=True)
     async def beside(job: AioJob) -> None:
-        """With it, a loop is there."""
+        """Handler that makes asyncio's loop available."""
 
     error = (await run_task(tasks, "it")).error
     assert "declare the task with asyncio=True" in error.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Bulk acts are done by any process, woken by a notification, and go on when the one at work has died (U16)."""
+"""Any process runs bulk operations, woken by a notification, and continues those of a process that has died (U16)."""
 
 from __future__ import annotations
 

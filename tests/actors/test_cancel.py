@@ -1,4 +1,4 @@
-"""A cancel reaches the handler by notification, and ends the job in every state it may be in (Q4)."""
+"""A cancel reaches the handler by notification, and ends the job in every state (Q4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
             await cancel(supervisor.database, job.job_id, OPERATOR)
             ended = await when_ended(supervisor, job.job_id)
         assert ended.status == "canceled"
-        # The next heartbeat is an hour away, and so is the next poll: the notification has asked for one.
+        # The next heartbeat and the next poll are an hour away: the notification has caused a heartbeat.
         assert await journal_of(job.job_id) == ["queued", "picked", "canceled: cancel"]
 
 
@@ -87,7 +87,7 @@ async def test_a_cancel_request_by_plain_sql_stops_only_its_own_run(open_worker,
             before = await row_of(other.job_id)
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
             assert (await when_ended(supervisor, job.job_id)).status == "canceled"
-            # Its row alone was looked at: no lease of another run was renewed for that.
+            # Only its own row was read: no lease of another run was renewed.
             assert await row_of(other.job_id) == before
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true")
 
@@ -193,7 +193,7 @@ async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             await cleaning.wait()
-            # Not confirmed before the body has left.
+            # The cancel is not confirmed before the handler has ended.
             assert (await row_of(job.job_id))["status"] == "running"
             cleaned.set()
             assert (await when_ended(supervisor, job.job_id)).status == "canceled"
@@ -277,7 +277,7 @@ async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a
 
 @pytest.mark.requirement("Q16")
 async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listener(open_worker, database, row_of):
-    """Channels have no rights: anybody may notify. What is heard is looked up in the tables before it counts."""
+    """Channels have no rights: every role may notify. The tables are read before a notification has an effect."""
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
 
     @tasks.task("long")
@@ -298,7 +298,7 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
                 for channel in ("dl_jobs", "dl_due", "dl_stop", "dl_changed"):
                     for payload in (str(job.job_id), str(token), "nan", "1e999", "\u202e" * 1000, ""):
                         await outsider.execute("SELECT pg_notify($1, $2)", channel, payload)
-                # Polls are an hour apart: it is by the listener that this one runs.
+                # Polls are an hour apart, so the listener has caused this run.
                 other = await supervisor.jobs.enqueue("quick", queue="q")
                 assert (await when_ended(supervisor, other.job_id)).status == "succeeded"
                 release.set()
@@ -331,7 +331,7 @@ async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_wo
                 await started.wait()
                 await outsider.execute(flood)
                 await until(lambda: _now(line for line in lines if "can't do its work" in line["event"]))
-                # Notifications work again: polls are an hour apart, and it is by the listener that this one runs.
+                # Notifications work again: polls are an hour apart, so the listener has caused this run.
                 await until(lambda: _now(line for line in lines if "does its work again" in line["event"]))
                 other = await supervisor.jobs.enqueue("quick", queue="q")
                 assert (await when_ended(supervisor, other.job_id)).status == "succeeded"

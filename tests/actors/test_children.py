@@ -1,4 +1,4 @@
-"""Functions in child processes (`process=True`): what they do, how they end, and that nothing of them is left."""
+"""Functions in child processes (`process=True`): their work, their end, and that nothing of them remains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def lines_of(supervisor, job_id):
 
 @pytest.fixture
 def open_children(open_worker):
-    """A supervisor for the tasks in children."""
+    """Return a function that opens a supervisor for the tasks in child processes."""
 
     @asynccontextmanager
     async def open_children(slots=4, **settings):
@@ -59,7 +59,7 @@ def open_children(open_worker):
 
 @pytest.fixture
 def run_in(row_of):
-    """Runs a job, and gives its record."""
+    """Return a function that runs a job and returns its record."""
 
     async def run_in(supervisor, task, args=None, *, max_attempts=1, within_s=30):
         job = await supervisor.jobs.enqueue(task, args, queue="q", max_attempts=max_attempts)
@@ -70,7 +70,7 @@ def run_in(row_of):
 
 @pytest.fixture
 def shown(row_of):
-    """What a job that runs has shown."""
+    """Return a function that reads the progress of a running job."""
 
     async def shown(supervisor, job_id):
         async def progress():
@@ -154,7 +154,7 @@ async def test_a_child_is_reused_until_its_job_limit_or_its_idle_timeout(open_ch
 @pytest.mark.slow
 async def test_a_job_is_released_if_its_child_starts_after_its_reservation_expires(open_worker, run_in, journal_of):
     tasks = Tasks()
-    # No interpreter starts in the share of this margin within which the handler must begin.
+    # An interpreter takes longer to start than the share of this margin within which the handler must begin.
     supplier = Supplier("hr", rate_limits=(RateLimit(10, per_s=1),), margin_s=0.1)
     tasks.task("who", process=True, supplier=supplier)(child_tasks.who.handler)
     async with open_worker(tasks, poll_s=0.5) as supervisor:
@@ -178,7 +178,7 @@ async def test_a_child_enqueues_jobs_and_gets_errors_for_wrong_ones(open_childre
 
 @pytest.fixture
 def takes_now(monkeypatch):
-    """The requests to suppliers that wait in this process now."""
+    """Return the requests to suppliers that wait in this process now."""
     now = []
 
     async def counted(*given):
@@ -255,7 +255,7 @@ async def test_a_stop_of_a_body_that_adds_more_jobs_than_are_added_at_a_time_is_
     async with open_children(1) as supervisor:
         job = await supervisor.jobs.enqueue("adds many", {"go": str(tmp_path / "go")}, queue="q", max_attempts=1)
         await shown(supervisor, job.job_id)
-        # Looks inside: nothing else shows that the child's calls have taken all places, or stops it then.
+        # This reads private fields: nothing else shows that the child's calls have taken all places, or stops it then.
         [run] = supervisor._parts.runs
         [mover] = run.movers
         await raw.execute("BEGIN; LOCK TABLE dl_jobs IN SHARE MODE")
@@ -430,14 +430,14 @@ async def test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attem
 
 @pytest.fixture
 def without_renewals(open_children, shown, monkeypatch):
-    """A body that ignores everything, whose lease is not renewed and whose supervisor does not stop it."""
+    """Return a context with a handler that ignores everything, while its lease is not renewed and nothing stops it."""
 
     @asynccontextmanager
     async def without_renewals():
         async with open_children(heartbeat_s=0.5, default_lease_s=3) as supervisor:
             job = await supervisor.jobs.enqueue("ignores", queue="q", lease_ttl_sec=4, max_attempts=1)
             progress = await shown(supervisor, job.job_id)
-            # Looks inside: only a supervisor that is broken in this way does not stop a run itself.
+            # This reads private fields: only a supervisor that is broken in this way does not stop a run itself.
             [run] = supervisor._parts.runs
 
             async def is_dead():
@@ -479,7 +479,7 @@ async def test_machine_sleep_before_a_confirmed_renewal_counts_against_the_lease
     async with open_children(heartbeat_s=0.5) as supervisor:
         job = await supervisor.jobs.enqueue("ignores", queue="q", lease_ttl_sec=600, max_attempts=1)
         progress = await shown(supervisor, job.job_id)
-        # Looks inside, as above; and at the lease, which has no other witness.
+        # This reads private fields, as above, and the lease, which is visible nowhere else.
         [run] = supervisor._parts.runs
         if who == "guard":
             ends = Lease.body_ends
@@ -513,7 +513,7 @@ async def test_functions_that_a_child_can_not_find_or_run_are_refused_at_the_sta
 
     @tasks.task("local", process=True)
     def local(job: ProcessJob) -> None:
-        """Not at the top of its module."""
+        """Function that is not at the top level of its module."""
 
     with pytest.raises(ConfigError, match=r"task 'local': process=True: its function must stand at the top of its mod"):
         await run_task(tasks, "local")
@@ -522,7 +522,7 @@ async def test_functions_that_a_child_can_not_find_or_run_are_refused_at_the_sta
 
         @tasks.task("trio", process=True)
         async def of_trio(job: Job) -> None:
-            """Trio's."""
+            """Function for Trio."""
 
     with pytest.raises(ValueError, match=r"memory_mb, max_jobs: are for tasks with process=True"):
         tasks.task("thread", memory_mb=100)(child_tasks.noop.handler)

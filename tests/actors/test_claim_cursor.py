@@ -1,4 +1,4 @@
-"""Where the next claim looks and how much it asks for, without a database and without a clock (Q6)."""
+"""Position and size of the next claim, without a database and without a clock (Q6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JITTER = 1.2
 
 
 def brought(jobs=0, *, more=False, passed_over=False, blocked=False, last=None):
-    """The result of a claim. Nobody looks at the jobs themselves."""
+    """Return the result of a claim. The jobs themselves are not read."""
     return Claim([None] * jobs, [0.0] * jobs, more, passed_over, last, [], 0.0, blocked=blocked)
 
 
@@ -43,7 +43,7 @@ def after(cursor, now, *, woken=False):
 
 
 def claim(cursor, now, *, behind=None, takes_s=0.0, jobs=8, **brings):
-    """A claim that begins at `now`; the moment of its answer."""
+    """Make a claim that begins at `now`; return the time of its answer."""
     brings = {"more": True} | brings
     cursor.answered(NextClaim(8, 0, behind, now), brought(jobs, last=JOB if jobs else None, **brings), now + takes_s)
     return now + takes_s
@@ -52,7 +52,7 @@ def claim(cursor, now, *, behind=None, takes_s=0.0, jobs=8, **brings):
 def test_in_a_backlog_newly_ready_jobs_are_searched_immediately():
     cursor = ClaimCursor()
     assert after(cursor, 100.0) is None
-    now = claim(cursor, 100.0, takes_s=LOOK_BACK_S - 0.1)  # held up, once
+    now = claim(cursor, 100.0, takes_s=LOOK_BACK_S - 0.1)  # delayed, once
     assert after(cursor, now) == JOB
     assert after(cursor, now, woken=True) is None
     now = claim(cursor, now, takes_s=CHEAP_LOOK_S)
@@ -70,7 +70,7 @@ def test_slow_checks_of_the_front_take_at_most_a_tenth_of_the_time():
         else:
             behind += 1
         takes_s = 0.1 if ask.after is None else 0.001
-        # While a look takes long, others add jobs, whose rows it has not seen.
+        # While a slow check runs, other callers add jobs, whose rows it has not seen.
         now = claim(cursor, now, behind=ask.after, takes_s=takes_s, jobs=1, more=False, passed_over=ask.after is None)
         now += 0.001  # until the next job becomes ready
     pauses = [later - earlier for earlier, later in itertools.pairwise(fronts[2:])]
@@ -85,7 +85,7 @@ def test_a_slow_check_of_the_front_follows_its_pause_without_new_ready_jobs():
     assert cursor.wait_s(POLL_S, now) == POLL_S
     ask = cursor.next(8, now, woken=True)
     assert ask.after == JOB
-    # An urgent job, which stands before those that were claimed.
+    # An urgent job, which is ahead of those that were claimed.
     now = claim(cursor, now, behind=JOB, takes_s=0.001, jobs=0, more=False)
     assert not cursor.more
     assert not cursor.found_all
@@ -170,7 +170,7 @@ def test_rows_that_were_locked_are_looked_for_soon_and_then_more_and_more_rarely
 
 
 def test_behind_a_block_rows_that_may_be_locked_are_looked_for_soon():
-    """Such a claim does not search for locked rows, and nobody notifies when a lock goes."""
+    """Such a claim does not search for locked rows, and no notification is sent when a lock is released."""
     cursor = ClaimCursor()
     for _ in range(20):
         now = claim(cursor, 0.0, jobs=0, more=False, blocked=True)
@@ -204,7 +204,7 @@ def test_each_claim_stays_within_bounds_and_the_front_is_checked_regularly(steps
         ask = cursor.next(free, now, woken=woken)
         assert 1 <= ask.slots <= min(free, most)
         assert ask.look <= MAX_LOOK
-        # The longest a look at the front can be put off: some claims of a second each, ten times their excess apart.
+        # Maximum delay of a check of the front: some claims of a second each, with pauses of ten times their excess.
         assert ask.after is None or now - front_at <= LOOK_BACK
         front_at = now if ask.after is None else front_at
         now += takes_s

@@ -27,7 +27,7 @@ async def noop(_job): ...
 
 @pytest.fixture
 def tasks():
-    """A plain task, two with separate limits, two of a supplier."""
+    """Return a plain task, two tasks with separate limits, and two of a supplier."""
     tasks = Tasks()
     supplier = Supplier("s", rate_limits=(RateLimit(1_000, per_s=60),))
     tasks.task("plain", queue="q")(noop)
@@ -40,7 +40,7 @@ def tasks():
 
 
 async def ended(supervisor, *names):
-    """The statuses of a new job of each task, which must end."""
+    """Add a job of each task, wait for their ends, and return their statuses."""
     jobs = [await supervisor.jobs.enqueue(name) for name in names]
     return [(await when_ended(supervisor, job.job_id, within_s=patience_s())).status for job in jobs]
 
@@ -197,7 +197,7 @@ async def test_the_count_of_closed_limit_queues_falls_when_their_queue_is_remove
 @pytest.mark.slow
 async def test_learning_tasks_waits_for_a_claim_from_one_lane_alone(open_worker, tasks, raw):
     async with open_worker(tasks, {"q": 4}) as supervisor, trio.open_nursery() as nursery:
-        # Looks inside: `add_tasks` calls `learn`, but would itself wait for the locked tables first.
+        # This calls a private method: `add_tasks` calls `learn`, but would itself wait for the locked tables first.
         [dispatcher] = supervisor._parts.dispatchers
         await raw.execute(NO_SUCH_ZONE)
         await supervisor.jobs.enqueue("bad")
@@ -220,7 +220,7 @@ async def test_learning_tasks_waits_for_a_claim_from_one_lane_alone(open_worker,
 
 
 async def waiting_claims(raw):
-    """The number of claims that wait for a lock."""
+    """Return the number of claims that wait for a lock."""
     await raw.execute("SELECT pg_stat_clear_snapshot()")
     claims = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ $1"
     return await raw.fetchval(claims, ANY_CLAIM)

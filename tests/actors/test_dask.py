@@ -1,4 +1,4 @@
-"""Functions beside the workers of a Dask cluster (`dask=`): the same as in child processes, and nothing runs twice."""
+"""Functions next to the workers of a Dask cluster (`dask=`): the same as in child processes, and no job runs twice."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_in():
 
 @pytest.fixture
 def shown():
-    """What a job that runs has shown."""
+    """Return a function that reads the progress of a running job."""
 
     async def shown(supervisor, job_id):
         async def progress():
@@ -95,7 +95,7 @@ async def test_a_function_behaves_the_same_on_dask_and_in_a_child(open_service, 
 async def test_a_dask_worker_reuses_its_child_process(open_service, run_in):
     async with open_service(1) as supervisor:
         pids = {(await run_in(supervisor, "all", {})).result["pid"] for _ in range(4)}
-    assert len(pids) <= 2  # one a worker
+    assert len(pids) <= 2  # one per worker
 
 
 async def test_a_stop_ends_the_function_beside_the_worker(open_service, shown, run_in):
@@ -153,7 +153,7 @@ async def test_jobs_wait_for_a_cluster_that_is_away_and_run_when_it_is_there(ope
 
 @pytest.fixture
 def relay():
-    """Opens a relay, with a child that has imported a task and waits for the word to begin."""
+    """Return a function that opens a relay with a child that has imported a task and waits for its start."""
 
     @asynccontextmanager
     async def open_relay(task):
@@ -194,7 +194,7 @@ def job_line():
 
 
 async def ended_on(relay):
-    """How the function has ended, and how the child."""
+    """Return how the function has ended, and how the child has."""
     said, number = [], 0
     while ("over",) not in said:
         number, new = await relay.take(number, 1)
@@ -246,7 +246,7 @@ async def test_unreadable_answers_of_a_worker_end_the_run_with_its_lease(open_wo
 async def test_a_job_that_is_stopped_before_it_is_sent_leaves_nothing_behind(open_service, shown):
     async with open_service() as supervisor:
         await shown(supervisor, (await supervisor.jobs.enqueue("endless", queue="q")).job_id)
-        # Looks inside: a run that is stopped between its start and its sending leaves no other trace.
+        # This reads private fields: a run that is stopped between its start and its sending leaves no other trace.
         [run] = supervisor._parts.runs
         [of_run] = supervisor._parts.clusters._by_address.values()
         before = set(of_run.listeners)

@@ -1,4 +1,4 @@
-"""The database goes, stays away, comes back, or loses a part of its duty: latency, never work."""
+"""Outages of the database, whole or in part, cause latency, but never a loss of jobs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_disconnected_listener_reconnects_and_finds_missed_jobs(open_wor
         await supervisor.signals.listening.wait()
         ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
         assert await raw.fetchval(ended)
-        # Nobody hears of this one; polls are an hour apart.
+        # No notification arrives for this one; polls are an hour apart.
         job = await supervisor.jobs.enqueue("quick", queue="q")
         assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
         await supervisor.signals.listening.wait(2)
@@ -219,7 +219,7 @@ async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_wo
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             await raw.execute("ALTER FUNCTION dl_claim_known RENAME TO dl_claim_lost")
-            # Not by another job: a claim that is still under way may take that.
+            # Not by another job: a claim that is still in progress may take that one.
             await raw.execute("SELECT pg_notify('dl_jobs', 'q')")
             await supervisor.wait_draining()
             release.set()
@@ -321,10 +321,10 @@ async def test_a_part_leaves_the_outage_when_the_database_refuses_it_or_it_ends(
     outage = Outage()
     with capture_logs() as lines:
         outage.failed("stager", StoreUnavailable("gone"))
-        outage.failed("stager", StoreError("permission denied"))  # whoever refuses is there
+        outage.failed("stager", StoreError("permission denied"))  # the server refuses, so it is reachable
         assert not outage.lasts
         outage.failed("claims of q", StoreUnavailable("gone again"))
-        outage.failed("stager", StoreUnavailable("gone again"))  # which says nothing of its own trouble
+        outage.failed("stager", StoreUnavailable("gone again"))  # which does not say anything about its own failure
         assert outage.lasts
         outage.left("claims of q")
         assert outage.lasts
@@ -349,7 +349,7 @@ async def test_claims_that_end_by_a_drain_while_they_fail_leave_the_outage(open_
             settings = {"poll_s": 0.2, "connect_timeout_s": 1, "drain_timeout_s": 0.1}
             async with open_worker(quick_tasks(), dsn=proxy.dsn, **settings) as supervisor:
                 proxy.cut()
-                # Looks inside: nothing shows the parts of an outage before it has lasted for a minute.
+                # This reads private fields: the parts of an outage are not visible until it has lasted for a minute.
                 [trouble] = await until(lambda: _troubles_of(supervisor, "claims of q"))
                 supervisor.request_drain()
                 await supervisor._parts.dispatchers[0].closed.wait()

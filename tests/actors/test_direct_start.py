@@ -1,7 +1,7 @@
-"""A job that finds a free slot in the process that adds it starts at once, without a notification and a claim (Q6).
+"""A job that finds a free slot in the process that adds it starts immediately, without a notification and a claim (Q6).
 
-Polls are an hour apart, so what is not started at once starts by its notification. The proxy's pool is the connection
-that adds jobs.
+Polls are an hour apart, so all other jobs start by their notifications. The pool's connection behind the proxy is the
+one that adds jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOCKS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE '% locks' 
 
 
 class Desk:
-    """A task `note`, which notes its jobs' `n` and, if they have `wait`, waits for `release`."""
+    """A task `note`, which records its jobs' `n` and, if they have `wait`, waits for `release`."""
 
     def __init__(self):
         self.tasks, self.release, self.noted = Tasks(), trio.Event(), []
@@ -55,7 +55,7 @@ def desk():
 
 @pytest.fixture
 async def heard(raw):
-    """The queues of which a notification has told that a job is ready there."""
+    """Return a function that reads the queues for which a notification of a ready job has arrived."""
     queues = []
 
     def hear(_connection, _pid, _channel, queue):
@@ -72,7 +72,7 @@ async def heard(raw):
 
 @pytest.fixture
 def renewed(raw):
-    """Ends a supervisor's lock session, and waits until a new one has made the rows and its memory agree."""
+    """Return a function that ends a supervisor's lock session, and waits for the repair by a new one."""
 
     async def renewed(supervisor):
         answers = supervisor.signals.keys_safe.count
@@ -97,14 +97,14 @@ async def test_a_job_starts_immediately_if_a_slot_is_free(
         assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 1, supervisor.worker)
         assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=77)
         assert 0 < row["token"] < 2**53
-        # By the token that its notification has.
+        # This needs the token that is in its notification.
         await supervisor.jobs.cancel(added.job_id)
         assert (await when_ended(supervisor, added.job_id)).status == "canceled"
         other = await supervisor.jobs.enqueue("note", queue="q")
         assert (await when_ended(supervisor, other.job_id)).status == "succeeded"
         assert await heard() == []
         await resting(supervisor)
-        # A new lock session takes the keys again of all runs that are remembered: there are none.
+        # A new lock session takes the keys of all known runs again: there are none.
         with capture_logs() as lines:
             await renewed(supervisor)
         assert [line["event"] for line in lines if "its locks are taken again" in line["event"]] == []
@@ -123,7 +123,7 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
 
     @later.task("elsewhere")
     async def elsewhere(job):
-        """Only the other process knows it."""
+        """Only the other process knows this task."""
 
     async with open_worker(desk.tasks, {"q": 2, "r": 2}) as supervisor:
         await resting(supervisor)
@@ -137,7 +137,7 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
         assert (await when_ended(supervisor, paused.job_id)).status == "succeeded"
 
         async def is_claimed(queues, task="note", **options):
-            """A job with these options is told of, and ends well if this process may run it."""
+            """Add a job with these options; check that it is announced, and succeeds if this process may run it."""
             await resting(supervisor)
             (await heard()).clear()
             job = await supervisor.jobs.enqueue(task, **options)
@@ -149,14 +149,14 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
             await is_claimed(["q"], queue="q", idempotency_key="i"),
             await is_claimed(["q"], queue="q", available_at=datetime.now(UTC) + timedelta(seconds=0.3)),
         ]
-        # What the task has become since this process has begun, only the database knows.
+        # Only the database knows the changes of the task since this process has started.
         await raw.execute("UPDATE dl_tasks SET lock_key = '\"fixed\"', queue = 'r' WHERE task = 'note'")
         jobs.append(await is_claimed(["q"], queue="q"))
         assert (await row_of(jobs[-1]))["lock_key"] == "fixed"
         for job_id in jobs:
             assert (await when_ended(supervisor, job_id)).status == "succeeded"
             assert await journal_of(job_id) == AT_ONCE
-        # A queue, and a task, that are another process's.
+        # A queue, and a task, of another process.
         others = [
             await is_claimed(["other"], queue="other"),
             await is_claimed(["q"], "elsewhere", queue="q"),
@@ -190,7 +190,7 @@ async def test_concurrent_additions_start_no_more_jobs_than_there_are_slots(open
 
 @pytest.fixture
 def held_back(open_worker, desk, resting, database):
-    """A worker behind a proxy; what the pool is told can be held back there."""
+    """Return a context with a worker behind a proxy, which can hold back the answers to the pool."""
 
     @asynccontextmanager
     async def held_back(**settings):
@@ -199,7 +199,7 @@ def held_back(open_worker, desk, resting, database):
             open_worker(desk.tasks, dsn=proxy.dsn, **settings) as supervisor,
         ):
             await resting(supervisor)
-            # The connection knows the statement then, and the next trigger need not ask for queues.
+            # Then the connection has prepared the statement, and the next trigger need not read the queues.
             first = await supervisor.jobs.enqueue("note", {"n": "first"}, queue="q")
             await when_ended(supervisor, first.job_id)
             await resting(supervisor)
@@ -211,7 +211,7 @@ def held_back(open_worker, desk, resting, database):
 
 @pytest.fixture
 def unanswered(held_back, raw, monkeypatch):
-    """The same, while a job has been added and started in the database, and nobody has heard of it."""
+    """Return a context like `held_back` in which a job was added as running, but its answer has not arrived."""
     monkeypatch.setattr("dataloader.store.queue.lock_session.DOUBT_S", 0.2)
 
     @asynccontextmanager
@@ -248,7 +248,7 @@ async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_bac
 
         await add(0, wait=True)
         await until(desk.has_noted)
-        # The queue has a free slot again before the process is told of what waits.
+        # The queue has a free slot again before the process receives the notifications of waiting jobs.
         proxy.freeze("listener", answers_only=True)
         await add(1)
         desk.release.set()
@@ -273,7 +273,7 @@ async def test_a_job_added_during_a_claim_is_not_overtaken_by_a_later_one(held_b
         async def rests():
             return list(supervisor.signals.resting.last or ()) == ["q"]
 
-        # The claim of the first job is answered after the second one was added; its notification comes last.
+        # The claim of the first job is answered after the second one was added; its notification arrives last.
         proxy.freeze("locks", answers_only=True)
         await raw.execute("SELECT dl_enqueue('note', queue => 'q')")
         await until(is_running)

@@ -1,4 +1,4 @@
-"""A drain in this process: what runs may finish, what is stopped goes back, and it ends in every case (Q15)."""
+"""A drain in this process: running jobs may finish, stopped jobs are released, and it ends in every case (Q15)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_drain_ends_claims_of_a_backlog_while_slots_are_free(open_worker
             await began.wait()
             report = await supervisor.drain()
     assert report.is_clean
-    # The jobs of the claim that was under way also ran.
+    # The jobs of the claim that was in progress also ran.
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued'") > 1_500
 
 
@@ -104,8 +104,8 @@ async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(op
     async with open_worker(tasks, drain_timeout_s=1) as supervisor, trio.open_nursery() as nursery:
         with trio.fail_after(patience_s()):
             await raw.execute("BEGIN")
-            await raw.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")  # holds up every claim
-            job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")  # it has to be claimed
+            await raw.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")  # blocks every claim
+            job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")  # it must be claimed
             await until(lambda: _has_blocked_claim(raw))
             nursery.start_soon(supervisor.drain)
             await supervisor.wait_draining()
@@ -119,7 +119,7 @@ async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(op
 
 
 async def _has_blocked_claim(connection):
-    """In a transaction the view is that of its first look, until it is told to look again."""
+    """Return whether a claim is blocked. In a transaction, statistics are frozen until their snapshot is cleared."""
     await connection.execute("SELECT pg_stat_clear_snapshot()")
     return await connection.fetchval(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ $1", ANY_CLAIM
@@ -227,7 +227,7 @@ async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_dat
             async with open_worker(Tasks(), dsn=proxy.dsn, reaper_period_s=0.2) as supervisor:
                 await resting(supervisor)
                 proxy.freeze()
-                await trio.sleep(0.5)  # the reaper asks, and has no answer
+                await trio.sleep(0.5)  # the reaper sends a statement, and gets no answer
                 report = await supervisor.drain()
                 began = trio.current_time()
             # Its write may take 42 s.

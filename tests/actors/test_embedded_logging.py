@@ -1,4 +1,4 @@
-"""A library is silent unless it is asked: what an embedding program hears of us, and on which way (Q16)."""
+"""A library is silent by default: log lines of ours that an embedding program receives, and by which way (Q16)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ assert "trio_asyncio" not in sys.modules
 
 @pytest.fixture
 def run_program(database):
-    """Runs a program that embeds a supervisor, with a line of its own before; what came out comes back."""
+    """Return a function that runs a program with a supervisor, and a line of its own before; it returns the output."""
 
     def run_program(line=""):
         done = subprocess.run(

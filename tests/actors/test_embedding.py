@@ -1,4 +1,4 @@
-"""A supervisor inside a program that has a life of its own, with or without an asyncio loop."""
+"""Supervisor inside another program, with or without an asyncio loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def greeting_tasks():
 async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
     async with trio_asyncio.open_loop(), open_worker(greeting_tasks()) as supervisor:
         job = await supervisor.jobs.enqueue("greet", queue="q")
-        # The host's loop is as it was, within and after.
+        # The host's loop is unchanged, during and after this.
         assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
         done = await when_ended(supervisor, job.job_id)
         assert (done.status, done.result) == ("succeeded", "hello")
@@ -48,7 +48,7 @@ async def test_enqueue_by_a_known_id_adds_no_job_and_reports_jobs_without_a_work
         new = NewJob(queue="q", task="greet")
         [first], [second] = [await supervisor.jobs.enqueue_many([new]) for _ in range(2)]
         assert (first.created, second.created, second.job_id) == (True, False, new.job_id)
-        # As by HTTP and by the command line.
+        # The same answers as by HTTP and by the command line.
         names = (("nobody serves it", "greet"), ("q", "greet"), ("q", "geret"))
         other = [NewJob(queue=queue, task=task) for queue, task in names]
 
@@ -56,7 +56,7 @@ async def test_enqueue_by_a_known_id_adds_no_job_and_reports_jobs_without_a_work
             again = [attrs.evolve(job, job_id=uuid7()) for job in other]
             return [added.queue_state for added in await supervisor.jobs.enqueue_many(again)]
 
-        # Where the database has not told it within half a second, each is None.
+        # Each is None where the database has not answered within half a second.
         await until(states, lambda states: states == ["no_worker", None, "unknown_task"])
         assert (await when_ended(supervisor, new.job_id)).status == "succeeded"
         assert [added.created for added in await supervisor.jobs.enqueue_many([new])] == [False]
@@ -96,7 +96,8 @@ async def test_a_host_that_is_cancelled_while_its_jobs_are_added_gets_their_ids(
         await nursery.start(trigger)
         await cancel_all()
         await until(lambda: raw.fetchval("SELECT count(*) = 1 FROM dl_jobs"))
-        # Where no look at the queue is due: one whose statement is under way, the next one's first, and who joins that.
+        # Cancel while no read of the queues is due: a running statement, the first request of the next one, and one
+        # that joins it.
         monkeypatch.setattr("dataloader.store.queue.queue_states.REMEMBERED_S", 3_600)
         await other.execute("BEGIN; LOCK TABLE dl_jobs")
         for _ in range(3):
@@ -168,7 +169,7 @@ async def test_rows_and_success_commit_together_or_not_at_all(open_worker, raw):
                 await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
                 await trio.sleep_forever()
             if job.args["how"] == "taken":
-                # Whoever took the job, by our own reaper's rules.
+                # Another worker has claimed the job, after our reaper released it.
                 await raw.execute("UPDATE dl_jobs SET token = token + 1 WHERE job_id = $1", job.job_id)
         if job.args["how"] == "raise after":
             raise ValueError("too late to matter")

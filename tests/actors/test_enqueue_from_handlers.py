@@ -1,4 +1,4 @@
-"""Jobs that a handler enqueues, in its transaction or beside it, in each of its flavours."""
+"""Jobs that a handler enqueues, in its transaction or outside it, in each kind of handler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Part:
 
 @pytest.fixture
 def tasks():
-    """A parent of each flavour, with two children in its transaction and one beside it; `fail` ends it by an error."""
+    """Return a parent task of each kind, with two children in its transaction and one outside.
+
+    `fail` raises an error.
+    """
     tasks = Tasks()
 
     @tasks.task("part", args=Part, queue="q", lock_key="part:{number}")
@@ -33,7 +36,7 @@ def tasks():
         await job.enqueue(part, Part(0), idempotency_key="beside")
         async with job.transaction() as t:
             first = await t.enqueue(part, Part(1))
-            assert await t.fetch("SHOW lock_timeout") == [{"lock_timeout": "0"}]  # the handler's own
+            assert await t.fetch("SHOW lock_timeout") == [{"lock_timeout": "0"}]  # that of the handler
             [second] = await t.enqueue_many([NewJob(task="part", args={"number": 2})])
             assert t.enqueued == (first.job_id, second.job_id)
             if job.args.get("fail"):
@@ -82,7 +85,7 @@ async def test_jobs_of_a_transaction_are_there_when_its_success_is_or_not_at_all
         async def rows():
             return await raw.fetch(ROWS)
 
-        # Polls are an hour apart: the commit's notification has woken the queue.
+        # Polls are an hour apart, so the commit's notification has woken the queue.
         children = await until(rows, lambda rows: all(row["status"] == "succeeded" for row in rows))
     assert [row["lock_key"] for row in children] == ["part:0", "part:1", "part:2"]
     assert [row["job_id"] for row in children[1:]] == ended.result

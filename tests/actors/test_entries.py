@@ -1,4 +1,4 @@
-"""Entries that take jobs of some tasks alone, and what a program changes of its supervisor while it runs (S5)."""
+"""Entries that take only jobs of some tasks, and changes of a running supervisor by its program (S5)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tasks_named(*names, ran=None, **options):
 
 @pytest.fixture
 def open_with(database):
-    """Opens a supervisor with signals and these entries; polls and sweeps are an hour apart."""
+    """Return a function that opens a supervisor with signals and these entries; polls and sweeps are an hour apart."""
 
     def open_with(tasks, *entries, dsn=None, **settings):
         quiet = {"poll_s": 3_600, "reaper_period_s": 3_600, "claim_backoff_s": 3_600, "drain_timeout_s": 10}
@@ -53,12 +53,12 @@ async def test_an_entry_with_tasks_does_not_touch_or_read_other_jobs_of_its_queu
     monkeypatch.setattr(filer, "REST_S", 0)
     ran = []
     both = tasks_named("ours", "theirs", ran=ran)
-    # Before the task has its lane: a job that is found, and those of others that it is among.
+    # Before the task has its lane: a job is found among those of other tasks.
     await raw.execute(ADD_FOREIGN, "theirs", 300)
     await raw.execute(ADD_FOREIGN, "ours", 1)
     async with open_with(both, Worker("q", 2, ("ours",))) as supervisor:
         await until(lambda: _count(ran, 1))
-        # Of our own making, among others that are more urgent; and of another service's.
+        # A job that we enqueue, among others that are more urgent, and then one of another service.
         await supervisor.jobs.enqueue_many([NewJob(queue="q", task="theirs", priority=1) for _ in range(300)])
         added = await supervisor.jobs.enqueue("ours", {"n": 1}, queue="q")
         await when_ended(supervisor, added.job_id)
@@ -72,14 +72,14 @@ async def test_an_entry_with_tasks_does_not_touch_or_read_other_jobs_of_its_queu
         assert [one.queue_state for one in await supervisor.jobs.enqueue_many(asked)] == [None, "unknown_task"]
         [worker] = await supervisor.jobs.workers()
         assert (worker.queues, worker.only_tasks) == ({"q": 2}, {"q": ["ours"]})
-        # A queue that is paused, and resumed, goes on at once.
+        # A queue that is paused and resumed continues immediately.
         await supervisor.jobs.pause("q")
         claims = supervisor.signals.claimed.count
         paused = await supervisor.jobs.enqueue("ours", queue="q")
         await supervisor.signals.claimed.wait(claims + 1)
         await supervisor.jobs.resume("q")
         await when_ended(supervisor, paused.job_id)
-        # Another process, which takes all, takes the others, and what it knows of ours.
+        # Another process, without a restriction, takes the other jobs of the tasks that it knows.
         async with open_with(tasks_named("theirs", ran=ran), Worker("q", 100)):
             await until(lambda: _none_left(raw))
     assert {task for task, _ in ran} == {"ours", "theirs"}
@@ -150,9 +150,9 @@ async def test_tasks_and_queues_can_be_added_to_a_running_supervisor(open_with, 
 
     async with open_with(tasks_named("old", ran=ran), Worker("q", 1)) as supervisor:
         [unknown] = await supervisor.jobs.enqueue_many([NewJob(queue="q", task="asks")])
-        assert unknown.queue_state in {"unknown_task", None}  # None: the database has not told it in time
+        assert unknown.queue_state in {"unknown_task", None}  # None: the database has not answered in time
         await supervisor.add_tasks(more)
-        # What has waited for the task, and what comes from now on.
+        # A job that has waited for the task, and one that is added now.
         await when_ended(supervisor, unknown.job_id)
         await when_ended(supervisor, (await supervisor.jobs.enqueue("new", {"n": 1}, queue="q")).job_id)
         assert ran == ["asks", ("new", 1)]
@@ -214,7 +214,7 @@ async def test_a_refused_addition_changes_nothing(open_with, raw):
         assert await raw.fetchval("SELECT array_agg(task) FROM dl_tasks") == ["old"]
         assert await raw.fetchval("SELECT count(*) FROM dl_sources") == 0
         assert list(supervisor.state.queues) == ["q", "p"]
-        await supervisor.add_tasks(tasks_named("fine"))  # nothing has its name
+        await supervisor.add_tasks(tasks_named("fine"))  # no task has its name
         await supervisor.drain()
         for change in (supervisor.add_tasks(Tasks()), supervisor.add_queue("n", 1), supervisor.remove_queue("q")):
             with pytest.raises(Draining):
@@ -251,7 +251,7 @@ async def test_a_removed_queue_waits_for_its_runs_and_releases_unfinished_ones(o
         assert [(row.status, row.attempt) for row in rows] == [("succeeded", 1), ("queued", 0), ("queued", 0)]
         assert list(supervisor.state.queues) == ["stays"]
         assert (await supervisor.jobs.enqueue("ends", queue="q")).queue_state == "no_worker"
-        # The others go on, and the queue can be served again.
+        # The other queues continue, and this one can be served again.
         await when_ended(supervisor, (await supervisor.jobs.enqueue("ends", queue="stays")).job_id)
         await supervisor.add_queue("q", 4)
         await when_ended(supervisor, added[2].job_id)
@@ -287,7 +287,7 @@ async def test_a_job_added_before_the_first_queue_listens_is_found_afterwards(op
         trio.open_nursery() as nursery,
     ):
         await supervisor.signals.listening.wait()
-        # Its LISTEN is under way until the job is there.
+        # Its LISTEN is in progress until the job is there.
         proxy.freeze("listener")
         nursery.start_soon(supervisor.add_queue, "q", 1)
         await supervisor.signals.resting.wait_until(lambda queues: queues == ("q",))
@@ -312,7 +312,7 @@ async def test_a_job_whose_task_is_added_while_a_claim_asks_for_limits_is_found(
         await signals.claimed.wait(claims + 1)
         await signals.resting.wait_until(lambda queues: queues == ("q",))
         known = signals.known_tasks.count
-        # The next statement that names the task: it reads which tasks are known.
+        # The next statement with the task's name reads which tasks are known.
         proxy.freeze_at("locks", b"old")
         await raw.execute("SELECT pg_notify('dl_lane', '')")  # as when any process declares limits
 
@@ -337,9 +337,9 @@ async def test_a_slow_look_at_a_few_ready_jobs_does_not_put_off_the_next_one(ope
     ):
         await supervisor.signals.listening.wait()
         proxy.delay_s = (
-            0.15  # a look takes a request for its transaction, its statement, and its end, and three answers
+            0.15  # a poll takes a request for its transaction, its statement, and its end, and three answers
         )
-        # With a pause of thirty seconds each that would take two minutes.
+        # With pauses of thirty seconds this would take two minutes.
         with trio.fail_after(60):
             for number in range(1, 5):
                 await raw.execute(ADD_FOREIGN, "a", 1)
@@ -362,7 +362,7 @@ async def test_a_schedule_of_an_undeclared_task_is_reported_at_the_start(open_wi
 @pytest.mark.slow
 @pytest.mark.requirement("S4", "S5")
 async def test_an_added_task_with_known_limits_is_stopped_at_its_period_end(open_with, raw):
-    """No notification tells of limits that another process has declared alike."""
+    """No notification announces limits that another process has declared with the same values."""
     stops = tasks_named("nightly", work_periods="DAILY 00:00-24:00", at_period_end="stop")
     async with open_with(stops, Worker("other", 1)), open_with(tasks_named("old"), Worker("q", 1)) as supervisor:
         await supervisor.signals.listening.wait()

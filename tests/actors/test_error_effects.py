@@ -1,4 +1,4 @@
-"""Each meaning of a database's error has one effect in each part of a service, as docs/outages.md says."""
+"""Each meaning of a database error has one effect in each part of a service, as docs/outages.md says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON dl_jobs FOR EACH ROW EXECUTE FU
 
 @pytest.fixture
 async def refusing(raw):
-    """Makes statements about a job with the argument `refused` fail with a SQLSTATE."""
+    """Return a function that makes statements about a job with the argument `refused` fail with a SQLSTATE."""
     await raw.execute(REFUSING)
 
     async def refusing(event, code):
@@ -82,7 +82,7 @@ async def test_an_outcome_waits_until_it_can_be_written(open_worker, tasks, refu
 
 
 async def tries(lines, part):
-    """The logged tries of a part that have failed."""
+    """Return the logged failures of a part."""
     return [line for line in lines if line["event"] == "a try failed" and line["part"] == part]
 
 
@@ -95,7 +95,7 @@ async def tries(lines, part):
         (CONFLICT, "StoreUnavailable"),
         (BAD_VALUE, "Unstorable"),
         (BUG, "StoreError"),
-        # A third server that the statement needs is away.
+        # A third server that the statement needs is not reachable.
         ("08001", "StoreError"),
     ],
 )

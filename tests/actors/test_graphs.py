@@ -1,4 +1,4 @@
-"""Jobs that run after others, in a running process: handlers of each flavour, with and without notifications."""
+"""Jobs that run after others, in a running process: each kind of handler, with and without notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the heartbeat does about the answers it gets, and about those that never come; its database is a test's own."""
+"""Reactions of the heartbeat to its answers, and to missing ones; its database is a substitute of the test."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PERIOD_S, LEASE_S = 10, 60
 
 
 class Database:
-    """Renews all leases but those that it has `found` otherwise; when it is `away` nothing is answered.
+    """Renews all leases except those with another result in `found`; if it is `away`, no request is answered.
 
-    `beats` are the times of the heartbeats, with the tokens and whether the journal is to tell of them.
+    `beats` has the times of the heartbeats, with the tokens and whether to write an event for each.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Database:
         self.beats: list[tuple[float, dict[int, bool]]] = []
 
     async def open(self) -> None:
-        """The heartbeat's connection."""
+        """Open the heartbeat's connection."""
 
     async def write(self, _show, _worker, _last_seen_at) -> SignOfLife:
         """Write the row of the worker."""
@@ -55,7 +55,7 @@ class Database:
 
 
 class Locks:
-    """Has no key, and can revive nothing."""
+    """Has no key, and cannot revive a lease."""
 
     def holds(self, _token: int) -> bool:
         return False
@@ -67,7 +67,7 @@ class Locks:
 
 @asynccontextmanager
 async def beating(database: Database, runs: Runs):
-    """A heartbeat for the length of a block."""
+    """Run a heartbeat for the duration of a block."""
     heartbeat = Heartbeat(
         session=database, locks=Locks(), database=database, worker=None, runs=runs, outage=Outage(), period_s=PERIOD_S
     )  # fmt: skip
@@ -79,7 +79,7 @@ async def beating(database: Database, runs: Runs):
 
 
 def begin(runs: Runs, token: int = 1, *, lease_s: int = LEASE_S) -> Run:
-    """A run that was claimed just now, of a job with a key."""
+    """Return a run that has just been claimed, of a job with a key."""
     now = trio.current_time()
     job = ClaimedJob(
         job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
@@ -91,7 +91,7 @@ def begin(runs: Runs, token: int = 1, *, lease_s: int = LEASE_S) -> Run:
 
 
 async def body_of(run: Run) -> float:
-    """Run a body that does not end by itself; when it was stopped."""
+    """Run a handler that does not end by itself; return the time at which it was stopped."""
     with run.open_scope():
         await trio.sleep_forever()
     return trio.current_time()

@@ -62,7 +62,7 @@ async def test_each_service_warns_counts_and_declares_its_tasks_again(open_worke
             await until(known)
             for supervisor in (first, second):
                 await supervisor.signals.history_read.wait()
-            # An older state: neither has declared its tasks in it.
+            # An older state, in which neither has declared its tasks.
             await raw.execute(f"DELETE FROM dl_tasks; {MOVED.format('timeline', chr(39) + '00000009' + chr(39))}")
 
             async def declared():
@@ -88,7 +88,7 @@ async def test_tasks_are_declared_again_when_older_tables_are_restored_in_place(
     older = "UPDATE dl_workers SET seen_at = seen_at - interval '1 h'" if left != "none" else "DELETE FROM dl_workers"
     with capture_logs() as logs:
         async with open_worker(tasks, with_web=True) as supervisor:
-            # Its second sign of life, with which it knows what the tables have to have.
+            # Its second sign of life, after which it knows the expected state of the tables.
             await until(lambda: raw.fetchval("SELECT seen_at > now() - interval '1 min' FROM dl_workers"))
             seen_at = await raw.fetchval("SELECT seen_at FROM dl_workers")
             await until(lambda: raw.fetchval("SELECT seen_at > $1 FROM dl_workers", seen_at))

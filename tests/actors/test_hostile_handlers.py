@@ -1,4 +1,4 @@
-"""Whatever a handler returns, raises or logs: its job ends, and the others go on (Q9)."""
+"""Whatever a handler returns, raises or logs: its job ends, and the others continue (Q9)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnspeakableError(Exception):
 
 
 class NoException(BaseException):
-    """Not an Exception: what libraries use to get past `except Exception`."""
+    """Not an Exception: libraries use this to bypass `except Exception`."""
 
 
 class Strange:
@@ -95,7 +95,7 @@ async def test_any_raised_exception_fails_the_job(open_worker, kind):
 @pytest.mark.requirement("Q9")
 async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_called_it(open_worker):
     tasks = Tasks()
-    tasks.task("no function", max_attempts=1)(dict)  # whose arguments nobody can see before the call
+    tasks.task("no function", max_attempts=1)(dict)  # its arguments cannot be inspected before the call
     async with open_worker(tasks) as supervisor:
         job = await supervisor.jobs.enqueue("no function", queue="q")
         ended = await when_ended(supervisor, job.job_id)
@@ -122,7 +122,7 @@ async def test_any_returned_value_ends_the_job(open_worker):
 @pytest.mark.slow
 @pytest.mark.requirement("Q9", "Q11")
 async def test_a_refused_line_or_progress_does_not_affect_other_jobs(open_worker, raw):
-    # The constraint stands for one that an operator has added.
+    # The constraint represents one that an operator has added.
     await raw.execute("ALTER TABLE dl_job_events ADD CONSTRAINT n CHECK (payload ->> 'message' IS DISTINCT FROM 'bad')")
     await raw.execute("ALTER TABLE dl_jobs ADD CONSTRAINT p CHECK (progress -> 'bad' IS NULL)")
     tasks, go_on = Tasks(), trio.Event()

@@ -1,4 +1,4 @@
-"""A process that has nothing to do is hardly ever woken."""
+"""An idle process is rarely woken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 WATCHED_S = 2
 MOST = 6
-"""Turns that a ping and its answer take."""
+"""Turns of the event loop for a ping and its answer."""
 
 
 class Turns(trio.abc.Instrument):
@@ -30,7 +30,7 @@ async def test_an_idle_process_is_woken_only_by_its_listeners_ping(open_worker, 
 
     @tasks.task("none")
     async def none(job):
-        """Nobody asks for it."""
+        """Return nothing; no job runs this."""
 
     async def count():
         turns.count = 0

@@ -1,4 +1,4 @@
-"""What handlers log by the standard library's `logging` is kept with their jobs (Q9)."""
+"""Records that handlers log with the standard library's `logging` are stored with their jobs (Q9)."""
 
 from __future__ import annotations
 

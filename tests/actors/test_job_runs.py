@@ -1,4 +1,4 @@
-"""Until when runs may go on and who stops them, without a database (Q4, Q7, Q8)."""
+"""Deadlines of runs and the reasons to stop them, without a database (Q4, Q7, Q8)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_S = 60
 
 
 def new_run(token=1, *, key="k", lease_until=math.inf):
-    """A run of a job that has the `key`, or none."""
+    """Return a run of a job with or without a `key`."""
     job = ClaimedJob(
         job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key=key, lock_hash=key and hash(key),
         partition_key="", attempt=1, max_attempts=5, lease_s=LEASE_S,
@@ -103,7 +103,7 @@ async def test_a_cancel_means_one_run_also_where_it_comes_before_the_claims_repl
     assert runs.take_asked() == []
     runs.cancel(8)
     assert runs.take_asked() == [other]
-    # It stops nobody by itself: anybody may notify, and the row decides.
+    # It stops no run by itself: every role may notify, and the row decides.
     assert not early.is_stopped
     assert not other.is_stopped
 

@@ -1,4 +1,7 @@
-"""One lock_key, one runner, in whole processes (Q7). No poll, no sweep: the keys must keep themselves going."""
+"""One lock_key, one running job, in whole processes (Q7).
+
+No poll, no sweep: the keys must be passed on without them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(
 
     source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_known'::regproc)")
     assert source.count(SECOND_LOOK) == 1
-    # Claims stop between their try at the key and their second look.
+    # Claims stop between their attempt to take the key and their second check.
     barrier = "PERFORM pg_advisory_xact_lock_shared(4711, 4711);"
     await raw.execute(source.replace(SECOND_LOOK, f"{barrier} {SECOND_LOOK}"))
     await raw.execute("SELECT pg_advisory_lock(4711, 4711), pg_advisory_lock(hashtext('k'))")
@@ -32,7 +35,7 @@ async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(
             blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND objsubid = 2)"
             while not await raw.fetchval(blocked):  # noqa: ASYNC110 - the database has no event
                 await trio.sleep(0.01)
-            # The holder, a foreign service, ends: it wakes nobody, and the park is not committed yet.
+            # The holder, another service, releases it without a wake-up, and the park is not committed yet.
             await raw.execute("SELECT pg_advisory_unlock(hashtext('k'))")
             await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
             assert (await when_ended(supervisor, job.job_id)).status == "succeeded"

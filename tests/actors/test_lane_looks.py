@@ -1,4 +1,4 @@
-"""When lanes are looked at: when something tells, when their wait is over, and all of them once in a while."""
+"""Times at which lanes are read: after a notification, when their wait is over, and all of them from time to time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def claim(*lanes, more=False):
 
 @pytest.fixture
 def looks():
-    """Two lanes that have been looked at, at 0, and are empty."""
+    """Return the state of two lanes that were read at 0, and are empty."""
     looks = LaneLooks(poll_s=10)
     looks.learned(["b", "a"])
     assert looks.due(0) == ["a", "b"]
@@ -99,7 +99,7 @@ def test_lanes_of_a_paused_queue_are_due_when_it_is_resumed(looks):
 
 
 def judge(looks, now, bad):
-    """Claims from each lane that is due by itself, of which one is refused; which they were."""
+    """Make a claim from each lane that is due separately, of which `bad` is refused; return their names."""
     judged = []
     while (lane := looks.due_apart(now)) is not None:
         judged.append(lane)

@@ -1,4 +1,4 @@
-"""Leases: renewed for all jobs in one statement, never outlived by a body, taken back when their worker is gone."""
+"""Leases: renewed for all jobs in one statement, never outlived by a handler, reclaimed when their worker has died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
     async def wait(job):
         await release.wait()
 
-    # Each renewed row is counted, and each statement that renewed any.
+    # Count each renewed row, and each statement that renewed any.
     await raw.execute("""
         CREATE TABLE beats (changed int);
         CREATE FUNCTION beat() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -76,7 +76,7 @@ async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its
         monkeypatch.setattr(LockSession, "ping", wait_for_its_turn)
         long_job = await supervisor.jobs.enqueue(
             "wait", {"s": 5.5}, queue="q"
-        )  # longer than the keys are safe by a ping
+        )  # longer than the keys are safe after a ping
         with trio.fail_after(patience_s()):
             while (await row_of(long_job.job_id))["status"] != "succeeded":
                 job = await supervisor.jobs.enqueue("wait", {"s": 0.1}, queue="q")
@@ -117,7 +117,7 @@ async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_wo
         await trio.sleep(5)
 
     async with open_worker(tasks, heartbeat_s=10) as supervisor:
-        # Beats have been, and the next one is ten seconds away.
+        # Heartbeats have happened, and the next one is ten seconds away.
         await settled(supervisor)
         job = await supervisor.jobs.enqueue("work", queue="q", lease_ttl_sec=3)
         done = await when_ended(supervisor, job.job_id)
@@ -146,7 +146,7 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
                 job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")
                 await until(lambda: _length(bodies), lambda length: length == 1)
                 proxy.freeze()
-                # What the server believes: from here on the lease is not renewed.
+                # The server's view: from here on the lease is not renewed.
                 await until(lambda: _now(bodies[0][2]), lambda at: at is not None)
                 left = await raw.fetchval(
                     "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs WHERE job_id = $1",
@@ -220,7 +220,7 @@ async def test_a_job_that_another_has_taken_is_stopped_and_its_end_is_void(open_
         with trio.fail_after(patience_s()):
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
-            # A foreign worker that runs the document's SQL.
+            # Another worker that runs the document's SQL.
             await raw.execute(
                 "UPDATE dl_jobs SET status = 'queued', available_at = now() + interval '1 day' WHERE true"
             )
@@ -268,7 +268,7 @@ async def test_a_job_whose_lease_has_ended_is_queued_again_and_runs(open_worker,
         INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, token, attempt, lease_expires_at, claimed_by)
         VALUES (gen_random_uuid(), 'q', 'quick', 'k', 'running', 1, 1, now() - interval '1 second', 'gone:1:a')""")
     job_id = await raw.fetchval("SELECT job_id FROM dl_jobs")
-    # Another process sweeps, and leaves: a claim while a sweep looks at the key would park the job for a moment.
+    # Another process sweeps, and ends: a claim while a sweep checks the key would park the job briefly.
     async with open_worker(tasks, {"elsewhere": 1}):
         await until(partial(row_of, job_id), lambda row: row["status"] == "queued")
     async with open_worker(tasks) as supervisor:
@@ -304,7 +304,7 @@ async def test_running_jobs_with_endless_leases_are_reported_once(open_worker, r
             RETURNING job_id::text""")
 
     async def told():
-        """What was said when two more sweeps have begun, the first of them over."""
+        """Return the log lines when two more sweeps have begun, and the first of them is over."""
         for _ in range(2):
             expired = await add_running("now() - interval '1 s'")
             ended = f"SELECT status <> 'running' FROM dl_jobs WHERE job_id = '{expired}'"

@@ -1,4 +1,4 @@
-"""Operators change limits while processes run: it holds from the next claim on, in all of them (S5)."""
+"""Changes of limits by operators while processes run apply from the next claim on, in all processes (S5)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_task_is_paused_resumed_removed_and_declared_again_while_process
 
         await first.limits.remove_task("one")
 
-        # Told by a notification: until it has come, this process may start one.
+        # A notification announces it: until it arrives, this process may start one.
         await until(lambda: _knowing(first), lambda queues: queues == [])
         job = await first.jobs.enqueue("one", {"n": 2}, queue="q")
         await waits(job, None)
@@ -69,7 +69,7 @@ async def test_a_retry_delay_that_is_set_holds_for_the_next_end_in_all_processes
     async with open_worker(tasks, {"q": 1}) as first, open_worker(tasks, {"q": 1}) as second:
         for n in range(2):
             await first.jobs.enqueue("one", {"n": n})
-        # Each has a run, and no free slot: what is set holds for its end all the same.
+        # Each has a run, and no free slot: the change applies to its end nevertheless.
         await until(lambda: _all_busy(first, second))
         await first.limits.set_tasks({"one": {"retry_delay_s": 5_000}})
         for supervisor in (first, second):
@@ -98,6 +98,6 @@ async def _ended(raw, times):
 
 
 async def _knowing(supervisor):
-    """The queues whose claims take jobs of the task now."""
+    """Return the queues whose claims take jobs of the task now."""
     newest = {known.queue: known.tasks for known in supervisor.signals.known_tasks.values}
     return sorted(queue for queue, tasks in newest.items() if "one" in tasks)

@@ -1,4 +1,4 @@
-"""Limits of running services: tasks start as many jobs as they may, when they may, over all processes (S1, S4)."""
+"""Limits of running services: the number of jobs that tasks start, and the times, over all processes (S1, S4)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 
 
 def most_within(instants, span_s):
-    """The most of `instants` that lie within any span."""
+    """Return the largest number of `instants` within any span of `span_s` seconds."""
     ordered = sorted(instants)
     return max(sum(1 for at in ordered if first <= at < first + span_s) for first in ordered)
 
 
 class Crowd:
-    """Counts who is within, and the most that ever were at once."""
+    """Counts the handlers inside, and their maximum."""
 
     def __init__(self):
         self.now = self.most = 0
@@ -234,7 +234,7 @@ async def test_jobs_that_were_ready_before_their_task_had_limits_move_to_its_lan
 
 @pytest.mark.requirement("S4")
 async def test_a_body_that_would_begin_later_than_it_was_counted_goes_back(open_worker, raw, monkeypatch):
-    """The event loop is held up once, between a claim and the bodies of its jobs."""
+    """The event loop is blocked once, between a claim and the handlers of its jobs."""
     tasks, ran, held = Tasks(), [], []
     hr = Supplier("hr", rate_limits=(RateLimit(3, per_s=1),), margin_s=0.1)
 
@@ -395,7 +395,7 @@ async def test_starts_around_midnight_keep_a_daily_rate_limit(open_worker, raw):
 
     async with open_worker(tasks, {"q": 10}) as one, open_worker(tasks, {"q": 10}):
         midnight = time.time() + 2.5
-        # A zone in which it is 24:00 then, in the database's own words.
+        # A time zone in which it is 24:00 then, in the database's notation.
         clock = (datetime.fromtimestamp(midnight, UTC) - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() % 86_400
         hours, rest = divmod(int(clock), 3_600)
         zone = f"<x>+{hours:02}:{rest // 60:02}:{rest % 60:02}"

@@ -1,4 +1,4 @@
-"""One lock_key, one runner, in all processes; who waits for a key starts as soon as it is free (Q7)."""
+"""One lock_key, one running job, in all processes; a waiting job starts as soon as the key is free (Q7)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.actors.claim_cursor import MAX_LOOK
 
 
 class Ledger:
-    """Who was in at once, by key: the most ever seen."""
+    """Maximum number of concurrent holders, by key."""
 
     def __init__(self):
         self.inside = {}
@@ -53,7 +53,7 @@ async def test_of_two_workers_on_one_key_one_waits_and_starts_when_the_other_end
             assert started == list(set(jobs) - {waiting})
             release.set()
             for job_id in jobs:
-                # Polls and backoff are an hour: the holder's end alone can have started it.
+                # Polls and backoff are an hour, so only the holder's end can have started it.
                 assert (await when_ended(other, job_id)).status == "succeeded"
     assert ledger.most == {"k": 1}
     assert (await row_of(waiting))["attempt"] == 1
@@ -109,7 +109,7 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
         with trio.fail_after(patience_s()):
             await supervisor.jobs.enqueue("hold", queue="q", lock_key="hot")
             await started.wait()
-            # Older and more urgent than what comes after them.
+            # Older and more urgent than the jobs after them.
             crowd = [NewJob(queue="q", task="quick", lock_key="hot", priority=1) for _ in range(2_000)]
             for first in range(0, 2_000, 500):
                 await supervisor.jobs.enqueue_many(crowd[first : first + 500])
@@ -233,7 +233,7 @@ async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open
             keyless = await supervisor.jobs.enqueue("wait", queue="q")
             await keyless_started.wait()
             assert await raw.fetchval("SELECT pg_try_advisory_lock(hashtext($1))", str(keyless.job_id))
-            # Another program that uses the document's advisory lock stands next in line when the session ends.
+            # Another program that uses the document's advisory lock is next in the queue when the session ends.
             async with raw_connection(database.dsn) as administrator, trio.open_nursery() as nursery:
                 nursery.start_soon(raw.execute, "SELECT pg_advisory_lock(hashtext('k'))")
                 waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -282,7 +282,7 @@ async def test_claims_continue_and_a_process_exits_while_a_key_check_has_no_answ
     async def begin(job):
         begun.set()
 
-    # The look would end by its deadline, minutes later; the process leaves without it.
+    # The check would end by its deadline, minutes later; the process ends without it.
     with trio.fail_after(60):
         async with (
             open_proxy(database.dsn) as proxy,

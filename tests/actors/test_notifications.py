@@ -1,4 +1,4 @@
-"""A process with targets tells them of failures, also of those that a killed one has left (S6)."""
+"""A process with targets notifies them of failures, also of those that a killed process has left (S6)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_failures_are_notified_except_those_of_notification_jobs(open_work
         {"name": "broken", "argv": ["/no/such/program"], "kinds": ["failed"]},
         {"name": "hook", "url": "http://127.0.0.1:1/sesame", "secret": "sesame sesame 1234".replace(" ", "-")},
     ]
-    # What a process had noted that was killed then.
+    # The notes of a process that was killed then.
     await raw.execute(
         "INSERT INTO dl_notices (at, kind, name, error) VALUES (now() - interval '1 h', 'lost', 'old', 'e')"
     )

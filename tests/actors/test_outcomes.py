@@ -1,4 +1,4 @@
-"""How runs end: results, errors and their retries, the values a handler may return, timeouts, the journal (Q9, Q11)."""
+"""Ends of runs: results, errors and retries, return values of handlers, timeouts, the event history (Q9, Q11)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from logged import capture_logs
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
 from dataloader.store.queue import finish
 
-# A job that is ready again at once may be seen before its own key is free.
+# A job that is ready again immediately may be read before its own key is free.
 PARKED = "requeue: lock_key"
 
 
 async def delay_of(raw, job_id):
-    """Seconds between a requeued job's requeue and its next run."""
+    """Return the seconds between the requeue of a job and its next run."""
     return await raw.fetchval(
         "SELECT extract(epoch FROM available_at - (SELECT max(ts) FROM dl_job_events e WHERE e.job_id = j.job_id))"
         "::float8 FROM dl_jobs j WHERE job_id = $1",
@@ -40,11 +40,11 @@ async def test_a_failed_run_is_repeated_when_its_policy_says(open_worker, raw, r
 
     async with open_worker(tasks) as supervisor:
         await raw.execute("ALTER TABLE dl_jobs ALTER attempt SET DEFAULT 2")
-        # With a key: one without may be added as running, from attempt 1.
+        # With a key: a job without one may be added as running, from attempt 1.
         job = await supervisor.jobs.enqueue("fail", queue="q", lock_key="k")
         row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
     assert (row["status"], row["attempt"], row["waits_for"]) == ("queued", 3, "time")
-    # The first frame is the handler's: those that call it are the same for all.
+    # The first frame is the handler's: its callers are the same for all handlers.
     trace = "Traceback (most recent call last):\n  File "
     assert row["error"].startswith(f'ValueError: no such file\n\n{trace}"{__file__}", line ')
     assert 90 - 0.1 <= await delay_of(raw, job.job_id) <= 99 + 0.1
@@ -57,7 +57,7 @@ class Year:
 
 @pytest.mark.requirement("Q9")
 async def test_args_that_do_not_fit_their_type_fail_the_job_without_a_retry(open_worker):
-    """A supervisor that has started has told the database of the task's queue."""
+    """A started supervisor has stored the task's queue in the database."""
     tasks = Tasks()
 
     @tasks.task("load", args=Year, queue="q")
@@ -221,7 +221,7 @@ async def test_a_locked_row_delays_no_other_jobs_outcome(database, open_worker, 
             await psql.execute("BEGIN")
             await psql.execute(f"SELECT FROM dl_jobs WHERE job_id = $1 {lock}", held)
             locked.set()
-            # Its progress comes behind that of the locked one, and is written within a second or two.
+            # Its progress is behind that of the locked one, and is written within a second or two.
             await until(partial(row_of, other), lambda row: row["progress"] == '{"locked": true}', within_s=10)
             assert (await row_of(held))["progress"] == "{}"
             release.set()
@@ -260,7 +260,7 @@ async def test_lines_whose_row_was_locked_for_a_moment_at_the_jobs_end_are_kept(
 
     async with raw_connection(database.dsn) as psql, open_worker(tasks) as supervisor:
         job = await supervisor.jobs.enqueue("tell", queue="q")
-        # The recorder has tried to write the lines, and has asked which rows it had to pass over.
+        # The recorder has tried to write the lines, and has read which rows it had to skip.
         await until(partial(raw.fetchval, TRIED, finish._OURS))
         assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'log'") == 0
         assert supervisor.signals.recorded.count == 0
@@ -305,12 +305,12 @@ async def test_a_delayed_job_starts_on_time(open_worker):
 
     async with open_worker(tasks) as supervisor:
         due = [datetime.now(UTC) + timedelta(seconds=after_s) for after_s in (0.6, 0.9)]
-        # The later one first: the stager must learn that the earlier one came.
+        # The later one first: the stager must learn of the earlier one.
         jobs = [await supervisor.jobs.enqueue("tick", queue="q", available_at=at) for at in reversed(due)]
         for job in jobs:
             await when_ended(supervisor, job.job_id)
     late = [(at - wanted).total_seconds() for at, wanted in zip(started, due, strict=True)]
-    # Nothing polls here; how little it takes at best is a benchmark's business.
+    # Nothing polls here; a benchmark measures the usual delay.
     assert all(0 <= late_s < 1 for late_s in late), late
 
 

@@ -1,4 +1,4 @@
-"""When a work period closes for the runs of a task that stops them then, without a database (S4)."""
+"""End of a work period for the runs of a task that stops them then, without a database (S4)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ AT_FIVE = datetime(2026, 11, 23, 5, tzinfo=UTC)
 
 
 def shows(instant, *, way_s=0.0):
-    """The database's clock shows `instant` now, or did so at some moment of the last `way_s` seconds."""
+    """Return a reading of the database's clock: `instant` now, or at some moment of the last `way_s` seconds."""
     now = trio.current_time()
     return ClockReading(now - way_s, now, instant)
 
 
 def begin(runs, token=1):
-    """A run that has just begun, of the task `t`."""
+    """Return a run of the task `t` that has just begun."""
     job = ClaimedJob(
         job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key=None, lock_hash=None, partition_key="",
         attempt=1, max_attempts=5, lease_s=60,
@@ -46,14 +46,14 @@ def begin(runs, token=1):
 
 
 async def body_of(run):
-    """Run a body that does not end by itself; when it was stopped."""
+    """Run a handler that does not end by itself; return the time at which it was stopped."""
     with trio.fail_after(100 * HOUR_S), run.open_scope():
         await trio.sleep_forever()
     return trio.current_time()
 
 
 def begin_at_five():
-    """The ends of the periods of the task `t`, at five o'clock, one hour before it closes."""
+    """Return the ends of the periods of the task `t`, at five o'clock, one hour before it closes."""
     ends = PeriodEnds(database=None, outage=Outage(), runs=Runs(), tasks=["t"])
     ends.learned(shows(AT_FIVE), {"t": [(NIGHT, MARGIN_S)]})
     return ends
@@ -81,7 +81,7 @@ async def test_of_the_tasks_and_its_suppliers_periods_the_first_that_closes_coun
 async def test_after_a_jump_of_the_databases_clock_runs_have_another_close(autojump_clock):
     ends = begin_at_five()
     run, began = begin(ends.runs), trio.current_time()
-    # Slow answers that may be right, and one that the clock's own drift explains.
+    # Slow answers that may be right, and one that is within the drift of the clock.
     for way_s in (0.0, 5.0, 20.0):
         ends.clock_read(shows(AT_FIVE, way_s=way_s))
         assert run.deadline == began + HOUR_S - MARGIN_S

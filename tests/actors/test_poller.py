@@ -25,7 +25,7 @@ QUICK_POLL_S = 0.05
 
 @pytest.fixture
 def deaf(monkeypatch):
-    """A process that hears no notification."""
+    """Drop all notifications to this process."""
     monkeypatch.setattr("dataloader.actors.listener.Listener._deliver", lambda *_: None)
 
 
@@ -34,15 +34,15 @@ def limited_tasks():
 
     @tasks.task("plain")
     async def plain(job):
-        """Does nothing."""
+        """Do nothing."""
 
     @tasks.task("limited", max_running=3)
     async def limited(job):
-        """Does nothing."""
+        """Do nothing."""
 
     @tasks.task("other", max_running=1)
     async def other(job):
-        """Nobody asks for it."""
+        """Do nothing; no job runs this."""
 
     return tasks
 
@@ -50,7 +50,7 @@ def limited_tasks():
 async def test_an_idle_process_sends_one_statement_a_poll_for_all_its_queues_and_lanes(
     open_worker, resting, sent, monkeypatch
 ):
-    # A poll that came late on a busy machine would be made up for by claims; each poll that comes puts these off.
+    # A late poll on a busy machine would be replaced by claims, and each poll delays these.
     monkeypatch.setattr(dispatcher, "UNPOLLED", 2 / QUICK_POLL_S)
     async with open_worker(limited_tasks(), {"a": 2, "b": 2, "c": 2}, poll_s=QUICK_POLL_S) as supervisor:
         await resting(supervisor)
@@ -63,7 +63,7 @@ async def test_an_idle_process_sends_one_statement_a_poll_for_all_its_queues_and
         await until(counted, lambda found: found[polls._POLL] >= 20 and trio.current_time() - began > 2 * 1.2)
     times = Counter(sent)
     assert times[lock_session._CLAIM] == 0
-    # What else a process does in its first seconds it does once.
+    # A process sends its other statements once, in its first seconds.
     assert times.most_common(1)[0][0] == polls._POLL
 
 
@@ -86,7 +86,7 @@ async def test_without_notifications_the_poll_finds_all_kinds_of_ready_jobs(open
             return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE schedule = 'often' AND status = 'succeeded'")
 
         await until(planned)
-        # As another process has left it that was killed between two batches.
+        # Left by another process that was killed between two batches.
         waiting = await raw.fetchval("SELECT dl_enqueue('plain', queue => 'nobody')")
         act = await supervisor.bulk.start(Change(action="cancel"), [waiting])
 
@@ -110,7 +110,7 @@ async def test_without_notifications_the_poll_finds_changed_limits_and_removed_t
     async with open_worker(limited_tasks(), {"a": 2}, poll_s=POLL_S) as supervisor:
         await settled(supervisor)
         signals, limits = supervisor.signals, supervisor.limits
-        # One change after the other: the first poll of a process tells anyway.
+        # One change after the other: the first poll of a process notifies in any case.
         for delay_s in (5.0, 7.0):
             await limits.set_tasks({"plain": {"retry_delay_s": delay_s}})
             await signals.retry_delays.wait_until(lambda found, delay_s=delay_s: found == {"plain": delay_s})

@@ -1,4 +1,4 @@
-"""Queues as their users see them: shared by processes, paused, with tasks that not every process knows (Q14)."""
+"""Queues from their users' view: shared by processes, paused, with tasks that not every process knows (Q14)."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ async def test_a_job_that_was_locked_when_it_became_ready_starts_soon_after(open
         await raw.execute("BEGIN")
         await raw.fetch("SELECT FROM dl_jobs FOR UPDATE")
         await resume(supervisor.database, "q", OPERATOR)
-        await raw.execute("SELECT pg_sleep(0.3)")  # the claim that the notification caused has passed it over
+        await raw.execute("SELECT pg_sleep(0.3)")  # the claim that the notification caused has skipped it
         await raw.execute("ROLLBACK")
-        # Nobody tells of that, and polls are an hour apart.
+        # No notification is sent for this, and polls are an hour apart.
         assert (await when_ended(supervisor, job.job_id, within_s=5)).status == "succeeded"
 
 
@@ -150,7 +150,7 @@ async def test_a_job_with_an_unknown_task_waits_for_a_worker_that_knows_it(open_
 
     async with open_worker(old) as without:
         job = await without.jobs.enqueue("new", queue="q")
-        # It is not in the way of others.
+        # It does not delay other jobs.
         other = await without.jobs.enqueue("old", queue="q")
         assert (await when_ended(without, other.job_id)).status == "succeeded"
         row = await row_of(job.job_id)
@@ -232,7 +232,7 @@ async def test_an_urgent_job_does_not_wait_for_the_end_of_a_backlog(open_worker)
         assert (await when_ended(supervisor, urgent.job_id)).status == "succeeded"
         assert len(ran) < 4_000
         await most.wait()
-        # Claims went on behind the last one all the same.
+        # Claims nevertheless continued behind the last one.
         places = [claim.after for claim in supervisor.signals.claimed.values]
         assert sum(place is not None for place in places) > 20
 

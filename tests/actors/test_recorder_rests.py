@@ -1,6 +1,6 @@
-"""The recorder turns only when there is something to write, and ends when all of it is written.
+"""The recorder runs only when there are results to write, and ends when all of them are written.
 
-Its database is the tests' own, so that pauses take no time.
+Its database is a substitute of the tests, so that pauses take no time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataloader.store.queue.finish import Finished
 
 
 class Steps(trio.abc.Instrument):
-    """Counts how often a task is run."""
+    """Counts the steps of a task."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,11 +45,11 @@ class Steps(trio.abc.Instrument):
 
 class Locks:
     def forget(self, token: int) -> None:
-        """No key is held."""
+        """Do nothing: no key is held."""
 
 
 class Session:
-    """A database in which the first row is locked by somebody for `tries` tries."""
+    """Database in which another session has locked the first row for `tries` attempts."""
 
     def __init__(self, tries: float) -> None:
         self.tries = tries
@@ -62,7 +62,7 @@ class Session:
 
 
 class Statistics:
-    """A database that takes all sums."""
+    """Database that accepts all sums."""
 
     async def write(self, _add, sums) -> None:
         pass
@@ -152,7 +152,7 @@ async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(moc
 
 
 class LockedRow:
-    """A database in which somebody has locked the row."""
+    """Database in which another session has locked the row."""
 
     async def write(self, _show, shown) -> set[int]:
         return {token for _, token, _ in shown}
@@ -230,7 +230,7 @@ async def test_at_the_end_of_a_drain_a_locked_outcome_is_left_to_its_lease(autoj
 
 
 class Away:
-    """A database that is away for a while."""
+    """Database with an outage."""
 
     def __init__(self) -> None:
         self.back = False
@@ -257,7 +257,7 @@ async def test_unwritten_progress_and_log_lines_are_reported_and_leave_no_outage
             await trio.sleep(3)
             assert session.asked > 1
             assert not recorder.outage.lasts
-            # What was shown last goes along with a success that the handler has committed itself.
+            # The latest progress is written together with a success that the handler has committed itself.
             run.shield_commit()
             run.commit_ended(well=True)
             send.send_nowait(Ended(run, None))
@@ -271,11 +271,14 @@ async def test_unwritten_progress_and_log_lines_are_reported_and_leave_no_outage
 
 
 LONGEST_S = MAX_PAUSE_S * 1.2
-"""Pauses differ by up to a fifth."""
+"""Pauses differ by up to 20 %."""
 
 
 class Gone:
-    """A database that takes no outcome until the time `back_at`; `asked` at these times, for so many."""
+    """Database that accepts no outcome until `back_at`.
+
+    `asked` has the time and the number of outcomes of each attempt.
+    """
 
     def __init__(self, back_at: float) -> None:
         self.back_at = back_at
@@ -299,7 +302,7 @@ async def test_outcomes_wait_for_the_database_with_growing_pauses_and_are_sent_t
                 send.send_nowait(ended(runs, token))
             await trio.sleep(59)
             assert len(runs) == 2
-            # What comes meanwhile is the next batch.
+            # Outcomes that arrive meanwhile are the next batch.
             send.send_nowait(ended(runs, 3))
             send.close()
     assert (len(runs), recorder.tally[Step.SUCCEED]) == (0, 3)
@@ -334,7 +337,7 @@ async def test_at_the_end_of_a_drain_unwritten_outcomes_are_left_to_their_leases
 
 
 class Particular:
-    """A database that refuses a batch in which the text `bad` is, with `error`, and writes down what it takes."""
+    """Database that refuses a batch that contains the text `bad` with `error`, and records the accepted outcomes."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -1,4 +1,4 @@
-"""The releaser frees keys when it is woken, and goes on until the database has heard of it (Q7)."""
+"""The releaser frees keys when it is woken, and continues until the database has confirmed it (Q7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.requirement("Q7")
 
 
 class Locks:
-    """A lock session that can't be used for the first `failures` tries; `tries` are the times of all."""
+    """Lock session that fails for the first `failures` attempts; `tries` has the times of all."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures

@@ -1,4 +1,4 @@
-"""Parts are started again, so often and no more (Q15)."""
+"""Parts are restarted up to a limit (Q15)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_database_that_is_away_is_waited_for_however_deep_the_error_lies
     async def part():
         starts.append(trio.current_time())
         if len(starts) < 500:
-            # As a listener's error comes out of the nurseries of its loop.
+            # The form in which a listener's error leaves the nurseries of its loop.
             raise ExceptionGroup("loop", [ExceptionGroup("nursery", [StoreUnavailable("away")])])
 
     with capture_logs():

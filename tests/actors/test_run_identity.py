@@ -1,4 +1,4 @@
-"""Runs of one job are told apart by their tokens: others queue a job again that runs here, or restore its row."""
+"""Runs of one job differ by their tokens: another session queues a job again that runs here, or restores its row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.jobs.outcomes import StopReason
 pytestmark = pytest.mark.requirement("Q8")
 
 REQUEUE = "UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL, available_at = now() WHERE job_id = $1"
-"""The document's reaper, for one job."""
+"""Statement of the document's reaper, for one job."""
 COPY = "CREATE TABLE backup AS SELECT * FROM dl_jobs"
 RESTORE = """
 TRUNCATE dl_jobs CASCADE;
@@ -28,7 +28,7 @@ INSERT INTO dl_jobs SELECT * FROM backup;
 
 @pytest.fixture
 def desk():
-    """A task whose first run stops slowly, and what its runs have done, in order."""
+    """Return a task whose first run stops slowly; `log` has the actions of its runs, in order."""
 
     class Desk:
         def __init__(self):
@@ -58,7 +58,7 @@ async def by_another_service(_supervisor, raw, job_id):
 
 
 async def by_force(supervisor, raw, job_id):
-    # An operator may, after somebody has given it a lease without an end.
+    # An operator may do so after another session has set a lease without an end.
     await raw.execute(
         "UPDATE dl_jobs SET lease_expires_at = 'infinity', heartbeat_at = now() - interval '10 d' WHERE job_id = $1",
         job_id,
@@ -134,7 +134,7 @@ async def test_a_run_waits_for_all_former_runs_also_behind_one_that_was_stopped(
     runs, job_id = Runs(), uuid7()
     first, second, third = (_add(runs, job_id, token) for token in (1, 2, 3))
     assert [run.stop_reason for run in (first, second, third)] == [StopReason.LEASE_LOST, StopReason.LEASE_LOST, None]
-    # The second was stopped while it waited, and is recorded; the first goes on.
+    # The second was stopped while it waited, and is recorded; the first continues.
     second.end_body()
     runs.remove(second)
     with trio.move_on_after(5) as wait:

@@ -1,4 +1,4 @@
-"""What is written about a run that has ended, by what its handler said and what stopped it (Q9)."""
+"""Outcome of an ended run, by the result of its handler and the reason of its stop (Q9)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_task(**options) -> Task:
 
 
 async def _handler(job):
-    """Never called."""
+    """Do nothing; it is never called."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a process counts of its runs (R3): every outcome with its own duration, written soon and at its end."""
+"""Sums of a process over its runs (R3): every outcome with its own duration, written soon and at its end."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ async def test_every_run_is_counted_by_its_outcome_and_its_own_duration(open_wor
         async def all_are_there():
             return sum(runs for runs, *_ in (await counted()).values()) == 7
 
-        await until(all_are_there)  # while it goes on
+        await until(all_are_there)  # while it runs
         last = await supervisor.jobs.enqueue("ends", {"how": "fail"}, queue="q")
         await when_ended(supervisor, last.job_id)
-    found = await counted()  # and at its end what is left
+    found = await counted()  # and at its end the rest
     assert {key: runs for key, (runs, *_) in found.items()} == {
         ("by turns", "retried"): 1,
         ("by turns", "snoozed"): 1,
@@ -66,5 +66,5 @@ async def test_every_run_is_counted_by_its_outcome_and_its_own_duration(open_wor
         ("in a transaction", "succeeded"): 1,
     }
     assert 0.3 <= found["by turns", "retried"][2] < 30
-    # A run's own, not since its job began.
+    # The time of the run itself, not the time since its job began.
     assert found["by turns", "succeeded"][1] < 0.3

@@ -1,4 +1,4 @@
-"""A schedule of a running service: its jobs run when they are planned, in whichever process (R7)."""
+"""Schedule of a running service: its jobs run at their planned times, in any process (R7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that end without waiting run in one Trio task: nothing that one leaves behind reaches the next (Q5, Q9)."""
+"""Handlers that end without waiting run in one Trio task: no effect of one reaches the next (Q5, Q9)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from dataloader.store.queue.lease_clock import lease_time
 
 LEASE_S = 60
 JOBS = 30
-"""More than are started in one turn of the event loop."""
+"""More jobs than are started in one turn of the event loop."""
 
 left = contextvars.ContextVar("left", default=None)
 
 
 class Desk:
-    """A task `do`: each job does what its `what` names, and notes the Trio task in which it began."""
+    """A task `do`: each job does what its arg `what` names, and records the Trio task in which it began."""
 
     def __init__(self):
         self.tasks, self.begun, self.release = Tasks(), {}, trio.Event()
@@ -53,7 +53,7 @@ class Desk:
         await trio.lowlevel.checkpoint()
 
     async def run(self, open_worker, whats, **settings):
-        """Run jobs that one claim takes together; return them as they have ended."""
+        """Run jobs that one claim takes together; return the ended jobs."""
         jobs = [NewJob(task="do", queue="q", args={"n": n, "what": what}) for n, what in enumerate(whats)]
         async with open_worker(self.tasks, {"q": len(jobs)}, **settings) as supervisor:
             await supervisor.jobs.enqueue_many(jobs)
@@ -168,7 +168,7 @@ async def test_a_cancellation_that_a_handler_kept_and_raises_fails_its_own_job_a
 
 
 class Leaving(Desk):
-    """Handlers that leave a cancel scope open, as a generator does that yields in one."""
+    """Handlers that leave a cancel scope open, like a generator that yields in one."""
 
     async def leave_cancelled(self, _number):
         scope = trio.CancelScope()
@@ -243,7 +243,7 @@ async def test_a_waiting_handlers_frame_is_found_from_its_task(open_worker):
 
 @pytest.fixture
 async def bench():
-    """Slots without a database: `run` starts jobs that one claim brings; `outcomes` has their ends."""
+    """Return slots without a database: `run` starts jobs of one claim; `outcomes` has their ends."""
 
     class Bench:
         def __init__(self, nursery):
@@ -256,7 +256,7 @@ async def bench():
             self.slots.open(nursery)
 
         def start(self, whats, lease_s=None):
-            """Start a job for each; `lease_s` has other leases by the job's number. Return their runs."""
+            """Start a job for each of `whats`; return their runs. `lease_s` has other leases by the job's number."""
             jobs = [
                 ClaimedJob(
                     uuid7(), number, "q", "do", f'{{"n": {number}, "what": "{what}"}}', None, None, "", 1, 5,
@@ -268,7 +268,7 @@ async def bench():
             return list(self.runs)
 
         async def outcomes(self, number):
-            """The steps of so many ends, by the job's number."""
+            """Return the steps of `number` ends, by the job's number."""
             ends = [await self.receive.receive() for _ in range(number)]
             return {end.run.job.token: end.outcome and end.outcome.step.value for end in ends}
 

@@ -1,4 +1,4 @@
-"""A test waits for signals of a supervisor: what it has done, how often, and with which values."""
+"""Tests wait for signals of a supervisor: its actions, their numbers, and their values."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ WAITING = """
 SELECT count(*) FROM pg_stat_activity
 WHERE application_name LIKE '% ' || $1 AND state = 'active' AND wait_event_type = 'Lock'
 """
-"""Sessions of role $1 that wait for a lock."""
+"""Number of sessions of role $1 that wait for a lock."""
 HELD = """
 SELECT count(*) FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND objid::bigint::bit(32)::int = hashtext($1)
@@ -28,7 +28,7 @@ WHERE locktype = 'advisory' AND granted AND objid::bigint::bit(32)::int = hashte
 
 
 class Holds:
-    """A task whose runs stay until they are let go, and note how each began and ended."""
+    """A task whose runs wait for `release`, and record how each began and ended."""
 
     def __init__(self):
         self.tasks, self.began, self.ended, self.release = Tasks(), [], {}, trio.Event()
@@ -64,7 +64,7 @@ async def test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds
             await holds.wait(2)
             await other.execute(LOCK)
             await until(lambda: raw.fetchval(WAITING, "locks"))
-            # Longer than the server would put up with silence.
+            # Longer than the server would tolerate silence.
             await trio.sleep(6)
             assert await raw.fetchval(HELD, "long") == 1
             assert "long" not in holds.ended
@@ -99,12 +99,12 @@ async def test_a_network_loss_during_a_waiting_claim_stops_runs_before_keys_are_
             await holds.wait(2)
             await other.execute(LOCK)
             await until(lambda: raw.fetchval(WAITING, "locks"))
-            # As long as it takes for the other connection to have seen that.
+            # Until the other connection has seen this.
             keys_safe = supervisor.signals.keys_safe
             before = keys_safe.last
             await keys_safe.wait_until(lambda until: until > before)
             proxy.freeze()
-            await other.execute("ROLLBACK")  # the claim comes to its end, and the server waits for the next word
+            await other.execute("ROLLBACK")  # the claim ends, and the server waits for the next message
             await until(lambda: _ended(holds, "long"))
             await until(lambda: raw.fetchval(HELD, "long"), lambda count: count == 0)
             proxy.thaw()
@@ -112,7 +112,7 @@ async def test_a_network_loss_during_a_waiting_claim_stops_runs_before_keys_are_
 
 
 class SlowToClose:
-    """A lock session whose first ping waits for its turn, and whose other connection takes long to close."""
+    """Lock session whose first ping waits for its turn, and whose other connection is slow to close."""
 
     def __init__(self):
         self.safe_until, self.pings, self.is_pinging, self.watched = 0.0, 0, False, []
@@ -159,12 +159,12 @@ async def test_a_claim_lost_in_the_network_is_abandoned_before_runs_must_stop(op
             job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="k")
             await holds.wait(1)
             [former] = proxy.links("locks")
-            # The next claim is on its way long before the next ping.
+            # The next claim is sent long before the next ping.
             proxy.forget()
             await until(lambda: _links(proxy), lambda links: links - {former})
             await supervisor.signals.keys_safe.wait_until(lambda until: until > trio.current_time() + 5)
             holds.release.set()
-            # Not through the supervisor: its pool has connections that were forgotten, too.
+            # Not through the supervisor: its pool also has forgotten connections.
             row = await until(lambda: row_of(job.job_id), lambda row: row["status"] != "running")
     assert row["status"] == "succeeded"
     assert (row["attempt"], row["refunds"]) == (1, 0)
@@ -202,7 +202,7 @@ async def test_a_waiting_commit_is_abandoned_before_the_lease_ends(open_worker, 
                 commit.set()
                 await until(lambda: raw.fetchval(WAITING, "transaction"))
                 await until(lambda: _length(left))
-                # Its rows are locked by nobody any more, though the table still is.
+                # No session locks its rows any more, although the table is still locked.
                 await until(lambda: raw.fetchval(WAITING, "transaction"), lambda count: count == 0)
                 await other.execute("ROLLBACK")
                 assert (await when_ended(supervisor, job.job_id)).status == "succeeded"

@@ -1,4 +1,4 @@
-"""A slot is free when its handler has ended, and half as many ends as slots may be unrecorded (Q5, Q7)."""
+"""A slot is free when its handler has ended; at most half as many ends as slots may be unrecorded (Q5, Q7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataloader.web.services import QueueLoad
 
 @pytest.fixture
 def unrecorded(open_worker, database, settled):
-    """Opens a worker with four slots, whose ends are not recorded until the block ends, and lists what has begun."""
+    """Return a context with a worker of four slots, which records no end before it exits; it yields the begun jobs."""
 
     @asynccontextmanager
     async def unrecorded(jobs):

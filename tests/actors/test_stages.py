@@ -1,4 +1,4 @@
-"""Jobs that go through stages (R6): one row, a run for each stage, moved on in the transaction that ends the run."""
+"""Jobs with stages (R6): one row, a run for each stage; the transaction that ends a run begins the next stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOVES = "SELECT payload ->> 'from', payload ->> 'to' FROM dl_job_events WHERE ki
 
 @pytest.fixture
 def document():
-    """Three stages, one of each flavour, each in a queue of its own; the runs say what they have seen."""
+    """Return three stages, one of each kind, each in a separate queue, and the values that their runs have seen."""
     tasks, runs = Tasks(), []
 
     def seen(job):
@@ -75,7 +75,7 @@ async def test_a_job_moves_from_stage_to_stage_with_the_result_of_each(open_work
 
 @pytest.fixture
 def run_stages(open_worker):
-    """Runs a job of stages that a, b and c give, in this order; the job as it ended, and the stages that ran."""
+    """Return a function that runs a job with stages of a, b and c; it returns the ended job and the stages that ran."""
 
     async def run_stages(a, b=None, c=None):
         tasks, ran = Tasks(), []

@@ -1,4 +1,4 @@
-"""Which handlers that do not stop end their process (Q8)."""
+"""Handlers that do not stop, and end their process (Q8)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE_S, GRACE_S = 60, 30
 
 
 def a_run(token: int, lease_until: float) -> Run:
-    """A run of a job with a key."""
+    """Return a run of a job with a key."""
     job = ClaimedJob(
         job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
         attempt=1, max_attempts=5, lease_s=LEASE_S,

@@ -15,7 +15,10 @@ from dataloader.store.queue.notifications import CancelRequested
 
 @pytest.fixture
 def add_foreign(raw):
-    """Adds a job of the task `quick` as another service would, with args as an SQL expression; its id."""
+    """Return a function that adds a job of the task `quick` like another service, with args as SQL.
+
+    It returns the ID.
+    """
 
     async def add_foreign(args):
         return await raw.fetchval(
@@ -76,7 +79,7 @@ async def test_args_with_too_many_values_fail_their_job_undecoded(open_worker, a
         assert failed.error.startswith("args: must have at most 100,000 values")
         with pytest.raises(BadRequest, match=r"^args: must have at most 100,000 values"):
             await supervisor.jobs.enqueue("quick", {"a": [[]] * 50_001}, queue="q")
-        # Commas in texts are none.
+        # Commas in strings do not count.
         assert (await supervisor.jobs.enqueue("quick", {"a": "[]," * 50_001}, queue="other")).created
     assert decoded == []
 
@@ -137,7 +140,7 @@ async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, ra
         await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
         await control.cancel(supervisor.database, job.job_id, control.Operator("test", None))
         assert (await when_ended(supervisor, job.job_id)).status == "canceled"
-        # Word of the cancel comes once more, late, as it does to every process that never ran the job.
+        # The cancel is notified again, late, as it is to every process that never ran the job.
         await supervisor.signals.recorded.wait()
         token = await raw.fetchval("SELECT token FROM dl_jobs")
         notified = supervisor.signals.notified
@@ -176,7 +179,7 @@ async def test_a_lock_on_the_worker_s_own_row_costs_no_lease(open_worker, raw, r
 @pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_a_handler_is_not_stopped_as_lost_after_its_transaction(open_worker, raw, row_of):
-    """Nor is a second transaction, which could not be one with the success any more, begun."""
+    """A second transaction, which could not be one with the success any more, does not begin either."""
     tasks, refused, went_on = Tasks(), [], []
 
     async def one_more(job):

@@ -33,7 +33,7 @@ def tasks_named(*names, handler=None):
 @pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_a_task_that_becomes_known_between_two_claims_is_looked_for_from_the_front(open_worker, raw, monkeypatch):
-    # No claim starts from the front again, as if many jobs there made that expensive.
+    # No claim starts from the front again, as if many jobs there made it slow.
     monkeypatch.setattr(ClaimCursor, "_pause_s", 3_600.0)
     running, may_end, ran = [], trio.Event(), trio.Event()
 

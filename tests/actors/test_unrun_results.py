@@ -1,4 +1,4 @@
-"""A handler that returns a coroutine or a generator has done nothing: its job fails for good (Q9)."""
+"""A handler that returns a coroutine or a generator has done nothing: its job fails without a retry (Q9)."""
 
 from __future__ import annotations
 

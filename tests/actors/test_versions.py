@@ -1,4 +1,4 @@
-"""What a handler knows of the version of its request (R5)."""
+"""Version of a request as its handler sees it (R5)."""
 
 from __future__ import annotations
 

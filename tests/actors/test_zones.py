@@ -26,7 +26,7 @@ async def noop(_job): ...
 
 
 def rules_of(name):
-    """The data of a zone."""
+    """Return the data of a zone."""
     for folder in zoneinfo.TZPATH:
         if (path := Path(folder, name)).is_file():
             return path.read_bytes()
@@ -35,7 +35,7 @@ def rules_of(name):
 
 @pytest.fixture
 def put_zone(tmp_path):
-    """Gives this process, and not the database, a zone of a name, with the rules of another one."""
+    """Return a function that gives this process, but not the database, a zone with the rules of another one."""
     paths = zoneinfo.TZPATH
 
     def put_zone(name, like):
@@ -73,7 +73,7 @@ async def test_a_zone_that_the_database_does_not_know_is_refused(open_worker, pu
         for path in ("tasks/t", "suppliers/s"):
             answer = await client.patch(f"{supervisor.url}/api/v1/{path}", json={"zone": UNKNOWN})
             assert (answer.status_code, UNKNOWN in answer.text, "zone" in answer.text) == (422, True, True)
-        # All or none.
+        # All changes are applied, or none.
         assert await raw.fetchval("SELECT count(*) FROM dl_tasks WHERE override IS NOT NULL") == 0
         await supervisor.limits.set_tasks({"t": {"zone": "Europe/Berlin"}})
         job = await supervisor.jobs.enqueue("t")
@@ -111,7 +111,7 @@ async def test_a_zone_that_became_unknown_later_keeps_no_service_from_starting(o
 
 @pytest.mark.slow
 async def test_a_zone_that_the_database_reads_as_an_abbreviation_is_refused(open_worker, tasks):
-    """CET is a region with summer time to Python, and one hour ahead of UTC all the year to PostgreSQL."""
+    """For Python, CET is a region with summer time; for PostgreSQL, it is one hour ahead of UTC in the whole year."""
     async with open_worker(tasks) as supervisor:
         with pytest.raises(BadRequest, match=r"^zone: must be .* it reads 'CET' as an abbreviation"):
             await supervisor.limits.set_tasks({"t": {"zone": "CET"}})
@@ -132,7 +132,7 @@ async def test_a_zone_with_other_rules_than_the_databases_is_warned_of(open_work
 
 @pytest.mark.slow
 async def test_runs_that_stop_at_a_close_go_by_the_databases_clock_of_a_zone(open_worker, put_zone, raw):
-    """By this machine's data the period is over: a run would be stopped, and claimed again, all the time."""
+    """By this machine's data the period is over: a run would be stopped, and claimed again, continuously."""
     put_zone("Etc/GMT+1", "Asia/Tokyo")
     # Open now and for hours by the clock of GMT+1; in Tokyo it is ten hours later.
     open_now = await raw.fetchrow(

@@ -206,7 +206,7 @@ async def _yes(*_args: object) -> bool:
 
 
 async def _step_until_it_ends(drive, snapshot, work, step=_Drive._step):
-    """Replacement for a step after which the driver asks the database what became of it in an outage."""
+    """Replacement for a step after which the driver asks the database for its result in an outage."""
     while (stepped := await step(drive, snapshot, work))[0].outcome == "returned":
         pass
     return stepped

@@ -1,10 +1,12 @@
 """Data sets of the ETL tests, and the paths by which source_app.py serves them.
 
-| path | answer | | --- | --- | | /ecb/rates?from=&to=&page=&size= | `{"data": {"items": [{date, currency, rate}],
-"total"}}`, from ≤ date < to | | /ecb/rates?…&as=text | the same, its rates as texts and not as numbers | |
-/cbr/daily?date=2022-03-15 | the Bank of Russia's XML in windows-1251 | | /factbook/2025-01-22/countries | `{"items":
-[{code, region}], "total", "next_cursor", "next"}` and a Link header | | /factbook/2025-01-22/countries/gm | a country's
-document | | /sp500/2023-04-13.csv | a snapshot | | /ssa/yob2010.txt | a year of names |
+* /ecb/rates?from=&to=&page=&size=: `{"data": {"items": [{date, currency, rate}], "total"}}`, from ≤ date < to
+* /ecb/rates?…&as=text: the same, its rates as texts and not as numbers
+* /cbr/daily?date=2022-03-15: the Bank of Russia's XML in windows-1251
+* /factbook/2025-01-22/countries: `{"items": [{code, region}], "total", "next_cursor", "next"}` and a Link header
+* /factbook/2025-01-22/countries/gm: a country's document
+* /sp500/2023-04-13.csv: a snapshot
+* /ssa/yob2010.txt: a year of names
 
 The list of countries supports page and size, offset and limit, or a cursor.
 """
