@@ -116,7 +116,8 @@ class ClaimCursor:
         self.more = claim.more
         if ask.after is None:
             self._looked_at = ask.began
-            self._front_s = self._front_s[1], now - ask.began
+            _, last_s = self._front_s
+            self._front_s = last_s, now - ask.began
             # A row that another session had locked was skipped. It is ready, but there is no second notification.
             # Behind a block the claim did not search for such rows, so there may be one.
             if claim.passed_over or claim.blocked:
@@ -125,7 +126,8 @@ class ClaimCursor:
                 self._locked_pauses.reset()
                 self._look_again_at = math.inf
         else:
-            self._behind_s = self._behind_s[1], now - ask.began
+            _, last_s = self._behind_s
+            self._behind_s = last_s, now - ask.began
             # The backlog is over: skipped jobs are at the front. Jobs that became ready are mostly behind; the others
             # are found from the front. If claims from there are slow, the pause comes first.
             if not claim.more and not self._is_woken:

@@ -87,7 +87,10 @@ class Run:
     @property
     def deadline(self) -> float:
         """Time by Trio's clock at which the body must stop, as known now."""
-        return self._body_ends()[0] if self.scope is None else self.scope.deadline
+        if self.scope is not None:
+            return self.scope.deadline
+        deadline, _ = self._body_ends()
+        return deadline
 
     @property
     def is_stopped(self) -> bool:
@@ -193,7 +196,7 @@ class Run:
         The latter is the reason with which the deadline was set last; a commit changes it only when it is over.
         """
         if self.scope is None:
-            self._deadline_reason = self._body_ends()[1]
+            _, self._deadline_reason = self._body_ends()
         return self._stop_reason or self._note(self._deadline_reason)
 
     def _note(self, reason: StopReason) -> StopReason:

@@ -8,11 +8,23 @@ neither a clock nor a cancel scope.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import attrs
 
 from dataloader.jobs.lease_margin import MIN_MARGIN_S, margin_s
 from dataloader.jobs.outcomes import StopReason
+
+
+class KillTimes(NamedTuple):
+    """Times at which a body in a child process is killed: by its guard, and by the kernel if the guard fails."""
+
+    guard: float
+    kernel: float
+
+    def moved(self, by_s: float) -> KillTimes:
+        """Return the times `by_s` seconds later, as those of another clock."""
+        return KillTimes(self.guard + by_s, self.kernel + by_s)
 
 
 @attrs.define(eq=False)
@@ -53,21 +65,21 @@ class Lease:
             until, reason = key_ends, StopReason.KEY_LOST
         return until, reason
 
-    def body_is_killed(self) -> tuple[float, float]:
-        """Return when a body in a child process is killed, by its guard and by the kernel, in the lease clock's time.
+    def body_is_killed(self) -> KillTimes:
+        """Return when a body in a child process is killed, in the lease clock's time.
 
         Both times are before its job, or key, can be another worker's. The guard kills the body a quarter of the margin
         after its stop. If it has not, the kernel does at half of the margin.
         """
         margin = margin_s(self.seconds)
-        return (
+        return KillTimes(
             min(self.until - margin * 3 / 4, self.key_safe_until + MIN_MARGIN_S / 4),
             min(self.until - margin / 2, self.key_safe_until + MIN_MARGIN_S / 2),
         )
 
     def body_is_killed_for(self) -> StopReason:
         """Return whether such a kill is for the lease or for the key."""
-        is_key = self.body_is_killed()[1] > self.key_safe_until
+        is_key = self.body_is_killed().kernel > self.key_safe_until
         return StopReason.KEY_LOST if is_key else StopReason.LEASE_ENDED
 
     def commit_ends(self, slept_s: float = 0.0) -> float:

@@ -53,6 +53,12 @@ def group_key(name: str, text: str) -> tuple[int, int | None]:
     return group, exact[0] if exact else None
 
 
+def group_number(name: str, text: str) -> int:
+    """Return the number of an ID's group, without that of an exact text. Raises `BadRequest` for field `name`."""
+    number, _ = group_key(name, text)
+    return number
+
+
 def check_state(state: str | None) -> None:
     """Raise `BadRequest` for an unknown state."""
     if state is not None and state not in STATUSES:

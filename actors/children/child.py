@@ -28,6 +28,7 @@ import trio
 from dataloader.actors.children import wire
 from dataloader.actors.children.frames import FrameKind, header_of, read_frame
 from dataloader.actors.children.left_behind import MARK, kill_left_behind
+from dataloader.actors.lease import KillTimes
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
@@ -201,7 +202,7 @@ class Child:
             case _:
                 raise ChildDied("its guard ended")
 
-    async def arm(self, until: tuple[float, float]) -> bool:
+    async def arm(self, until: KillTimes) -> bool:
         """Let a job run until the guard's and the kernel's deadline in `until`, by the lease clock.
 
         Return False if the child has ended.
@@ -214,7 +215,7 @@ class Child:
                 return True
         return False
 
-    def renew(self, until: tuple[float, float]) -> None:
+    def renew(self, until: KillTimes) -> None:
         """Move the deadlines of the running job, which are as in `arm`.
 
         A suspended guard does not receive them; the body then ends at the former deadline.
@@ -312,7 +313,7 @@ class Child:
             self._ended = reply
         return reply
 
-    def _command(self, name: str, until: tuple[float, float] | None = None) -> bool:
+    def _command(self, name: str, until: KillTimes | None = None) -> bool:
         """Send a command to the guard without waiting; return False if the guard has ended.
 
         The times in `until` are by the lease clock, and are sent by CLOCK_BOOTTIME.
@@ -322,9 +323,9 @@ class Child:
         if until is not None:
             # In this order: if this process is suspended in between, the body has less time, not more.
             boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-            ahead = boot - lease_time()
-            self._killed_at = until[1] + ahead
-            name = f"{name} {until[0] + ahead:.6f} {self._killed_at:.6f}"
+            until = until.moved(boot - lease_time())
+            self._killed_at = until.kernel
+            name = f"{name} {until.guard:.6f} {until.kernel:.6f}"
         try:
             os.write(self._control.fileno(), name.encode())
         except OSError:

@@ -17,6 +17,7 @@ import trio
 from dataloader.actors.children import wire
 from dataloader.actors.children.child import CHUNK, Child, ChildDied, Output
 from dataloader.actors.cluster.talk import MAX_SAID, Order, Said, boot_s
+from dataloader.actors.lease import KillTimes
 from dataloader.jobs.errors import BodyFailed
 from dataloader.store.queue.lease_clock import lease_time
 
@@ -66,7 +67,7 @@ class Relay:
     _heard: int = attrs.field(default=0, init=False)
     _for_body: deque[bytes] = attrs.field(factory=deque, init=False)
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _until: tuple[float, float] | None = attrs.field(default=None, init=False)
+    _until: KillTimes | None = attrs.field(default=None, init=False)
     _child: Child | None = attrs.field(default=None, init=False)
     _told_to_stop: bool = attrs.field(default=False, init=False)
     _told_to_end: bool = attrs.field(default=False, init=False)
@@ -90,11 +91,12 @@ class Relay:
         for kind, *given in messages[max(self._heard - number, 0) :]:
             match kind:
                 case "line":
-                    self._for_body.append(given[0])
+                    [line] = given
+                    self._for_body.append(line)
                 case "arm" | "until":
-                    self._until = given[0], given[1]
+                    self._until = KillTimes(*given)
                     if self._child is not None:
-                        self._child.renew(_by_leases(given))
+                        self._child.renew(_by_leases(self._until))
                 case "term":
                     self._told_to_stop = True
                     if self._child is not None:
@@ -249,9 +251,8 @@ def _size_of(said: Said) -> int:
     return 100 + sum(len(part) for part in said if isinstance(part, (bytes, str)))
 
 
-def _by_leases(until: Sequence[float]) -> tuple[float, float]:
+def _by_leases(until: KillTimes) -> KillTimes:
     """Convert times of CLOCK_BOOTTIME to the lease clock."""
     # In this order: if this process is suspended in between, the results are earlier.
     now = lease_time()
-    ahead = boot_s() - now
-    return until[0] - ahead, until[1] - ahead
+    return until.moved(now - boot_s())

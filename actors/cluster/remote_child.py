@@ -22,6 +22,7 @@ from dataloader.actors.children.frames import FrameKind, header_of, read_frame
 from dataloader.actors.cluster.connection import ANSWER_S, PLACE_S, ContactLost, DaskCluster, Submitted
 from dataloader.actors.cluster.relay import ENDED
 from dataloader.actors.cluster.talk import GIVE, TAKE, WAIT_S, Announced, Answered, FarClock, Order, Said, boot_s
+from dataloader.actors.lease import KillTimes
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
@@ -85,7 +86,7 @@ class RemoteChild:
     life: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True), init=False)
     _clock: FarClock = attrs.field(factory=FarClock, init=False)
     _for_body: deque[Said] = attrs.field(factory=deque, init=False)
-    _until: tuple[float, float] | None = attrs.field(default=None, init=False)
+    _until: KillTimes | None = attrs.field(default=None, init=False)
     _lost: str = attrs.field(default="it is silent", init=False)
     _dead_at: float = attrs.field(default=math.inf, init=False)
     _said: deque[bytes | ChildDied] = attrs.field(factory=deque, init=False)
@@ -109,7 +110,7 @@ class RemoteChild:
                 self._talks.start_soon(self._hear_of_end, submitted)
                 task_status.started()
 
-    async def start(self, until: tuple[float, float]) -> None:
+    async def start(self, until: KillTimes) -> None:
         """Wait for a worker that has imported the function, and have its guard armed.
 
         Raises `BodyFailed` if it cannot be imported there, and `BeginsTooLate` if the job must be released.
@@ -147,11 +148,11 @@ class RemoteChild:
             log.warning("Dask has lost a worker and runs its task again: it may not begin", worker=announced.worker)
             self._talks.start_soon(self._refuse, announced)
 
-    def renew(self, until: tuple[float, float]) -> None:
+    def renew(self, until: KillTimes) -> None:
         """Let the body live until these times, the guard's and the kernel's, by the lease clock."""
         # In this order: if this process is suspended in between, the body has less time, not more.
         ahead = boot_s() - lease_time()
-        self._until = until[0] + ahead, until[1] + ahead
+        self._until = until.moved(ahead)
         self._change()
 
     def tell_to_stop(self) -> None:
@@ -242,7 +243,7 @@ class RemoteChild:
             if self._until is not None:
                 messages.append((name, *map(self._clock.there, self._until)))
                 # From now on it may arrive. A later one is sent only after this one is confirmed.
-                self._dead_at = self._until[1] if name == "arm" else max(self._until[1], self._dead_at)
+                self._dead_at = self._until.kernel if name == "arm" else max(self._until.kernel, self._dead_at)
                 self._until, name = None, "until"
             size = 0
             while self._for_body and size < MAX_GIVEN:

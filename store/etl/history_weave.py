@@ -151,7 +151,8 @@ async def _aio_spans(
     instant = dt.datetime.fromisoformat(merge.instant)
     target = merge.table.sql
     if merge.history.complete:
-        await connection.execute(sql.keep_boundaries, target, arguments[2])
+        *_, as_of = arguments
+        await connection.execute(sql.keep_boundaries, target, as_of)
     complete = await connection.fetchval(_NEXT_COMPLETE, target, instant)
     if merge.history.complete:
         found = [complete, await connection.fetchval(_NEXT_UNRECORDED, target, instant)]

@@ -10,7 +10,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.store.connection.bridge import Database
-from dataloader.store.connection.fetching import aio_fetch
+from dataloader.store.connection.fetching import aio_fetch, aio_fetchval
 from dataloader.store.etl.run_records import as_job
 from dataloader.store.etl.run_views import WRITTEN
 
@@ -92,6 +92,5 @@ async def days_of_load(database: Database, load: str, since: datetime) -> list[L
 
 async def queue_of_load(database: Database, load: str) -> str | None:
     """Return the queue of a load's jobs: the task's own, else that of the last run; None if it is unknown."""
-    [row] = await database.run(aio_fetch, _QUEUE, load)
-    queue: str | None = row[0]
+    queue: str | None = await database.run(aio_fetchval, _QUEUE, load)
     return queue

@@ -84,11 +84,13 @@ class RefusedSearch:
     staged: int = 0
     refused: list[RefusedRow] = attrs.field(init=False, factory=list)
     unsearched: list[RefusedPiece] = attrs.field(init=False, factory=list)
+    _requests: list[int] = attrs.field(init=False)
     _rows: list[tuple[int, StagedLines]] = attrs.field(init=False)
     _todo: list[_Span] = attrs.field(init=False)
     _in_a_row: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
+        self._requests = [request for request, _ in self.pieces]
         # Each row with the number of its piece.
         self._rows = [(piece, line) for piece, (_, lines) in enumerate(self.pieces) for line in lines.cut(1, 1)]
         whole = _Span(0, len(self._rows), is_rest=True)
@@ -122,7 +124,7 @@ class RefusedSearch:
         """Put the rows into the staging table, or none of them; return their number."""
         rows = self._rows[span.first : span.end]
         try:
-            await aio_stage(connection, self.segment, [(self.pieces[piece][0], line) for piece, line in rows])
+            await aio_stage(connection, self.segment, [(self._requests[piece], line) for piece, line in rows])
         except Unstorable as error:
             await connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
             told = str(error)
@@ -134,7 +136,8 @@ class RefusedSearch:
                 self._todo += span.halves()
             else:
                 pieces = sorted({piece for piece, _ in rows})
-                self.unsearched.append(RefusedPiece(span.first, len(span), pieces, rows[0][1], told))
+                _, first_line = rows[0]
+                self.unsearched.append(RefusedPiece(span.first, len(span), pieces, first_line, told))
             return 0
         await connection.execute(f"RELEASE {_SAVEPOINT}; SAVEPOINT {_SAVEPOINT}")
         self._in_a_row = 0

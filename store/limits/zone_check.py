@@ -46,6 +46,7 @@ async def aio_check_zone(connection: Any, field: str, name: str) -> None:
     other = [row for row in rows if timedelta(seconds=row["ahead_s"]) != offset(zone, row["at"])]
     if not other:
         return
+    first = other[0]
     if await connection.fetchval(_IS_ABBREVIATION, name):
         raise BadRequest(
             field,
@@ -55,7 +56,7 @@ async def aio_check_zone(connection: Any, field: str, name: str) -> None:
     log.warning(
         "the database and this machine have different rules for a time zone: update the older of the two",
         zone=name,
-        at=other[0]["at"].isoformat(),
-        database_offset_s=other[0]["ahead_s"],
-        own_offset_s=offset(zone, other[0]["at"]).total_seconds(),
+        at=first["at"].isoformat(),
+        database_offset_s=first["ahead_s"],
+        own_offset_s=offset(zone, first["at"]).total_seconds(),
     )

@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS dl_function_sets (
   applied_at timestamptz NOT NULL DEFAULT now()
 )"""
 _OLDEST: Final = re.compile(r"^-- oldest program: (\d{4})$", re.MULTILINE)
-_INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX CONCURRENTLY IF NOT EXISTS (\w+)")
+_INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX CONCURRENTLY IF NOT EXISTS (?P<name>\w+)")
 _PLAIN_SCHEMA: Final = re.compile(r"\w+|\"[^'\"$%\\{}:]+\"")
 
 
@@ -151,7 +151,7 @@ def _lines_of(migration: Migration) -> Iterator[str]:
     for statement, repeated in migration.statements():
         sql = statement.removesuffix(";")
         if index := _INDEX.match(sql):
-            yield _DROP_HALF.format(name=index[1])
+            yield _DROP_HALF.format(name=index["name"])
         if repeated:
             yield f"DO $$ BEGIN LOOP\n{sql};\nEXIT WHEN NOT FOUND;\nCOMMIT;\nEND LOOP; END $$;"
         else:
@@ -402,7 +402,7 @@ async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, trans
     index = _INDEX.match(sql)
     for attempt in range(LOCK_TRIES):
         if index is not None:
-            await _aio_drop_invalid(connection, index[1])
+            await _aio_drop_invalid(connection, index["name"])
         try:
             # A concurrent index build would begin again after each timeout, and never finish where some transaction is
             # always older than two seconds.

@@ -11,7 +11,6 @@ from uuid import UUID
 from msgspec import Meta
 
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.failures import group_key
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.page_cursor import After, PageCursor
 from dataloader.jobs.process_listings import ProcessesChanged, ProcessFilter, ProcessRecord
@@ -20,6 +19,7 @@ from dataloader.jobs.processes import MAX_VALUE, ProcessConflict, check_metadata
 from dataloader.jobs.text import exact_json
 from dataloader.store.processes.reads import aio_get_process, not_found
 from dataloader.store.processes.requests import Act, Acted, Asked, aio_act, aio_ask, aio_put, aio_take_back
+from dataloader.store.processes.search import group_of
 from dataloader.store.queue.control import aio_audit, aio_short_transaction
 
 _Big = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -127,7 +127,7 @@ async def aio_change_some(
     for condition, value in (
         ("type = {}", wanted.type),
         ("process_id = {}", wanted.process_id),
-        ("error_group = {}", None if wanted.error_group is None else group_key("error_group", wanted.error_group)[0]),
+        ("error_group = {}", group_of(wanted)),
         (
             "metadata @> {}::text::jsonb",
             None if wanted.metadata is None else check_metadata("metadata", wanted.metadata),

@@ -138,7 +138,7 @@ async def list_process_rows(
     database: Database, wanted: ProcessFilter, *, limit: int, after: After = None, count: bool = False
 ) -> ProcessRows:
     """Return a page of at most `limit` processes, newest first, with their number if `count`. Raises `BadRequest`."""
-    before = 2**63 - 1 if after is None else _BY_KEY.key(after)[0]
+    (before,) = (2**63 - 1,) if after is None else _BY_KEY.key(after)
     found = await database.run(_aio_list_process_rows, wanted, limit, before, count=count)
     if found is None:
         return ProcessRows(is_whole=False)

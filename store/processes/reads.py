@@ -180,8 +180,9 @@ async def _page(
     newest_first: bool,
 ) -> tuple[list[dict[str, Any]], bool]:
     check_between("limit", limit, 1, MAX_PAGE)
-    check_type("type", process[0])
-    check_process_id("process_id", process[1])
+    process_type, process_id = process
+    check_type("type", process_type)
+    check_process_id("process_id", process_id)
     statement = sql.format(behind="<" if newest_first else ">", order="DESC" if newest_first else "ASC")
     first = 2**63 - 1 if newest_first else 0
     behind = first if after is None else BY_NUMBER.key(after)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import trio
 from msgspec import Meta
 
-from dataloader.jobs.failures import group_id, group_key
+from dataloader.jobs.failures import group_id, group_number
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import check_between
 from dataloader.jobs.page_cursor import After, PageCursor
@@ -125,7 +125,7 @@ async def find_processes(
     Raises `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    before = 2**63 - 1 if after is None else _BY_KEY.key(after)[0]
+    (before,) = (2**63 - 1,) if after is None else _BY_KEY.key(after)
     rows, more = await database.run(_aio_find_processes, wanted, limit, before)
     found = []
     for row in rows:
@@ -202,11 +202,11 @@ def statuses_of(wanted: ProcessFilter) -> list[str]:
 
 def group_of(wanted: ProcessFilter) -> int | None:
     """Return the number of a filter's error group."""
-    return None if wanted.error_group is None else group_key("error_group", wanted.error_group)[0]
+    return None if wanted.error_group is None else group_number("error_group", wanted.error_group)
 
 
 async def _aio_column(connection: Any, sql: str, *values: Any) -> list[int]:
-    return [row[0] for row in await aio_fetch(connection, sql, *values)]
+    return [value for (value,) in await aio_fetch(connection, sql, *values)]
 
 
 async def list_process_error_groups(

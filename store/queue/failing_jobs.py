@@ -12,7 +12,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.failures import ErrorGroup, ErrorGroupNotFound, group_id, group_key
+from dataloader.jobs.failures import ErrorGroup, ErrorGroupNotFound, group_id, group_key, group_number
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, After
@@ -140,7 +140,7 @@ async def list_failing_jobs(database: Database, group: str, *, limit: int = 50, 
 
 async def bars_of_groups(database: Database, groups: Sequence[str]) -> dict[str, list[int]]:
     """Return for each group the number of its newest `DATED` jobs added in each twelfth of the time, oldest first."""
-    rows = await database.run(aio_fetch, _BARS, [group_key("group", group)[0] for group in groups])
+    rows = await database.run(aio_fetch, _BARS, [group_number("group", group) for group in groups])
     bars: dict[str, list[int]] = {}
     for row in rows:
         bars.setdefault(group_id(row["error_group"], None), [0] * BARS)[row["bar"] - 1] = row["jobs"]

@@ -27,6 +27,7 @@ from dataloader.jobs.failures import (
     check_state,
     group_id,
     group_key,
+    group_number,
 )
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_INT, check_between, check_text
@@ -128,7 +129,8 @@ UPDATE dl_jobs j SET available_at = CASE WHEN d.at <= now() THEN least(j.availab
                      waits_for = CASE WHEN j.waits_for IN ('lock', 'after') THEN j.waits_for END
 FROM due d WHERE j.job_id = ANY (ARRAY[d.id])
 """
-_EARLIEST: Final = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
+_EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
+_BEFORE_ALL: Final = (_EARLIEST, UUID(int=0))
 
 _LOG: Final = """
 SELECT error_id, at, job_id, task, queue, attempt, worker, status::text AS status, error_group, error FROM dl_errors
@@ -197,7 +199,7 @@ async def retry_group(
     moved. A job that has begun meanwhile is skipped. Raises `ErrorGroupNotFound`, and `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_BULK)
-    behind = _EARLIEST if after is None else BY_INSTANT.key(after)
+    behind = _BEFORE_ALL if after is None else BY_INSTANT.key(after)
     retried, lock_hashes = await database.write(_aio_retry_group, wanted, operator, limit, behind)
     await unpark(database, lock_hashes)
     return retried
@@ -209,7 +211,7 @@ async def _aio_retry_group(
     group, exact = group_key("group", wanted.group)
     async with aio_short_transaction(connection):
         found = await connection.fetch(_NEXT_OF_GROUP, group, *behind, limit)
-        if not found and behind == _EARLIEST:
+        if not found and behind == _BEFORE_ALL:
             await aio_head(connection, group, exact)
         ids = [row["job_id"] for row in found]
         rows = await connection.fetch(_LOCK_GROUP, ids, group, sorted(STATUSES[wanted.state]), exact)
@@ -220,7 +222,7 @@ async def _aio_retry_group(
         # Jobs that were queued again are due now.
         is_later = wanted.at is not None or wanted.spread_s > 0
         moved = [row["job_id"] for row in rows if is_later or row["status"] == Status.QUEUED]
-        await connection.execute(_MOVE, moved, wanted.at or _EARLIEST[0], wanted.spread_s)
+        await connection.execute(_MOVE, moved, wanted.at or _EARLIEST, wanted.spread_s)
         given = {name: value for name, value in attrs.asdict(wanted).items() if value}
         detail = given | {"limit": limit, "retried": len(rows)}
         await aio_audit(connection, operator, "retry_group", None, detail)
@@ -250,7 +252,7 @@ async def list_errors(
         if given[name] is not None:
             check_text(name, given[name], MAX_INT, empty=True)
     if group is not None:
-        given["error_group"], _ = group_key("group", group)
+        given["error_group"] = group_number("group", group)
     given = {name: value for name, value in given.items() if value is not None}
     where = "".join(f" AND {name} = ${number}" for number, name in enumerate(given, 3))
     newest = 2**63 - 1 if after is None else BY_NUMBER.key(after)

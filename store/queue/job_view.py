@@ -50,8 +50,8 @@ async def _aio_job_view(connection: Any, job_id: UUID, sql: str) -> JobView:
         raise JobNotFound(f"no job has the id {job_id}")
     # Both parts of the row have columns with the same names.
     columns = list(zip(record.keys(), record.values(), strict=True))
-    at = next(place for place, (name, _) in enumerate(columns) if name == "journal")
+    at, journal = next((place, value) for place, (name, value) in enumerate(columns) if name == "journal")
     job = job_of(dict(columns[:at]), {})
-    lines = listed_json(columns[at][1], JournalLine)[::-1]
+    lines = listed_json(journal, JournalLine)[::-1]
     why = await aio_reason(connection, dict(columns[at + 1 :])) if job.status is Status.QUEUED else None
     return JobView(job, Journal(lines, len(lines) < MOST_EVENTS), why)

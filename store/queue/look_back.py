@@ -13,7 +13,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.failures import group_key
+from dataloader.jobs.failures import group_number
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_INT, check_between, check_text
 from dataloader.jobs.page_cursor import BY_NUMBER, After
@@ -67,7 +67,7 @@ async def search_errors(
     for name, text in (("task", task), ("queue", queue)):
         if text is not None:
             check_text(name, text, MAX_INT, empty=True)
-    number = None if group is None else group_key("group", group)[0]
+    number = None if group is None else group_number("group", group)
     terms = {"task = ": task, "queue = ": queue, "error_group = ": number, "job_id = ": job_id}
     # Groups and jobs have an index.
     far = group is not None or job_id is not None

@@ -276,7 +276,7 @@ def list_statement(
     """
     roots = (OF_ROOT, THE_ROOT) if job_filter.root is not None else (OF_ROOT,)
     conditions = [condition(job_filter, root=root) for root in roots]
-    values = conditions[0][1]
+    _, values = conditions[0]
     wheres = [where for where, _ in conditions]
     if job_filter.lock_key is not None:
         wheres = [f"{where} AND {half}" for where in wheres for half in (_ENDED, _NOT_ENDED)]

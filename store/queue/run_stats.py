@@ -116,7 +116,8 @@ async def _aio_list_stats(
         begin = await connection.fetchval(_BEGINNING, "day" if wanted.by == "day" else "hour", wanted.begin)
         await connection.execute(_AS_A_WALK)
         if behind is not None:
-            begin = max(begin, behind[0])
+            page_begin, *_ = behind
+            begin = max(begin, page_begin)
         values = (begin, wanted.end, wanted.queue, wanted.task, *(behind or (begin, "", "", "")), limit)
         return list(await connection.fetch(_STATEMENTS[wanted.by], *values))
 

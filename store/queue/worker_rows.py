@@ -24,7 +24,7 @@ RETURNING clock_timestamp() AS shown, seen_at::text AS seen_at,
   $8::text IS NULL OR coalesce((SELECT f.seen_at >= $8::text::timestamptz FROM former f), false) AS is_kept
 """
 _LEAVE: Final = "DELETE FROM dl_workers WHERE worker = $1"
-_PROCESS_TASK: Final = re.compile(r"(process\.(.+))\.v([0-9]{1,9})", re.DOTALL)
+_PROCESS_TASK: Final = re.compile(r"(?P<queue>process\.(?P<type>.+))\.v(?P<version>[0-9]{1,9})", re.DOTALL)
 # Many workers of a version write its row together, once in 20 s. They write in one order, so that they do not deadlock.
 _SERVE: Final = f"""
 INSERT INTO dl_process_types (type, version, served_until)
@@ -66,7 +66,13 @@ class WorkerRow:
     def process_versions(self) -> list[tuple[str, int]]:
         """Types and versions of durable processes whose steps it runs."""
         names = map(_PROCESS_TASK.fullmatch, self.tasks)
-        return sorted({(name[2], int(name[3])) for name in names if name is not None and name[1] in self.queues})
+        return sorted(
+            {
+                (name["type"], int(name["version"]))
+                for name in names
+                if name is not None and name["queue"] in self.queues
+            }
+        )
 
 
 @attrs.frozen

@@ -119,7 +119,8 @@ async def _aio_store_schedules(
     await connection.execute(_STORE, *map(list, zip(*rows, strict=True)), *origin)
     changed = [one.name for one in schedules if one.name in stored]
     if changed:
-        await connection.execute(_EVENT, changed, "changed", msgspec.json.encode({"by": origin[1]}).decode())
+        _, stored_by = origin
+        await connection.execute(_EVENT, changed, "changed", msgspec.json.encode({"by": stored_by}).decode())
     await connection.execute(TELL)
 
 

@@ -172,7 +172,8 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
         if one.paused_why is not None:
             log.warning("a schedule was paused", schedule=one.name, why=one.paused_why)
     if bugs:
-        raise bugs[0][1]
+        _, error = bugs[0]
+        raise error
     next_in_s, _ = await connection.fetchrow(_NEXT, list(left))
     if next_in_s is not None and next_in_s <= 0:
         next_in_s = 0.0 if is_full and done else LOCKED_S
