@@ -1,7 +1,7 @@
 """Declarations of routes, and the common steps in which every request is served.
 
 The files of api/ declare plain async functions with typed requests and answers. They use neither Quart nor status codes
-for errors: they raise. The same declarations make /openapi.json. `serve` takes each request through these steps:
+for errors: they raise. The same declarations make /openapi.json. `serve_route` takes each request through these steps:
 authorize → decode → run within a deadline → encode. It opens no nursery, since Quart would see only one member of an
 exception group.
 

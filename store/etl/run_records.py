@@ -323,7 +323,7 @@ async def page_of_run_failures(
 
 
 async def page_of_load_failures(database: Database, load: str, *, after: After = None, limit: int = 100) -> FailurePage:
-    """Return the unresolved failures of all runs of a load, as `list_failures_of_run` does.
+    """Return the unresolved failures of all runs of a load, as `page_of_run_failures` does.
 
     Raises `LoadNotFound`, and `BadRequest` for a `limit` or a name that is not allowed.
     """
