@@ -1,4 +1,4 @@
-"""What the store's tests share: our store on the test's database, another service's connection to it, and rows."""
+"""Fixtures of the store's tests: our store on the test's database, another service's connection to it, and rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dataloader.store.queue import finish, plain_claim
 
 @pytest.fixture
 async def store(database):
-    """Our store, open on the test's database."""
+    """Open our store on the test's database."""
     async with open_database(DatabaseOptions(dsn=database.dsn, statement_timeout_s=10)) as store:
         yield store
 
 
 @pytest.fixture
 async def until(raw):
-    """Waits for a condition in the database, an SQL expression."""
+    """Return a function that waits for a condition in the database, an SQL expression."""
 
     async def until(condition, *args):
         with trio.fail_after(patience_s()):
@@ -36,10 +36,10 @@ async def until(raw):
 
 @pytest.fixture
 async def until_blocked(until):
-    """Waits until another connection waits for a lock that `raw` holds."""
+    """Return a function that waits until another connection waits for a lock that `raw` holds."""
 
     async def until_blocked():
-        # Not from pg_stat_activity, which stands still within a transaction.
+        # Not from pg_stat_activity, which does not change within a transaction.
         await until(
             "EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))"
         )
@@ -49,7 +49,7 @@ async def until_blocked(until):
 
 @pytest.fixture
 async def add_job(raw):
-    """Adds one row to dl_jobs; its columns by name, each as an SQL expression. Gives its id."""
+    """Return a function that adds a row to dl_jobs, with columns as SQL expressions, and returns its ID."""
 
     async def add(**columns):
         job_id = uuid7()
@@ -62,7 +62,7 @@ async def add_job(raw):
 
 @pytest.fixture
 async def start_worker(store):
-    """Starts workers, each with a lock session of its own, in one process."""
+    """Return a function that starts workers, each with a separate lock session, in one process."""
     workers = []
 
     def start(name=None, database=None, **options):
@@ -76,7 +76,7 @@ async def start_worker(store):
 
 @pytest.fixture
 def row_of(raw):
-    """A job's row, as a dictionary, or one column of it."""
+    """Return a function that reads a job's row as a dictionary, or one column of it."""
 
     async def row_of(job_id, column=None):
         row = dict(await raw.fetchrow("SELECT *, status::text AS status FROM dl_jobs WHERE job_id = $1", job_id))
@@ -87,7 +87,7 @@ def row_of(raw):
 
 @pytest.fixture
 def journal_of(raw):
-    """A job's journal: kinds, with the reason where there is one."""
+    """Return a function that reads a job's events: the kinds, with the reason where there is one."""
 
     async def journal_of(job_id):
         rows = await raw.fetch(
@@ -100,7 +100,7 @@ def journal_of(raw):
 
 @pytest.fixture
 def locks_of(raw):
-    """The hashes that a worker's session holds, by the server's word."""
+    """Return a function that reads the hashes that a worker's session holds, from the server's view."""
 
     async def locks_of(worker):
         rows = await raw.fetch(
@@ -115,7 +115,7 @@ def locks_of(raw):
 
 @pytest.fixture
 def end_session(raw):
-    """Ends a worker's lock session from the server's side, and waits for its end."""
+    """Return a function that ends a worker's lock session from the server's side, and waits for its end."""
 
     async def end_session(worker):
         assert await raw.fetchval("SELECT pg_terminate_backend($1, 5000)", worker.pid)
@@ -125,13 +125,13 @@ def end_session(raw):
 
 @pytest.fixture
 def general_claims_only(monkeypatch):
-    """Call it, and all claims are general ones."""
+    """Return a function that makes all claims general ones."""
     return partial(monkeypatch.setattr, plain_claim.PlainClaims, "may_serve", lambda *_: False)
 
 
 @pytest.fixture(params=["general", "plain"])
 def add_for_both(add_job, general_claims_only, request):
-    """Adds a job as `add_job` does: in one run of the test for general claims alone, in the other for plain ones."""
+    """Return `add_job`; in one run of the test all claims are general, in the other they are plain."""
     if request.param == "general":
         general_claims_only()
 
@@ -143,10 +143,11 @@ def add_for_both(add_job, general_claims_only, request):
 
 @pytest.fixture
 def barrier(raw, monkeypatch):
-    """Puts a barrier into a claim of the worker `slow`, or a finish, and holds it down.
+    """Return a barrier that blocks a claim of the worker `slow`, or a finish.
 
-    `await barrier(before)`, for `dl_claim_known` before a piece of its text, or `await barrier.in_plain_claim(…)`, or
-    `await barrier.in_finish()`; then `await until_blocked()`, then `await barrier.lift()`.
+    First `await barrier(before)`, for `dl_claim_known` before a piece of its text, or `await
+    barrier.in_plain_claim(…)`, or `await barrier.in_finish()`; then `await until_blocked()`, then `await
+    barrier.lift()`.
     """
 
     class Barrier:
@@ -159,7 +160,7 @@ def barrier(raw, monkeypatch):
             await raw.execute(source.replace(before, statement + before if statement else condition))
 
         async def in_plain_claim(self, *, has_locked):
-            """After the snapshot; before the rows are locked, or when they are."""
+            """Block it after the snapshot, before the rows are locked or once they are."""
             if has_locked:
                 self._edit(
                     plain_claim,
@@ -177,7 +178,7 @@ def barrier(raw, monkeypatch):
             await self._hold()
 
         async def in_finish(self):
-            """After the snapshot of a batch of successes, before the rows are locked."""
+            """Block it after the snapshot of a batch of successes, before the rows are locked."""
             self._edit(finish, "_SUCCEED", "WHERE j.token", "WHERE public.barrier('slow') AND j.token")
             await self._hold()
 

@@ -1,4 +1,4 @@
-"""The database's clock jumps ahead, as by a failover to a server with a wrong clock, and is put right later."""
+"""The database's clock jumps ahead, as after a failover to a server with a wrong clock, and is corrected later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEXT_S = "SELECT extract(epoch FROM next_at - now())::float8 FROM dl_schedules W
 async def test_leases_count_for_their_length_after_the_clock_jumped_ahead(
     set_clock, store, start_worker, add_job, end_session
 ):
-    """The holder of the key can't reach the server that was started again, or was promoted; another worker can."""
+    """The holder of the key cannot reach the server that was restarted or promoted; another worker can."""
     await read_history(store)
     await add_job(lock_key="'k'")
     await add_job(lock_key="'l'", keyed="false")
@@ -49,7 +49,7 @@ async def test_leases_count_for_their_length_after_the_clock_jumped_ahead(
         await end_session(worker)
     assert await other.claim() == []
     assert (await reap(store, 10)).became == []
-    # Their length later nobody holds them any more.
+    # After their length they have no holder any more.
     await set_clock(TWO_HOURS_S + TTL_S + 1)
     assert len((await reap(store, 10)).became) == 2
 
@@ -91,7 +91,7 @@ async def test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_t
     await set_clock(0)
     with capture_logs() as lines:
         answer = await store.write(aio_take_slot, "s", 3, TTL_S, rate_limits)
-    # What was taken counts, as if it had been now.
+    # Used units count as if they had been used now.
     assert (answer.waits_for, 0 < answer.wait_s <= 1) == ("budget", True)
     assert [line["event"] for line in lines if "cut back" in line["event"]] == [
         "times of the supplier s were in the future and are cut back: the database's clock was ahead"
@@ -119,7 +119,7 @@ async def test_a_pause_and_a_slot_of_a_supplier_end_though_the_clock_was_ahead(s
     await set_clock(0)
     await take_units(store, "s", 1, 5)
     answer = await store.write(aio_take_slot, "t", 2, TTL_S, ())
-    # It began a little after the last time that the row has, so a slow server adds this little to what was left.
+    # It began a little after the last time in the row, so a slow server adds this little to the rest.
     assert (answer.waits_for, 0 < answer.wait_s < 5 + TTL_S) == ("retry-after", True)
     answer = await store.write(aio_take_slot, "u", 2, TTL_S, ())
     assert (answer.waits_for, 0 < answer.wait_s < 2 * TTL_S) == ("request", True)
@@ -147,5 +147,5 @@ async def test_schedules_whose_next_time_the_clock_put_off_are_cut_back(set_cloc
         assert await cut_back(store) == 0
     assert [line["names"] for line in lines if "cut back" in line["event"]] == [["hourly"]]
     assert 0 < await raw.fetchval(NEXT_S, "hourly") <= 3_600
-    # One that begins later begins then.
+    # One that begins later is planned for its beginning.
     assert await raw.fetchval(NEXT_S, "later") > 1.9 * DAY_S

@@ -1,4 +1,4 @@
-"""A shielded write ends by the deadline of the scopes around it, such as a job's run, also if nothing answers."""
+"""A shielded write ends by the deadline of the scopes around it, such as a job's run, also without an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def proxy(database):
 
 @pytest.fixture
 async def store(proxy):
-    # What an unbounded write would wait for: 10 + 30 + 2 s.
+    # An unbounded write would wait for 10 + 30 + 2 s.
     async with open_database(DatabaseOptions(dsn=proxy.dsn)) as store:
         await store.run(aio_in_transaction, "SELECT 1")
         yield store

@@ -39,7 +39,7 @@ OURS = {
     ErrorMeaning.BAD_VALUE: Unstorable,
     ErrorMeaning.BUG: StoreError,
 }
-# One code of each kind that a service meets, written down a second time: a change of the table is a change of behavior.
+# One code of each kind that a service encounters, repeated here: a change of the table is a change of behavior.
 EXPECTED = {
     ErrorMeaning.OUTAGE: (
         "08000 08001 08003 08004 08006 08007 25006 25P03 25P04 28000 28P01 3D000 40003 53000 53100 53200 53300"
@@ -56,7 +56,7 @@ EXPECTED = {
 
 
 def listed_codes(server):
-    """The codes of errors in the server's own list, which its programs and its documentation are made of."""
+    """Return the codes of errors in the server's own list, the source of its programs and its documentation."""
     [path] = {path.resolve() for path in Path(server.embedded.bin_dir).parents[0].rglob("errcodes.txt")} or {
         path.resolve() for path in Path("/usr/share/postgresql", str(server.version)).glob("errcodes.txt")
     }
@@ -177,7 +177,7 @@ async def test_errors_that_ask_for_something_special_of_a_reader_keep_their_text
 
 
 async def test_a_probe_distinguishes_a_limit_of_a_value_from_one_of_the_server(database, store, raw):
-    """Both have the code 54000: a text that is too long for an index, and a server that gives out no more ids."""
+    """Both have the code 54000: a text that is too long for an index, and a server that assigns no more IDs."""
     await raw.execute("CREATE TABLE long (text text PRIMARY KEY)")
 
     async def too_long(connection):
@@ -187,14 +187,14 @@ async def test_a_probe_distinguishes_a_limit_of_a_value_from_one_of_the_server(d
 
     with pytest.raises(Unstorable, match="index row"):
         await store.run(too_long)
-    # The server that refuses the probe, too, is stood for by a function: only two billion transactions make a real one.
+    # A function represents a server that also refuses the probe: a real one would take two billion transactions.
     await raw.execute("""
         CREATE SCHEMA stopped;
         CREATE FUNCTION stopped.pg_current_xact_id() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
           RAISE SQLSTATE '54000' USING MESSAGE = 'database is not accepting commands to avoid wraparound data loss';
         END $$
     """)
-    # The probe's connection, which is new, finds it before the server's own.
+    # The probe's connection, which is new, finds it before the server's function.
     await raw.execute(f"ALTER DATABASE {database.name} SET search_path = stopped, pg_catalog, public")
     with pytest.raises(StoreUnavailable, match="index row"):
         await store.run(too_long)

@@ -16,7 +16,7 @@ async def test_no_request_joins_a_group_that_timed_out_before_its_turn():
 
     async def send(requests):
         sent.append([*requests])
-        with trio.CancelScope(shield=True):  # as a statement that the server is still cancelling
+        with trio.CancelScope(shield=True):  # like a statement that the server is still cancelling
             await answered.wait()
         return dict(enumerate(requests))
 

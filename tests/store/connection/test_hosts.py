@@ -1,4 +1,4 @@
-"""An address with several hosts: each is tried within the timeout of a connection, the one that served last first."""
+"""Addresses with several hosts: each is tried within the timeout of a connection, the last working one first."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ pytestmark = pytest.mark.requirement("Q5")
 
 @pytest.fixture
 def socket_host(database):
-    """The test's server, as a host."""
+    """Return the test's server as a host."""
     return database.dsn.partition("host=")[2].partition("&")[0]
 
 
 @pytest.fixture
 def silent():
-    """A host that answers nothing, as one whose packets are dropped; its connections are counted."""
+    """Return a host that never answers, like one whose packets are dropped; its connections are counted."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()
 
 
 @pytest.fixture
 def closing():
-    """A host that closes each connection, as a proxy does whose server is gone; the connections so far."""
+    """Return a host that closes each connection, like a proxy without its server; the connections so far."""
     connections = []
 
     def close_all():
@@ -52,7 +52,7 @@ def closing():
 
 
 def beside(database, socket_host, first, port):
-    """The address of the test's database with another host before its own."""
+    """Return the address of the test's database with another host before its own."""
     head, _, query = database.dsn.partition("?")
     rest = query.replace(f"host={socket_host}", f"host={first},{socket_host}")
     return f"{head}?{rest}&port={port},5432&sslmode=disable"

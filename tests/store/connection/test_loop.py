@@ -1,4 +1,4 @@
-"""The driver's loop within Trio: few turns for an operation, whatever else the process does in each of them."""
+"""The driver's loop within Trio: few turns for each operation, independent of other work of the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ async def test_an_operation_takes_few_turns_of_the_scheduler(store):
     for _ in range(OPERATIONS):
         await store.run(ask)
     trio.lowlevel.remove_instrument(turns)
-    # The second is that of the answer, the third that of the waiting task. Each callback a turn would make it eight.
+    # The second is the turn of the answer, the third that of the waiting task. One turn per callback would make it
+    # eight.
     assert turns.count / OPERATIONS <= 3
 
 
@@ -51,7 +52,7 @@ async def test_the_system_is_asked_once_which_sockets_an_answer_has_made_ready(s
     monkeypatch.setattr(selectors.DefaultSelector, "select", lambda *args: asked.append(args) or select(*args))
     for _ in range(OPERATIONS):
         await store.run(ask)
-    # An answer may come in two parts. Each round of callbacks would make it three times for each operation.
+    # An answer may arrive in two parts. One call for each round of callbacks would make it three for each operation.
     assert OPERATIONS <= len(asked) <= 2 * OPERATIONS
 
 
@@ -172,14 +173,14 @@ async def test_an_operation_after_the_loop_has_ended_is_refused(store):
 
 
 def test_the_private_parts_of_asyncio_that_we_use_exist():
-    """The standard library's, in loop.py; a new version of Python may have moved it."""
+    """loop.py uses private parts of the standard library, which a new version of Python may move."""
     loop = asyncio.SelectorEventLoop()
     try:
         assert isinstance(loop._ready, deque)
         assert loop._scheduled == []
         timer = loop.call_later(60, print)
         assert loop._scheduled == [timer], "a heap: the next timer is its first"
-        # One round, which looks at the selector without waiting for it when the loop is to stop.
+        # One round, which polls the selector without waiting when the loop is stopping.
         called = []
         loop.call_soon(called.append, "one")
         loop._stopping = True

@@ -67,7 +67,7 @@ async def test_slow_reads_leave_a_connection_of_the_pool_to_everything_else(data
         await slow.start(*"abcdefgh")
         assert len(slow.connected) == reads
         assert await store.run(aio_value) == 1
-        assert await slow.share.write(aio_value) == 1  # a write over HTTP is no read
+        assert await slow.share.write(aio_value) == 1  # a write over HTTP is not a read
         assert await slow.share.pool.run(aio_value) == 1  # nor is a ping
 
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: shared, private, and there again after every kind of sudden death.
+"""Embedded PostgreSQL: shared, private, and available again after every kind of sudden death.
 
 Its users are real processes, which the tests start, end and kill; as root also processes of `nobody`.
 """
@@ -42,7 +42,7 @@ except ConfigError as error:
 """
 NOBODY = pytest.param("nobody", marks=pytest.mark.skipif(not IS_ROOT, reason="needs root"))
 QUICK = {"fsync": "off"}
-# It changes its account when all is imported: root's Python may lie where others can't read.
+# It changes its account after all imports: other accounts may not be able to read root's Python.
 USER = """
 import json, os, sys
 from pathlib import Path
@@ -62,7 +62,7 @@ with embedded_postgres(data_dir, extra_settings={"fsync": "off"}) as server:
 
 @attrs.frozen
 class Home:
-    """A data directory and the account whose processes use it."""
+    """Data directory and the account whose processes use it."""
 
     data_dir: Path
     uid: int
@@ -77,7 +77,10 @@ class Home:
 
     @contextlib.contextmanager
     def user(self):
-        """A process that uses the server; it leaves in peace at the end of the block unless it was killed before."""
+        """Start a process that uses the server.
+
+        It ends normally at the end of the block unless it was killed before.
+        """
         with self.spawn() as process:
             watchdog = threading.Timer(60, process.kill)
             watchdog.start()
@@ -139,14 +142,14 @@ def wait_until(condition, timeout_s=20.0):
 
 @pytest.fixture
 def data_dir():
-    """A directory that root's server can reach: pytest closes `tmp_path` to others whenever a session begins."""
+    """Return a directory that root's server can reach; pytest closes `tmp_path` to other accounts."""
     with tempfile.TemporaryDirectory(prefix="embedded-") as directory:
         yield Path(directory)
 
 
 @pytest.fixture(params=["self", NOBODY])
 def home(request):
-    """A data directory of ours and, for root, one of an ordinary user."""
+    """Return a data directory of ours and, for root, one of an ordinary user."""
     uid = os.geteuid() if request.param == "self" else pwd.getpwnam("nobody").pw_uid
     parent = Path(tempfile.mkdtemp(prefix="embedded-"))
     try:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of what loads write."""
+"""Fixtures for tests of writes by loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_dimension(transactions, raw):
 
 @pytest.fixture
 def history(raw):
-    """The versions as short texts: key, values, days of the month from and to."""
+    """Return a function that reads the versions as short texts: key, values, days of the month from and to."""
 
     async def history(values="a"):
         rows = await raw.fetch(

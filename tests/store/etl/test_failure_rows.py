@@ -1,4 +1,4 @@
-"""The record of a fault is stored whatever the fault says: failures, summaries, results, progress and log lines (E10).
+"""A fault is recorded whatever its text is: failures, summaries, results, progress and log lines (E10).
 
 The values are the same each time; `PROPERTY_EXAMPLES=500 PROPERTY_SEED=1234` draws others.
 """
@@ -73,7 +73,7 @@ VALUES = st.recursive(
         st.binary(max_size=5),
         st.floats(),
         st.sampled_from([1e308, -1e-308, -(2**70), {1, 2}]),
-        # Hypothesis itself must not show them.
+        # Hypothesis itself must not print them.
         st.sampled_from([400, 5_000]).map(lambda digits: 10**digits),
         st.builds(UnspeakableError),
         st.builds(nested, st.sampled_from([10, 190, 500, 990, 5_000])),
@@ -103,7 +103,7 @@ def worker(start_worker):
 
 @pytest.fixture
 async def job(worker, add_job, transactions):
-    """A running job whose run of the load `rates` has begun."""
+    """Return a running job whose run of the load `rates` has begun."""
     await add_job()
     [job] = await worker.claim()
     await transactions.run(aio_begin_run, job.job_id, job.token, "rates", "load", [("", "rates")])
@@ -111,7 +111,7 @@ async def job(worker, add_job, transactions):
 
 
 def played(play, *strategies):
-    """Runs `play` in the test's own loop, for each of the values that are drawn."""
+    """Run `play` in the test's own loop, for each of the drawn values."""
 
     @seed(SEED)
     @settings(
@@ -142,7 +142,7 @@ async def test_a_failure_with_any_text_is_recorded(job, transactions, store, raw
             (storable_text(one.key), storable_text(one.error), one.times) for one in failures
         ]
         for was, stored in zip(failures, found, strict=True):
-            # A request that JSON would change is not kept: it would ask for something else.
+            # A request that JSON would change is not stored: repeating it would request something else.
             assert stored.requests in ([], as_json(was.requests))
 
     await played(play, st.lists(FAILURES, min_size=1, max_size=4))
@@ -175,7 +175,7 @@ async def test_every_other_record_of_a_run_is_stored_with_any_text(job, worker, 
 
 
 async def test_a_refused_failure_becomes_a_note_and_its_segment_commits(job, transactions, store, raw):
-    # The constraint stands for one that an operator has added.
+    # The constraint represents one that an operator has added.
     await raw.execute("ALTER TABLE dl_etl_failures ADD CONSTRAINT short CHECK (length(key) < 100)")
     kept = Failure(load="rates", segment="day 1", phase="record", key="k", error="bad", times=1)
     refused = attrs.evolve(kept, key="k" * 100, times=7)

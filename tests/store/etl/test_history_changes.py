@@ -1,4 +1,4 @@
-"""Versions of rows that have their own times: each begins with its change, in whatever order rows come (E8)."""
+"""Versions of rows that have their own times: each begins with its change, in any order of the rows (E8)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ async def load(transactions, raw):
 
 @pytest.fixture
 def merge(load, transactions):
-    """Merges rows (key, price, hour, note) as one segment; a price None is a row that says that the key is gone."""
+    """Return a function that merges rows (key, price, hour, note) as one segment.
+
+    A price None means that the key is gone.
+    """
 
     async def merge(*rows):
         cells = [
@@ -63,7 +66,7 @@ def merge(load, transactions):
 
 @pytest.fixture
 def versions(raw):
-    """The versions as texts: key, price, and the hours from which and until which they hold."""
+    """Return a function that reads the versions as texts: key, price, first and last hour."""
 
     async def versions(columns="price"):
         rows = await raw.fetch(
@@ -185,7 +188,7 @@ async def test_any_order_of_changes_gives_the_history_of_their_times(merge, vers
 
 
 def _history(known):
-    """What the table has after these observations, by key and hour."""
+    """Return the expected rows of the table after these observations, by key and hour."""
     told = []
     for key in "kl":
         changes: list[tuple[int, str | None]] = []

@@ -1,4 +1,4 @@
-"""Histories of real data, whose versions are known (E8). Skipped where the data sets are not."""
+"""Histories of real data, whose versions are known (E8). Skipped without the data sets."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ D1, D2, D3, D4 = (dt.date(2020, 1, n) for n in range(1, 5))
 
 @pytest.fixture
 def identities(raw):
-    """What facts would refer to, and which transaction has written it."""
+    """Return a function that reads the IDs to which facts would refer, and the transactions that have written them."""
 
     async def identities():
         return [tuple(row) for row in await raw.fetch("SELECT id, xmin::text, xmax::text FROM target ORDER BY id")]
@@ -99,7 +99,7 @@ async def test_an_incomplete_snapshot_closes_no_missing_row(open_dimension, hist
 async def test_a_second_snapshot_of_a_day_corrects_the_first(
     open_dimension, history, raw, first, second, counts, expected
 ):
-    """k is there since the first of the month, g was before that, n is new."""
+    """k exists since the first of the month, g existed before that, n is new."""
     dimension = await open_dimension("a")
     snapshots = [(dt.date(2019, 12, 31), "g1"), (D1, "k1"), (D2, first), (D2, second)]
     for as_of, snapshot in snapshots:
@@ -108,7 +108,7 @@ async def test_a_second_snapshot_of_a_day_corrects_the_first(
     expected = [version.replace("0-", "31-") for version in expected]
     expected = expected if expected[0].startswith("g") else ["g 1 31-1", *expected]
     assert await history("a") == expected
-    # And a third one, as the first: as if the second had never been.
+    # A third snapshot, equal to the first: the result is the same as without the second.
     await dimension.merge(D2, [tuple(first)] if first else [])
     third = await history("a")
     await raw.execute("TRUNCATE target, dl_etl_history CASCADE")
@@ -136,10 +136,10 @@ async def test_a_column_that_is_added_is_filled_in_place(open_dimension, history
     second = [("k", "1", "x"), ("l", "2", "x"), ("m", "1", "?")]
     assert await dimension.merge(D2, second) == HistoryCounts(filled=1, changed=1, closed=1, unchanged=1)
     assert await history("a, b") == ["g 1 ? 1-2", "k 1 x 1-", "l 1 ? 1-2", "l 2 x 2-", "m 1 ? 1-"]
-    # From now on it tells versions apart.
+    # From now on its values distinguish versions.
     third = [("k", "1", "y"), ("l", "2", "x"), ("m", "1", "?")]
     assert await dimension.merge(D3, third) == HistoryCounts(changed=1, unchanged=2)
-    # A column that is brought no more is left alone, and brought again is filled again.
+    # A column that snapshots no longer have does not change; once they have it again, it is filled again.
     await dimension.bring("key a", tracked=["a"])
     assert await dimension.merge(D4, [row[:2] for row in third]) == HistoryCounts(unchanged=3)
     await dimension.bring("key a b", tracked=["a", "b"])
@@ -155,7 +155,7 @@ async def test_a_column_that_is_added_by_parts_is_filled_as_they_come(open_dimen
     await raw.execute("ALTER TABLE target ADD b text")
     await dimension.bring("key a b", tracked=["a", "b"], complete=False)
     assert await dimension.merge(D2, [("k", "1", "x")]) == HistoryCounts(filled=1)
-    # l has no value yet; k has, and it changes.
+    # l has no value yet; k has one, and it changes.
     assert await dimension.merge(D3, [("k", "1", "y"), ("l", "1", "x")]) == HistoryCounts(filled=1, changed=1)
     assert await history("a, b") == ["k 1 x 1-3", "k 1 y 3-", "l 1 x 1-"]
     assert await dimension.merge(D4, [("k", "1", "z"), ("l", "1", None)], complete=True) == HistoryCounts(filled=2)
@@ -255,7 +255,7 @@ async def test_merges_of_one_target_wait_for_each_other(open_dimension, raw, unt
     other = StagedSegment(STAGE, 8, 1)
     await dimension.stage([("k", "1")])
     await dimension.stage([("k", "2")], other)
-    # The first ones of all: there is no row to lock yet.
+    # The first merges of a table: there is no row to lock yet.
     await raw.execute('BEGIN; INSERT INTO dl_etl_history (target) VALUES (\'"public"."target"\')')
     found = []
 
@@ -284,7 +284,7 @@ async def test_merges_of_one_target_wait_for_each_other(open_dimension, raw, unt
 @pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_a_correction_of_many_versions_takes_no_longer_than_a_snapshot(open_dimension, raw):
-    """By statistics of the day before hardly a version begins today, and of a stage never analysed little is known."""
+    """By yesterday's statistics few versions begin today, and a new stage has no statistics."""
     dimension = await open_dimension("a")
     keys = [str(n) for n in range(20_000)]
     await dimension.merge(D1, [(key, "1") for key in keys])
@@ -299,7 +299,7 @@ async def test_a_correction_of_many_versions_takes_no_longer_than_a_snapshot(ope
 
 @attrs.frozen
 class OtherSettings:
-    """Transactions in a session whose settings make other texts of dates."""
+    """Transactions in a session whose settings produce other texts of dates."""
 
     transactions: Transactions
 
@@ -318,6 +318,6 @@ async def test_former_values_are_found_by_a_session_with_other_settings(open_dim
     dimension.load = attrs.evolve(dimension.load, transactions=OtherSettings(transactions))
     await dimension.merge(D2, [("k", "1", "new")])
     dimension.load = attrs.evolve(dimension.load, transactions=transactions)
-    # It ends the version whose column the first snapshot of the day has brought up to date.
+    # It ends the version whose column the first snapshot of the day has updated.
     await dimension.merge(D2, [("k", "2", "new")])
     assert await raw.fetchval("SELECT o FROM target WHERE NOT is_current") == "old"

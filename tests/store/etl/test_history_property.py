@@ -1,7 +1,7 @@
 """Random sequences of snapshots against a model of histories (E8).
 
-The model keeps the last word on each key of each day; the versions follow from that alone. On the way: no overlaps, no
-gaps while a key is there, at most one current version, none of length zero, and a rerun that changes nothing.
+The model keeps the last value of each key on each day, which alone determines the versions. Further checks: no
+overlaps, no gaps while a key exists, at most one current version, none of length zero, and no changes by a rerun.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "60"))
 
 @attrs.define
 class Model:
-    """What each key was at each instant, (tracked, not tracked), None where it was not there."""
+    """Values of each key over time as (tracked, not tracked), None where the key did not exist."""
 
     days: dict[int, dict[str, tuple[str, str] | None]] = attrs.field(factory=dict)
     open: dict[str, tuple[str, str]] = attrs.field(factory=dict)
@@ -49,7 +49,7 @@ class Model:
                 if current is not None and current[0] != tracked:
                     current[2] = day
                 elif current is not None:
-                    # What is not tracked is the last word of the version's time.
+                    # A column that is not tracked has the last value of the version's time.
                     current[3] = value[1]
                 if value is not None and (current is None or current[0] != tracked):
                     past.append([tracked, day, None, value[1]])

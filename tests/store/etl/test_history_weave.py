@@ -66,7 +66,7 @@ async def test_rows_missing_from_an_older_incomplete_snapshot_stay_open(open_dim
 
 
 async def test_a_row_that_did_not_change_later_ends_what_is_woven_in(open_dimension, history):
-    """Also if many snapshots have come since."""
+    """This also holds if many snapshots have followed."""
     dimension = await open_dimension("a", complete=False)
     await dimension.merge(D1, [("k", "1"), ("l", "1"), ("m", "1")])
     for as_of in DAYS[9:30]:

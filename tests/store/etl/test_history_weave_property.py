@@ -1,9 +1,9 @@
-"""Random sequences of snapshots, in any order of their instants, against a model of histories (E8).
+"""Random sequences of snapshots, in any order of their timestamps, against a model of histories (E8).
 
-The model knows what each snapshot says of each key. Loading all of them in the order of their instants would give its
-versions, so merging them in any order must as well. A snapshot that is merged again changes nothing. Versions that
-another program wrote before count as snapshots at their beginnings and ends. Complete and incomplete histories of one
-table are merged in turn.
+The model has the values of each key in each snapshot. Loading all of them in the order of their timestamps would result
+in its versions, so merging them in any order must as well. A snapshot that is merged again changes nothing. Versions
+that another program wrote before count as snapshots at their beginnings and ends. Complete and incomplete histories of
+one table are merged alternately.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ WRITTEN = ("inserted", "changed", "closed", "reappeared", "corrected", "woven")
 
 @attrs.define
 class Model:
-    """The values of each key in each snapshot, as (tracked, not tracked), by day.
+    """Values of each key in each snapshot, as (tracked, not tracked), by day.
 
-    Snapshots of the days `complete` have all keys.
-    `ever` has the values from all snapshots, including corrected ones.
+    Snapshots of the days `complete` have all keys. `ever` has the values from all snapshots, including corrected ones.
     """
 
     said: dict[int, dict[str, tuple[str, str]]] = attrs.field(factory=dict)
@@ -46,7 +45,7 @@ class Model:
         self.ever |= {(key, *values) for key, values in snapshot.items()}
 
     def take_written(self, versions, *, complete):
-        """Take versions as the snapshots of their beginnings and ends: of all keys, or of the version's key."""
+        """Add versions as the snapshots of their beginnings and ends: of all keys, or of the version's key."""
         for day in sorted({day for _, _, *days, _ in versions for day in days if day}):
             valid = {
                 key: (value, other)
@@ -58,11 +57,11 @@ class Model:
             self.take(day, said, complete=complete)
 
     def versions(self):
-        """Lists of [value, from, to, other] by key; the other value is the last one of the version's time."""
+        """Return lists of [value, from, to, other] by key; the other value is the last one of the version's time."""
         return {key: [version[:4] for version in past] for key, past in self.observed().items()}
 
     def observed(self):
-        """The same, each with the day of the last snapshot in its time."""
+        """Return the same, each with the day of the last snapshot in its time."""
         found = {}
         for key in sorted({key for said in self.said.values() for key in said}):
             past = []
@@ -106,7 +105,7 @@ def check(found, model):
 
 
 def check_backfilled(found, model, since):
-    """After the snapshots since a day: the versions that one of them is the last snapshot of have its values."""
+    """Check the versions after all snapshots since a day: those whose last snapshot is one of them have its values."""
     assert tracked(found) == tracked(model.versions())
     for key, past in model.observed().items():
         for version, (*expected, last) in zip(found[key], past, strict=True):
@@ -122,7 +121,7 @@ STEPS = st.lists(st.tuples(DAYS, SNAPSHOTS, st.booleans()), min_size=2, max_size
 
 @st.composite
 def written_versions(draw):
-    """Versions (key, value, from, to, other) of another program; equal neighbors have a gap between them."""
+    """Return versions (key, value, from, to, other) of another program; equal neighbors have a gap between them."""
     versions = []
     for key in draw(st.sets(st.sampled_from("kl"))):
         days = sorted(draw(st.sets(DAYS, min_size=1, max_size=4)))
@@ -169,7 +168,7 @@ async def test_snapshots_in_any_order_give_the_history_of_their_order(transactio
             assert any(getattr(counts, name) for name in WRITTEN) or tracked(found) == tracked(before)
             again = await merge(day, snapshot, complete=complete)
             assert (again.unchanged, await versions_of(raw)) == (len(snapshot), found)
-        # A backfill also corrects the column that is not tracked, of versions whose last snapshot it has.
+        # A backfill also corrects the column that is not tracked, in versions whose last snapshot it has.
         days = sorted(model.said)
         for since in (days[len(days) // 2], days[0]):
             for day in days[days.index(since) :]:

@@ -1,4 +1,4 @@
-"""One run of a load at a time, however its runs are started; a run whose load is another's commits nothing (E6)."""
+"""Only one run of a load at a time, however its runs are started; a run without its load commits nothing (E6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def worker(start_worker):
 
 @pytest.fixture
 async def start(worker, add_job):
-    """A running job."""
+    """Return a function that returns a running job."""
 
     async def start():
         await add_job()
@@ -44,7 +44,7 @@ async def start(worker, add_job):
 
 @pytest.fixture
 def begin(transactions):
-    """Begins a job's run of the load `rates`."""
+    """Return a function that begins a job's run of the load `rates`."""
 
     async def begin(job, kind="load"):
         tasks = [("ods", "names"), ("ods", "rates")] if kind == "flow" else [("", "rates")]
@@ -55,7 +55,7 @@ def begin(transactions):
 
 @pytest.fixture
 def note(transactions):
-    """Notes the status of the task `rates` of a job's run."""
+    """Return a function that records the status of the task `rates` of a job's run."""
 
     async def note(job, status):
         await transactions.run(aio_note_task, job.job_id, job.token, "rates", status, {})
@@ -65,7 +65,7 @@ def note(transactions):
 
 @pytest.fixture
 async def commit(transactions, raw):
-    """Commits a segment of the load `rates` with one row."""
+    """Return a function that commits a segment of the load `rates` with one row."""
     load = await open_load(transactions, raw, "id int PRIMARY KEY, a text", key="id")
 
     async def commit(job, number=1):
@@ -122,7 +122,7 @@ async def test_a_killed_run_holds_its_load_until_its_lease_has_ended(start, begi
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = $1", dead.job_id)
     await reap(store, 100)
     await begin(next_one)
-    # The dead one's job runs again, and waits in its turn.
+    # The job of the dead run is queued again, and waits in its turn.
     [row] = await raw.fetch("SELECT status FROM dl_jobs WHERE job_id = $1", dead.job_id)
     assert row["status"] == "queued"
 

@@ -27,7 +27,7 @@ MANY = 300_000
 
 @pytest.fixture
 def target(raw):
-    """The target's rows as texts in order."""
+    """Return a function that reads the target's rows as texts in order."""
 
     async def target(columns="t"):
         return [row[0] for row in await raw.fetch(f"SELECT ({columns})::text FROM target t ORDER BY 1")]
@@ -37,7 +37,7 @@ def target(raw):
 
 @pytest.fixture
 def versions(raw):
-    """Where each row of the target lies, and which transactions have written or locked it."""
+    """Return a function that reads the position of each row, and the transactions that wrote or locked it."""
 
     async def versions():
         return [row[0] for row in await raw.fetch("SELECT (t.tableoid, t.ctid, t.xmin, t.xmax)::text FROM target t")]
@@ -113,7 +113,7 @@ async def test_values_of_types_without_equality_are_compared_by_their_text(trans
 
 
 async def test_a_load_may_fill_some_columns_of_rows_that_are_there(transactions, raw, target):
-    """As details do; the rest of the row may be NOT NULL, and no number of its sequence is used up."""
+    """Loads of details do so. The other columns may be NOT NULL, and no number of the row's sequence is used up."""
     load = await open_load(
         transactions, raw, "id int PRIMARY KEY, name text NOT NULL, n bigserial, detail text", "id detail", key="id"
     )
@@ -137,11 +137,11 @@ async def test_a_load_of_keys_alone_adds_those_that_are_missing(transactions, ra
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "as it was filled"])
 async def test_a_merge_reads_what_its_rows_need_however_large_the_target_is(transactions, raw, analyzed):
     load = await open_load(transactions, raw, "id int, day date, a text, PRIMARY KEY (id, day)", key="id day")
-    await raw.execute("ALTER TABLE target SET (autovacuum_enabled = off)")  # it reads, too
+    await raw.execute("ALTER TABLE target SET (autovacuum_enabled = off)")  # it also reads the table
     await raw.execute(f"INSERT INTO target SELECT i, '2020-01-01', 'a' FROM generate_series(1, {MANY}) AS i")
     if analyzed:
         await raw.execute("VACUUM ANALYZE target")
-    await _tell_statistics(raw)  # those of the fill, which could come later else
+    await _tell_statistics(raw)  # those of the fill, which could arrive later otherwise
     bound = 25 * 50
     assert bound < await raw.fetchval("SELECT pg_relation_size('target') / current_setting('block_size')::int")
 
@@ -175,7 +175,7 @@ async def test_without_a_key_rows_are_appended_in_order(transactions, raw, targe
     load = await open_load(transactions, raw, "a text, n bigserial", "a")
     rows = [("b",), ("a",), ("b",)]
     await load.stage(rows)
-    # Now the first ones lie behind the others.
+    # Now the first rows are stored behind the others.
     await raw.execute(f"UPDATE {quote(STAGE)} SET a = a WHERE {SEQUENCE} < 3")
     assert await load.merge_staged(3, mode=Mode.INSERT) == Counts(inserted=3)
     assert await load.merge(rows[:1], mode=Mode.INSERT) == Counts(inserted=1)
@@ -211,7 +211,7 @@ async def test_rows_missing_from_a_snapshot_are_marked_and_unmarked_when_they_co
     before = await versions()
     assert await load.merge([(1, "a")], **snapshot) == Counts(unchanged=1)
     assert await versions() == before
-    # Back: as it was, and with another value. Without a scope too.
+    # A row comes back: unchanged, and with another value. Also without a scope.
     assert await load.merge([(1, "a"), (2, "b")], deleted="gone") == Counts(updated=1, unchanged=1)
     assert await load.merge([(1, "a"), (2, "b"), (3, "d")], **snapshot) == Counts(updated=1, unchanged=2)
     assert await raw.fetchval(marked) == []
@@ -243,7 +243,7 @@ async def test_only_rows_of_the_window_are_marked(transactions, raw, scope, gone
 @pytest.mark.slow
 @pytest.mark.requirement("E6")
 async def test_a_snapshot_of_a_day_that_the_statistics_do_not_know_is_compared_in_one_pass(transactions, raw):
-    """They expect hardly any row of it: for so few the whole snapshot may be read again for each."""
+    """They expect few rows of that day, and then the whole snapshot may be read again for each row."""
     load = await open_load(transactions, raw, "day date, id int, gone boolean, PRIMARY KEY (day, id)", key="day id")
     load = attrs.evolve(load, columns=("day", "id"), encoder=LineEncoder(("day", "id")))
     await load.merge([("2020-01-01", n) for n in range(20_000)])
@@ -293,7 +293,7 @@ async def test_a_row_that_another_transaction_adds_meanwhile_is_as_any_that_is_t
 
 @pytest.mark.requirement("E10")
 async def test_a_merge_of_another_number_of_rows_than_were_staged_does_nothing(transactions, raw, target):
-    """A crash of the server empties what is unlogged."""
+    """A crash of the server empties unlogged tables."""
     load = await open_load(transactions, raw, "id int PRIMARY KEY", key="id")
     await load.merge([(1,)])
     await load.stage([(2,), (2,), (3,)])
@@ -354,13 +354,13 @@ async def test_a_target_that_has_changed_meanwhile_is_reported(transactions, raw
 @pytest.mark.full
 @pytest.mark.requirement("E6")
 async def test_a_hundred_thousand_rows_go_into_a_million_in_seconds(transactions, raw):
-    """Set by set: row by row it would be minutes, and with the queue's planner settings a walk for each."""
+    """Set by set: row by row it would take minutes, and with the queue's planner settings a scan for each row."""
     load = await open_load(transactions, raw, PRICES + ", gone boolean", LOADED, key="day id")
     day = "date '2020-01-01' + i % 1000"
     await raw.execute(f"INSERT INTO target SELECT i, {day}, i % 97, 'a' FROM generate_series(1, 1000000) i")
     await raw.execute("ANALYZE target")
     begun = dt.date(2020, 1, 1)
-    # A half as it is, a quarter with another price, a quarter new.
+    # Half of the rows are unchanged, a quarter have another price, a quarter are new.
     rows = [(n, begun + dt.timedelta(days=n % 1000), n % 97 + (n % 20 == 0), "b") for n in range(10, 1_000_001, 10)]
     rows[:25_000] = [(n + 2_000_000, *row[1:]) for n, row in enumerate(rows[:25_000])]
     staged = await load.stage(rows)

@@ -1,4 +1,4 @@
-"""Of a batch that the database refuses only the poisonous rows are left out, found in few tries (E10)."""
+"""Only the invalid rows of a batch that the database refuses are left out; few tries find them (E10)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dataloader.store.etl.target_table import quote
 pytestmark = pytest.mark.requirement("E10")
 NEVER = 1_000_000
 SUBTRANSACTIONS = 64
-"""Of a transaction, that a server keeps in memory for all sessions (PGPROC_MAX_CACHED_SUBXIDS)."""
+"""Number of subtransactions that a server keeps in memory for all sessions (PGPROC_MAX_CACHED_SUBXIDS)."""
 
 
 class Noting:
-    """A connection that notes how many rows each COPY has, and in which transaction."""
+    """Connection that records the number of rows of each COPY, and its transaction."""
 
     def __init__(self, connection, tries):
         self._connection = connection
@@ -38,7 +38,7 @@ class Noting:
 
 @pytest.fixture
 def tries():
-    """Each COPY of a search: its transaction and its rows; no transaction has more of them than it may."""
+    """Return each COPY of a search, as its transaction and its rows; check the limit for each transaction."""
     tries = []
     yield tries
     assert max(Counter(transaction for transaction, _ in tries).values(), default=0) <= MAX_TRIES < SUBTRANSACTIONS
@@ -46,7 +46,10 @@ def tries():
 
 @pytest.fixture
 def apart(transactions, raw, tries):
-    """Stages rows with numbers from 0 on, of which those in `poison` are none; in pieces of two requests."""
+    """Return a function that stages rows with numbers from 0 on; those in `poison` are invalid.
+
+    In pieces of two requests.
+    """
 
     async def apart(number, poison, *, most_in_a_row=NEVER, definition="id int"):
         load = await open_load(transactions, raw, definition)
@@ -135,7 +138,7 @@ async def test_rows_are_not_searched_for_an_error_of_the_database(apart, raw, co
     await raw.execute(REFUSES)
     with pytest.raises(StoreUnavailable):
         await apart(8, set(), definition=f"id int CHECK (refuse(id, '{code}'))")
-    # Of the halves only the second one was looked at, and that once.
+    # Only the second of the halves was checked, and only once.
     assert await raw.fetchval("SELECT last_value FROM looks") == 1
     assert await raw.fetchval(f"SELECT count(*) FROM {quote(STAGE)}") == 0
 

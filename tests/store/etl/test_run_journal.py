@@ -1,4 +1,4 @@
-"""Runs of loads: on record, gone on with after a crash, and fenced by the job's token (E6, E10, E12)."""
+"""Runs of loads: recorded, continued after a crash, and fenced by the job's token (E6, E10, E12)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY = datetime(2026, 1, 2, tzinfo=UTC)
 
 @pytest.fixture
 async def start(start_worker, add_job):
-    """Claims new jobs."""
+    """Return a function that claims a new job."""
     worker = start_worker()
 
     async def start():
@@ -46,7 +46,7 @@ async def start(start_worker, add_job):
 
 @pytest.fixture
 def begin(transactions):
-    """Begins a job's run of loads."""
+    """Return a function that begins a job's run of loads."""
 
     async def begin(job, *tasks, token=None):
         named = [("", task) for task in tasks or ("rates",)]
@@ -99,7 +99,7 @@ async def test_a_job_that_has_another_token_by_now_can_begin_and_note_nothing(st
 
 @pytest.fixture
 async def staged(transactions, raw):
-    """What becomes of one staged row."""
+    """Return a function that stages one row, and returns its merge."""
     load = await open_load(transactions, raw, "id int PRIMARY KEY, a text", key="id")
 
     async def staged(number):
@@ -205,7 +205,8 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     assert list(await store.run(aio_next_failures, "rates", job.job_id, 0, 2)) == []
     await transactions.run(aio_note_task, job.job_id, job.token, "rates", "succeeded", {})
     await begin(other)
-    # What the other run tries again: an earlier attempt of it has put what failed once more on record, and a later one.
+    # Failures that the other run tries again: an earlier attempt of it has recorded one once more, and a later one as
+    # well.
     retried = "failures from 1"
     of_it, of_another = ([{"of": "list", "tried_by": name}] for name in (retried, "failures from 2"))
     failed_again = [
@@ -222,7 +223,7 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     await transactions.run(aio_commit_segment, commit)
     assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7", "8"]
     assert list(await store.run(aio_open_failures, "rates", [first, second, third])) == [second]
-    # A whole segment that failed can't be retried alone.
+    # A whole segment that failed cannot be retried alone.
     assert eighth not in await store.run(aio_next_failures, "rates", uuid4(), 0, 10)
 
 

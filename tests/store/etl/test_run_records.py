@@ -1,4 +1,4 @@
-"""What a page of a log, of runs or of loads costs does not grow with what lies beside it."""
+"""The cost of a page of a log, of runs or of loads does not grow with other rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl import run_journal, run_records
 from dataloader.store.queue import job_logs
 
-# 20,000 runs of 20 loads, a failure in each; 30,000 log lines of one job, and as many of the others.
+# 20,000 runs of 20 loads with a failure in each; 30,000 log lines of one job, and the same number of other jobs.
 HISTORY = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status)
   SELECT ('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'q', 'load ' || i % 20, 'k' || i, 'succeeded'
@@ -32,7 +32,7 @@ JOB = UUID("01900000-0000-7000-8000-000000000001")
 
 
 def rows_read(plan):
-    """The rows that a plan's scans have read, whether they were wanted or not."""
+    """Return the number of rows that a plan's scans have read, whether they were needed or not."""
     own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
     read = own * plan["Actual Loops"] if "Relation Name" in plan else 0
     return read + sum(map(rows_read, plan.get("Plans", [])))
@@ -46,12 +46,12 @@ def literal(value):
 
 @pytest.fixture
 async def cost(store, raw):
-    """How many rows one of our statements reads."""
+    """Return a function that returns the number of rows that one of our statements reads."""
     await raw.execute(HISTORY)
 
     async def cost(sql, *values):
         async def aio_explain(connection):
-            # By EXECUTE, so that the plan is the generic one that our sessions have.
+            # By EXECUTE, so that the plan is the generic one of our sessions.
             await connection.execute(f"DEALLOCATE ALL; PREPARE measured AS {sql}")
             arguments = ", ".join(map(literal, values))
             return await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE measured ({arguments})")
@@ -79,7 +79,7 @@ async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost):
         assert await cost(sql, *values) <= 3 * 11, sql
     statements.clear()
     assert len((await run_records.page_of_loads(watched, limit=10)).loads) == 10
-    # Of load 7 up to a thousand failures are counted.
+    # For load 7, up to a thousand failures are counted.
     [(sql, values)] = statements
     assert await cost(sql, *values) <= run_records.MAX_COUNTED + 100
     load = f"WITH {run_records._THIS} {run_records._LOADS}"

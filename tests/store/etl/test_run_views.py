@@ -1,4 +1,4 @@
-"""What a page of runs costs: few statements, which read what they show, whatever lies beside it (E11)."""
+"""The cost of a page of runs: few statements, which read only the shown rows, whatever else exists (E11)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloader.store.etl.run_logs import LinesWanted
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E11")]
 
 RUN = UUID("01900000-0000-7000-8000-000000000001")
-# A run of 21 tasks with 1,000 lines each, and 5,000 others of its name before it, a failure in each.
+# A run of 21 tasks with 1,000 lines each, and 5,000 earlier runs with its name, with a failure in each.
 HISTORY = f"""
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
   SELECT ('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'q', 'nightly', 'k' || i, 'succeeded', now()
@@ -39,7 +39,7 @@ ANALYZE;
 
 
 def rows_read(plan):
-    """The rows that a plan's scans have read, whether they were wanted or not."""
+    """Return the number of rows that a plan's scans have read, whether they were needed or not."""
     own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
     read = own * plan["Actual Loops"] if "Relation Name" in plan else 0
     return read + sum(map(rows_read, plan.get("Plans", [])))
@@ -54,7 +54,7 @@ def literal(value):
 
 
 class Counting:
-    """A connection that counts its statements, and the rows that they read."""
+    """Connection that counts its statements, and the rows that they read."""
 
     def __init__(self, connection):
         self.connection = connection

@@ -1,4 +1,4 @@
-"""Whose turn it is at a source: one at a time, with pauses and rate limits, whoever asks and from where (E1, S4)."""
+"""Turns at a source: one request at a time, with pauses and rate limits, for all callers and processes (E1, S4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEASE_S = 60
 
 
 async def run(raw, holder):
-    """A running job with the token `holder`, unless there is one."""
+    """Add a running job with the token `holder`, unless there is one."""
     await raw.execute(
         """
         INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, token, claimed_by, started_at,
@@ -32,7 +32,7 @@ async def run(raw, holder):
 
 @pytest.fixture
 def take(store, raw):
-    """Takes the source `s`, for a job that runs."""
+    """Return a function that takes the source `s` for a running job."""
 
     async def take(holder, *rate_limits, lease_s=LEASE_S, source="s"):
         await run(raw, holder)
@@ -43,7 +43,7 @@ def take(store, raw):
 
 @pytest.fixture
 def give(store):
-    """Gives the source `s` back."""
+    """Return a function that gives the source `s` back."""
 
     async def give(holder, pause_s=0.0, waits_for="pause"):
         await store.write(aio_return_slot, "s", holder, pause_s, waits_for)
@@ -67,7 +67,7 @@ async def test_other_sources_are_free_meanwhile(take):
 
 
 async def test_a_holder_that_takes_its_source_again_keeps_it(take):
-    # After an answer of the database that was lost.
+    # As after a lost answer of the database.
     assert await take(1) == TAKEN
     assert await take(1) == TAKEN
 
@@ -84,7 +84,7 @@ async def test_no_holder_gets_a_source_in_its_pause_and_each_learns_its_length_a
 async def test_a_later_pause_does_not_shorten_the_wait_that_a_source_asked_for(take, give, raw):
     await take(1)
     await give(1, 600, "retry-after")
-    # Another request was under way: its lease had ended.
+    # Another request was in progress: its lease had ended.
     await raw.execute("UPDATE dl_sources SET holder = 2, held_until = now() - interval '1 s'")
     await give(2, 5)
     turn = await take(3)
@@ -153,7 +153,7 @@ async def test_one_of_many_concurrent_requests_gets_the_source(database, raw):
         async with trio.open_nursery() as nursery:
             for number in range(1, 5):
                 nursery.start_soon(ask, number)
-    # Three times the same one, which keeps it.
+    # The three successes are of the same holder, which keeps it.
     assert [turn.waits_for for turn in turns].count(None) == 3
     assert [turn.waits_for for turn in turns].count("request") == 9
 

@@ -1,4 +1,4 @@
-"""What the catalogue says of a load's target, rows as lines of COPY, and the stage that they wait in (E3, E6, E10)."""
+"""A load's target in the catalog, rows as lines of COPY, and the stage in which they wait (E3, E6, E10)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
 
 
-# What the catalogue says.
+# Descriptions from the catalog.
 
 
 async def test_a_table_is_described_with_its_columns_and_unique_keys(transactions, raw):
@@ -100,10 +100,10 @@ async def test_a_name_that_is_no_table_is_refused(transactions, raw):
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
 NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, places=5, min_value=-(10**20), max_value=10**20)
-# Without the days at which another zone has none.
+# Without the days that do not exist in another zone.
 INSTANTS = st.datetimes().filter(lambda at: 1 < at.toordinal() < dt.date.max.toordinal())
 ZONES = st.integers(-15 * 3600, 15 * 3600).map(lambda s: dt.timezone(dt.timedelta(seconds=s)))
-# jsonb has numerics: a float of more digits comes back as a whole number that is another one.
+# jsonb has numerics: a float with more digits is read as another whole number.
 FLOATS = st.floats(-1e15, 1e15)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | FLOATS | TEXTS,
@@ -209,7 +209,7 @@ def test_subtypes_are_written_as_what_they_are():
         ("a\nb", r"a\nb"),
         ("a\rb", r"a\rb"),
         (b"\\", r"\\x5c"),
-        # Signs of each part: in the SQL standard's style the first one would be that of all.
+        # Each part has a sign: in the style of the SQL standard, the first sign would apply to all parts.
         (dt.timedelta(days=-2, seconds=5, microseconds=7), "-2 days +5.000007 seconds"),
         ({"a": Decimal("1.10"), "b": 2**70}, '{"a":1.10,"b":1180591620717411303424}'),
         ({"a": "\\u0000"}, r'{"a":"\\\\u0000"}'),
@@ -298,7 +298,7 @@ async def test_rows_that_bring_other_columns_are_staged_together_with_the_others
         f"(2,b,,2020-01-01,7,1,1,{few},4)",
         f"(5,e,,2020-01-01,7,1,2,{few},1)",
     ]
-    # One that is refused takes those of the other columns with it.
+    # A refused piece also rolls back those of the other columns.
     bad = (3, StagedLines(("id", "name", "price"), 1, b"1\t6\tf\tnone\n"))
     with pytest.raises(Unstorable, match="line 1, column price"):
         await transactions.run(aio_stage, load.segment, [*pieces, bad])

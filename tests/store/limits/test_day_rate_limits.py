@@ -1,4 +1,4 @@
-"""Rate limits that count by the calendar day of a zone, against a walk over the minutes and a count by dates (S4)."""
+"""Rate limits by the calendar day of a zone, against a scan over the minutes and a count by dates (S4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataloader.store.queue.task_rows import aio_declare
 pytestmark = pytest.mark.requirement("S4")
 MINUTE = timedelta(minutes=1)
 INSTANTS = [
-    # In those of 2010 and 2011 a date was left out, or came twice.
+    # In the changes of 2010 and 2011 a date was left out, or occurred twice.
     change + timedelta(hours=hours, minutes=minutes)
     for change in CHANGES
     if change.year > 2011
@@ -27,7 +27,7 @@ INSTANTS = [
 
 
 def edge_of(instant, zone, step):
-    """The last minute, in steps, that has the date of `instant`."""
+    """Return the last minute, in steps, that has the date of `instant`."""
     at = instant.replace(second=0)
     while (at + step).astimezone(zone).date() == instant.astimezone(zone).date():
         at += step
@@ -47,7 +47,7 @@ async def test_a_day_lasts_from_its_first_minute_to_its_last_across_clock_change
 
 @pytest.fixture
 def declared(store):
-    """Declares the supplier `s` with these rate limits, and a task that names it."""
+    """Return a function that declares the supplier `s` with these rate limits, and a task that uses it."""
 
     async def declared(*rate_limits):
         tasks = Tasks()
@@ -103,7 +103,7 @@ async def test_calls_are_kept_for_the_longest_day_and_count_in_a_new_daily_limit
     await declared(RateLimit(9, per_s=60))
     for _ in range(3):
         await raw.execute("SELECT dl_take_units('s', 1, 0)")
-    # Midnight was two hours ago: the zone is the database's own words for such a clock.
+    # Midnight was two hours ago: the zone is the database's notation for such a clock.
     clock = datetime.now(UTC) - timedelta(hours=2)
     ahead = f"<x>+{clock:%H:%M:%S}"
     await declared(RateLimit(9, per="day"))

@@ -1,4 +1,4 @@
-"""What operators do with tasks and suppliers: look, override, pause, resume, remove (S1, S4, S5)."""
+"""Operations on tasks and suppliers by operators: list, override, pause, resume, remove (S1, S4, S5)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dataloader.store.queue.task_rows import aio_declare
 
 NOW = datetime.now(UTC)
 DAY = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")[(NOW + timedelta(days=2)).weekday()]
-"""The day after tomorrow: one that does not begin while a test runs."""
+"""The day after tomorrow, so that it does not begin during a test."""
 
 
 @pytest.fixture(params=["database", "service"])
 async def limits(request, store, database):
-    """The limits in both ways."""
+    """Return the limits in both ways."""
     if request.param == "database":
         yield Limits(performer_of(store, Operator("chief", "request 7")))
         return
@@ -37,7 +37,7 @@ async def limits(request, store, database):
 
 @pytest.fixture
 async def declare(store):
-    """Declares the tasks `employee`, with the options that are given, and `plain`, as a process does that starts."""
+    """Return a function that declares the tasks `employee`, with the given options, and `plain`."""
 
     async def declare(**options):
         tasks = Tasks()

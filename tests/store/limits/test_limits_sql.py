@@ -25,7 +25,7 @@ PERIODS = ["MON-FRI 00:00-06:00", "DAILY 22:00-02:30", "SUN 01:00-03:00", "SAT,S
 
 @pytest.mark.requirement("S4")
 async def test_the_database_opens_a_period_when_its_zones_clock_says_so_and_is_never_late(raw):
-    """At random minutes, in zones with odd clocks; it may be early, and in a repeated hour late by ten minutes."""
+    """At random minutes, in zones with odd clocks; it may be early, and in a repeated hour ten minutes late."""
     chance = random.Random(4)
     for zone in ODD_ZONES:
         for text in PERIODS:
@@ -48,7 +48,7 @@ async def test_the_database_opens_a_period_when_its_zones_clock_says_so_and_is_n
 
 @pytest.fixture
 def limited(store):
-    """Declares tasks with limits; gives a function that claims for them."""
+    """Return a function that declares tasks with limits."""
 
     async def limited(tasks, jobs=()):
         await store.write(aio_declare, tasks.values(), "test")
@@ -61,7 +61,7 @@ def limited(store):
 
 @pytest.fixture
 async def claims(store):
-    """Claims on a session of its own: the jobs, and what is told of the lanes."""
+    """Return a function that claims on a separate session; it returns the jobs and the results of the lanes."""
     sessions = []
 
     async def claim(*names):
@@ -93,7 +93,7 @@ async def test_requests_of_loads_and_starts_of_tasks_use_one_rate_limit(limited,
     await limited(tasks, [NewJob(task="t") for _ in range(5)])
     assert (await store.write(aio_take_slot, "s", 1, 60)).waits_for is None
     jobs, lanes = await claims("t")
-    assert (len(jobs), lanes) == (2, {"t": (None, 0)})  # the load's request, under way, is the third
+    assert (len(jobs), lanes) == (2, {"t": (None, 0)})  # the load's request, in progress, is the third
     _, lanes = await claims("t")
     assert lanes["t"][0] == "budget"
     await store.write(aio_return_slot, "s", 1, 0.0)
@@ -118,7 +118,7 @@ async def test_lanes_of_one_supplier_share_what_it_leaves_in_the_order_of_their_
 @pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_concurrent_claims_start_no_more_than_a_lane_allows(limited, claims, store, raw):
-    """The count of what runs is made under the lane's lock: each sees all that former holders have started."""
+    """Running jobs are counted under the lane's lock: each claim sees all jobs that former holders have started."""
     tasks = Tasks()
     tasks.task("t", queue="q", max_running=4)(noop)
     await limited(tasks, [NewJob(task="t") for _ in range(40)])
@@ -206,7 +206,7 @@ TAKE = "SELECT * FROM dl_supplier_take('s', 1)"
 @pytest.mark.slow
 @pytest.mark.requirement("S4")
 async def test_claims_and_takes_read_no_more_rows_as_more_jobs_wait_or_were_taken(limited, raw):
-    """With plans that were made while the tables were empty."""
+    """The plans were made while the tables were empty."""
     await limited(supplied([RateLimit(1_000_000, per_s=3_600)], "open"))
     closed = Tasks()
     closed.task("closed", queue="q", max_running=5)(noop)
@@ -248,7 +248,7 @@ async def test_claims_and_takes_read_no_more_rows_as_more_jobs_wait_or_were_take
 @pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_in_a_backlog_claims_of_a_lane_do_not_read_claimed_jobs_again(limited, raw, database):
-    """While somebody holds an old snapshot, the entries of claimed jobs stay in the index."""
+    """While a session holds an old snapshot, the entries of claimed jobs stay in the index."""
     tasks = Tasks()
     tasks.task("open", queue="q", max_running=100_000)(noop)
     await limited(tasks)
@@ -323,7 +323,7 @@ async def test_a_claim_of_another_service_knows_no_limit_and_counts(limited, cla
         "UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h'"
         " WHERE job_id IN (SELECT job_id FROM dl_jobs LIMIT 2)"
     )
-    await claims("t")  # puts those that are ready into the lane
+    await claims("t")  # moves the ready ones into the lane
     assert len((await claims("t"))[0]) == 1
 
 

@@ -1,4 +1,4 @@
-"""At most so many jobs of one partition in work, and turns for those that wait (S1, S4)."""
+"""Concurrency limits of partitions, and round-robin for waiting ones (S1, S4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHERE relname IN ('dl_jobs', 'dl_job_events')
 
 @pytest.fixture
 def declared(store):
-    """Declares the task `t` with these limits."""
+    """Return a function that declares the task `t` with these limits."""
 
     async def declared(**limits):
         tasks = Tasks()
@@ -45,7 +45,7 @@ async def noop(_job): ...
 
 
 async def claim(raw, slots):
-    """What starts, as (job_id, partition), and when the lane is worth a look."""
+    """Claim jobs; return the started ones as (job_id, partition), and the time until the lane should be read again."""
     rows = await raw.fetch(CLAIM, slots)
     started = [(row["job_id"], row["partition_key"]) for row in rows if row["verdict"] == "run"]
     return started, [(row["args"], row["waited_s"]) for row in rows if row["verdict"] == "lane"]
@@ -62,7 +62,7 @@ async def test_waiting_partition_keys_are_served_round_robin(raw, declared):
         await raw.execute(END, job)
     assert turns == ["", "a", "b", "c"] * 3
     [(job, key)], lanes = await claim(raw, 5)
-    assert (key, lanes) == ("b", [(None, None)])  # until an end tells
+    assert (key, lanes) == ("b", [(None, None)])  # until an end notifies
     assert await claim(raw, 5) == ([], [(None, None)])
 
 
@@ -88,7 +88,7 @@ async def test_no_partition_exceeds_its_limit_and_no_usable_slot_stays_free(raw,
             running[job] = key
             waiting[key] -= 1
         assert max(Counter(running.values()).values(), default=0) <= each
-        # Whoever waits and has room is passed over by each other key once at most.
+        # Each other key passes over a waiting key that has room at most once.
         had = {key for _, key in started}
         for key in "abcdefgh":
             for other in "abcdefgh":
@@ -148,7 +148,7 @@ async def test_a_partition_key_of_any_length_gets_its_turn_and_delays_no_other(r
     await declared(max_running_per_partition=1)
     chance = random.Random(1)
     long, other = ("".join(chance.choices(string.printable, k=9_000)) for _ in range(2))
-    # As other services write rows: ready, until a claim has put them into the lane.
+    # As other services write rows: ready, until a claim has moved them into the lane.
     unfiled = ADD.replace("lane, ", "").replace("'t', $1", "$1")
     for key in (long, other, long, ""):
         await raw.execute(unfiled, key, 1)

@@ -1,4 +1,4 @@
-"""Conversion of a database that a program from before the first release has migrated; goes with conversion.py."""
+"""Conversion of a database that a program from before the first release has migrated; removed with conversion.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOO_OLD = "too old for this version; stop all services and migrate it with the c
 
 @pytest.fixture
 async def former(empty_database):
-    """Our store on a database that the last program before the first release has migrated, and a raw connection."""
+    """Open our store and a raw connection on a database that the last program before the release has migrated."""
     await trio.to_thread.run_sync(empty_database.psql, FORMER.read_text() + ROWS)
     async with (
         raw_connection(empty_database.dsn) as raw,
@@ -101,7 +101,7 @@ async def test_a_database_without_the_last_former_files_is_refused_and_left_as_i
 
 
 async def test_a_program_from_before_the_first_release_refuses_a_converted_database(former, monkeypatch):
-    """Otherwise it would apply its own files again. It also refuses if the conversion was all that happened."""
+    """Otherwise it would apply its own files again. It also refuses if nothing except the conversion has happened."""
     store, converted = former
     await converted.execute(conversion.conversion_script(["NULL"]))
     for _ in range(2):

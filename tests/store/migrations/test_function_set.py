@@ -1,4 +1,4 @@
-"""The functions and triggers as one set under a number, whatever a database had before."""
+"""Functions and triggers as one set under a number, whatever a database had before."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_role_may_execute_a_new_function_beside_one_that_it_executes(sto
         await migrate(store)
         assert await raw.fetchval(EXECUTED_BY, service.name) == ["dl_free_keys", "dl_lease_counts"]
         assert await raw.fetchval(EXECUTED_BY, foreign.name) is None
-        # What the owner takes away later stays away.
+        # A right that the owner revokes later stays revoked.
         await raw.execute(f"REVOKE EXECUTE ON FUNCTION dl_lease_counts FROM {service.name}")
         await raw.execute("UPDATE dl_function_sets SET number = number - 1")
         await migrate(store)
@@ -87,7 +87,7 @@ async def test_other_functions_than_the_programs_own_are_replaced(store, raw, le
 
 
 async def test_functions_are_replaced_while_a_writer_is_in_its_transaction(store, raw, add_job):
-    """Triggers that are the same already are left alone: to make one waits for all writers, and they for it."""
+    """Unchanged triggers are not created again: that waits for all writers, and they for it."""
     await raw.execute("UPDATE dl_function_sets SET number = number - 1")
     await raw.execute("BEGIN")
     await add_job()
@@ -97,7 +97,7 @@ async def test_functions_are_replaced_while_a_writer_is_in_its_transaction(store
 
 
 async def test_a_set_that_fails_leaves_the_former_one_whole(store, raw):
-    # A function that comes early differs from ours, and one that comes late is refused.
+    # A function near the beginning differs from ours, and one near the end is refused.
     await raw.execute(CHANGED)
     await raw.execute("""
         CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -119,7 +119,7 @@ async def test_a_set_that_fails_leaves_the_former_one_whole(store, raw):
 
 @asynccontextmanager
 async def migrated_after(change, database):
-    """Change an empty database, then migrate it; the store and a raw connection, both opened after the change."""
+    """Change an empty database, then migrate it; yield the store and a raw connection, both opened after the change."""
     async with raw_connection(database.dsn) as raw:
         await raw.execute(change)
     async with open_database(DatabaseOptions(dsn=database.dsn)) as store, raw_connection(database.dsn) as raw:
@@ -184,13 +184,13 @@ async def test_a_search_path_that_leads_nowhere_is_named(empty_database):
 
 
 def test_files_that_have_landed_never_change():
-    """A database that has applied one never applies it again: what is to change goes into a new file."""
+    """A database that has applied a file never applies it again: changes need a new file."""
     hashes = {one.full_name: hashlib.sha256(one.sql.encode()).hexdigest() for one in migrations()}
     assert hashes == json.loads(HASHES.read_text())["files"]
 
 
 def test_functions_that_have_changed_have_a_new_number():
-    """Raise `NUMBER` in function_set.py and add its hash: a database that has this number never gets the change."""
+    """A change needs a larger `NUMBER` in function_set.py and a new hash: a database keeps a set with its number."""
     known = json.loads(HASHES.read_text())["functions"]
     assert known[str(function_set.NUMBER)] == function_set.digest()
     numbers = [int(number) for number in known]

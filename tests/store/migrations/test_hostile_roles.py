@@ -1,4 +1,4 @@
-"""Roles that want to run code of their own with the rights of the tables' owner, and what they get: nothing."""
+"""Roles that try to run their own code with the rights of the tables' owner do not succeed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataloader.store.migrations import function_set, migrate
 
 pytestmark = pytest.mark.requirement("Q16")
 
-# As the owner's, a function would write the owner's name into its maker's table.
+# With the owner's rights, a function would write the owner's name into its creator's table.
 LOOT = """
 CREATE {kind} TABLE {schema}.loot (caught text);
 GRANT INSERT ON {schema}.loot TO PUBLIC;
@@ -34,7 +34,7 @@ BITE = "INSERT INTO pg_temp.bait (status, available_at) VALUES ('queued', 'infin
 
 CAUGHT = "SELECT DISTINCT caught FROM {schema}.loot"
 
-# What the functions call, and what is a better match for their arguments than PostgreSQL's own.
+# Replacements for the functions that ours call, which match their arguments better than PostgreSQL's own.
 STAND_INS = (
     LOOT.format(kind="", schema="public")
     + """
@@ -79,7 +79,7 @@ DELETE FROM dl_jobs WHERE lock_key = 'c';
 
 @pytest.fixture
 async def outsider(database):
-    """A connection of a role that may connect, make temporary tables and use the schema, as anybody may."""
+    """Open a connection of a role that may connect, create temporary tables and use the schema, as every role may."""
     with a_role(database) as role:
         async with raw_connection(role.dsn) as connection:
             yield connection
@@ -101,7 +101,7 @@ async def test_public_executes_no_function_and_only_four_run_with_their_owners_r
     assert sorted(one["proname"] for one in functions if one["prosecdef"]) == [
         "dl_enqueue", "dl_enqueue_job", "dl_jobs_deleted", "dl_jobs_shape",
     ]  # fmt: skip
-    # The names of a body that was parsed when its function was made are looked up no more.
+    # The names in a function body that was parsed when the function was created are not searched again.
     paths = {one["proconfig"][0] for one in functions if not one["is_parsed"]}
     assert paths == {"search_path=pg_catalog, pg_temp"}
 
@@ -117,7 +117,7 @@ async def test_our_triggers_cannot_be_put_on_a_foreign_table(outsider, raw):
     await outsider.execute(TRAP)
     await refused(outsider, BAIT)
     await refused(outsider, BAIT_OF_DELETION)
-    # Nor does the function do anything there for one who may execute it.
+    # The function does nothing there for a role that may execute it, either.
     await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_shape() TO PUBLIC")
     await outsider.execute(BAIT)
     await refused(outsider, BITE, "dl_jobs_shape is a trigger of dl_jobs alone")
@@ -139,14 +139,14 @@ async def test_functions_and_operators_of_others_do_not_stand_in_for_those_that_
     with a_role(database, "GRANT CREATE ON SCHEMA public TO jobs_service") as role:
         async with raw_connection(role.dsn) as creator:
             await creator.execute(STAND_INS)
-            # Whoever says less than he means is caught.
+            # A statement whose types are not explicit is caught.
             await raw.execute(
                 "SELECT nextval('dl_process_task_seq') WHERE 'queued'::dl_status = 'queued'::dl_status"
                 " AND cardinality('{1}'::int[]) = (SELECT count(*) FROM unnest('{1}'::int[]))"
             )
             assert await raw.fetchval("SELECT count(*) FROM loot WHERE caught = 'postgres'") == 4
             await raw.execute("TRUNCATE loot")
-            # Triggers that are made anew mean PostgreSQL's own operators, too.
+            # New triggers use PostgreSQL's own operators, too.
             ours = await raw.fetch(OUR_TRIGGERS)
             assert len(ours) == function_set.source().count("EXECUTE FUNCTION {schema}.dl_jobs_") > 0
             for trigger in ours:

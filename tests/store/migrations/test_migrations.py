@@ -1,4 +1,4 @@
-"""Bringing a database up to date, whatever happens to be on it (Q1)."""
+"""Migration of a database to the current version, whatever state it is in (Q1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import LATEST, check, function_set, lock, migrate, migrations, render
 
 INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
-# Tables, then what sees to their rows, then what takes its time while others write.
+# Tables, then the functions for their rows, then the files that take long while other sessions write.
 ALL = [
     *(one.full_name for one in migrations() if one.is_transactional),
     f"functions {function_set.NUMBER}",
@@ -200,7 +200,7 @@ async def test_indexes_are_built_despite_transactions_older_than_the_lock_timeou
         while not ended:
             await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             await reader.execute("SELECT count(*) FROM pg_class")
-            # Some transaction is always older than LOCK_TIMEOUT.
+            # There is always a transaction that is older than LOCK_TIMEOUT.
             await trio.sleep(4)
             await reader.execute("COMMIT")
 
@@ -269,7 +269,7 @@ async def test_the_script_does_all_that_is_left_also_when_it_is_run_again(empty_
 async def test_a_program_runs_with_newer_tables_and_logs_a_warning(database):
     async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
         await raw.execute("INSERT INTO dl_migrations (number, name) VALUES (999, 'future')")
-        # A later program may do without one of our files.
+        # A later program may not need one of our files.
         await raw.execute("DELETE FROM dl_migrations WHERE number = 5")
         said = []
         assert await migrate(store, warn=said.append) == []

@@ -1,4 +1,4 @@
-"""Waiting for the answers of tasks: from memory, by notification, by a look."""
+"""Waits for the answers of tasks: from memory, by notification, by polling."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ async def opened_answers(dsn, **looks):
 
 
 def never_look(waits):
-    """Stop reading from the database: a wait ends only when its answer is told."""
+    """Stop reading from the database: a wait ends only by a notification."""
     waits.first_look_s = waits.reread_s = 3_600
 
 
 @asynccontextmanager
 async def running(database, gate):
-    """A supervisor that runs payments, and the payment 1."""
+    """Run a supervisor for payments, and the payment 1."""
     tasks = Tasks()
     add_processes(tasks, payments(gate))
     settings = Settings(db_dsn=database.dsn, workers=(Worker("process.payment", 4),), drain_timeout_s=0)
@@ -74,7 +74,7 @@ async def test_a_step_in_this_process_answers_without_a_notification(database):
     gate = Gate()
     async with running(database, gate) as supervisor:
         never_look(supervisor.processes.performer.answers)
-        # `watched` is off, so that nobody is notified.
+        # `watched` is false, so no notification is sent.
         request = Request(type="payment", process_id="1", kind="call", method="hang")
         asked = await supervisor.database.run(aio_ask, request, 60)
         waits, got = supervisor.processes.performer.answers, []
@@ -96,7 +96,7 @@ async def test_a_step_in_another_process_answers_by_a_notification(database, raw
     gate = Gate()
     async with running(database, gate), open_client(database.dsn) as client:
         ask = client.processes
-        # From the first wait on there is a listener, whose connection is new.
+        # The first wait starts a listener, with a new connection.
         assert await ask.call("payment", "1", "pay", 5) == "thanks"
         await until(lambda: _listens(raw))
         never_look(ask.performer.answers)
@@ -186,7 +186,7 @@ async def _are(things):
 
 
 async def _listens(raw):
-    """Whether the program that asks has its listener."""
+    """Return whether the calling program has its listener."""
     name = "application_name = 'dataloader client listener'"
     # It is pinged once it listens.
     return await raw.fetchval(f"SELECT count(*) FROM pg_stat_activity WHERE {name} AND query LIKE '%queue_usage%'")

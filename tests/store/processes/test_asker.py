@@ -1,4 +1,4 @@
-"""Calls and starts that come one by one are asked for together; nobody waits for another's lock or has its answer."""
+"""Calls and starts that arrive singly are sent together; no caller waits for another's lock or gets its answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DO $$ DECLARE f regprocedure; BEGIN
   END LOOP;
 END $$
 """
-"""However slow the machine is, who waits for a lock waits until the test gives it back."""
+"""Long lock timeout: on a slow machine, too, a caller waits for a lock until the test releases it."""
 
 
 def call(process_id, args=1, **fields):
@@ -53,7 +53,10 @@ def asker(store):
 
 @pytest.fixture
 async def gathered(asker, raw, until_blocked):
-    """Asks for the first, and for the others while that waits, each by a caller of its own; what each was answered."""
+    """Return a function that sends the first request, and, while it waits, the others from separate callers.
+
+    It returns the answers.
+    """
 
     async def ask_all(first, *others, block=BLOCK):
         answers = [None] * (1 + len(others))
@@ -144,7 +147,7 @@ async def test_a_call_of_a_locked_process_waits_only_with_others_of_that_process
         assert not answers
         await other.execute("COMMIT")
     assert [answer.verdict for answer in answers] == ["added"] * 20
-    # The call of the free one, the first who waited, and the others.
+    # The call of the free process, the first waiting call, and the others.
     assert await raw.fetchval(STATEMENTS) == 3
     assert not asker._of_process
 
@@ -177,7 +180,7 @@ async def test_starts_of_many_with_keys_in_opposite_orders_do_not_wait_for_each_
             await processes().start_many(requests)
 
     async with trio.open_nursery() as nursery:
-        # The first has begun `a`, and can't begin `b`; if it had its key already, the second could not go on.
+        # The first has begun `a`, and cannot begin `b`; if it had its key already, the second could not continue.
         await raw.execute("BEGIN")
         await raw.run(aio_ask, start("b"), 60)
         nursery.start_soon(refused, [start("a", key="two"), start("b", key="one")])

@@ -1,4 +1,4 @@
-"""Gauges of processes cost the same however many there are (P8)."""
+"""The cost of gauges of processes does not depend on their number (P8)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VACUUM ANALYZE dl_processes, dl_process_tasks, dl_process_outbox;
 
 
 async def rows_read(raw, query):
-    """The rows that the plan's scans have touched."""
+    """Return the number of rows that the plan's scans have read."""
     text = await raw.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}")
 
     def scans(node):

@@ -1,4 +1,4 @@
-"""Idents of steps: what they do outside is known by them, in every try, and after a restore by nothing else."""
+"""Idents of steps identify their external effects in every attempt; after a restore they are not used again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGE = '[{"kind": "call", "type": "pay", "process_id": "other", "method": "ad
 
 @pytest.fixture
 async def engine(database, raw):
-    """One process, whose statements are sent by hand."""
+    """Return a driver for one process whose statements are sent by the test."""
 
     class Engine:
         def __init__(self, opened):
@@ -78,7 +78,7 @@ async def test_each_try_of_a_timer_has_its_ident_and_a_resume_has_another(engine
     assert first not in {None, call.ident}
     again = await engine.commit(wakeup, then.work, "retry", error="no", after_s=0, go_on=True)
     assert (again.work.attempt, again.work.ident) == (1, first)
-    # A run whose worker dies is run again, with the same ident.
+    # A run whose worker dies is repeated with the same ident.
     wakeup, work = await engine.begin()
     assert (work.task_id, work.ident) == (again.work.task_id, first)
     await engine.commit(wakeup, work, "failed", error="for good")

@@ -1,7 +1,8 @@
-"""Random histories of processes on a real database, beside a model of them in plain Python (P1 to P7).
+"""Random histories of processes on a real database, compared with a model of them in plain Python (P1 to P7).
 
-Whatever is asked, acted, begun and committed, lost, sent late or sent twice: after each step all rows and answers equal
-the model's, and a wake-up job is there exactly where work is. `PROCESS_HISTORIES=2000 PROPERTY_SEED=7` draws others.
+Requests, controls, begins and commits happen, are lost, late or repeated. After each step all rows and answers equal
+the model's, and a wake-up job exists exactly where there is work. `PROCESS_HISTORIES=2000 PROPERTY_SEED=7` draws
+others.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ REACHED = {
     ("call done", "void"), ("call failed", "rest"), ("timeout done", "rest"), ("timeout retry", "rest"),
     ("repair done", "rest"), ("repair failed", "rest"), ("init refused", "gone"),
 }  # fmt: skip
-"""What a hundred histories come to, of the first seed, or a thousand of any."""
+"""Situations that a hundred histories of the first seed reach, or a thousand of any seed."""
 STEPS = st.tuples(st.sampled_from(OFTEN + RARELY), st.integers(0, 7), st.integers(0, 63))
 HISTORIES = st.lists(STEPS, min_size=20, max_size=60)
 

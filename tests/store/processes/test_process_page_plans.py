@@ -1,4 +1,4 @@
-"""What pages read of durable processes costs the same however many there are, and however long one has lived (E11)."""
+"""The cost of reads for pages does not depend on the number of processes, or on the length of their histories (E11)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TABLES = ("dl_processes", "dl_process_tasks", "dl_process_events")
 
 
 def literal(value):
-    """A value as SQL text."""
+    """Return a value as SQL text."""
     if isinstance(value, list):
         value = f"{{{','.join(map(str, value))}}}"
     return "'" + str(value).replace("'", "''") + "'"
 
 
 class Explaining:
-    """A connection that explains each statement before it runs it: the buffers that all took, and what was scanned."""
+    """Connection that explains each statement before it runs it, and records all buffers and scanned indexes."""
 
     def __init__(self, connection):
         self.connection, self.blocks, self.scanned = connection, 0, []
@@ -56,7 +56,7 @@ class Explaining:
         await self.connection.execute(sql)
 
     async def fetch(self, sql, *args):
-        # As a session has it that has run it often: a plan for any values, unless the statement wants one for these.
+        # As a session that has run it often: with a generic plan, unless the statement requires one for its values.
         [mode] = await self.connection.fetch("SHOW plan_cache_mode")
         if mode[0] == "auto":
             await self.connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
@@ -113,10 +113,10 @@ async def test_pages_of_processes_read_little_of_thirty_thousand_and_of_a_long_l
         assert (name, blocks <= most, blocks) == (name, True, blocks)
         assert len(rows) == {"status": 0, "id": 1}.get(name, 51)
     (row, tasks), blocks = await taken(process_story._aio_story, "pay 0", "old", newest, 26, is_first=True)
-    assert blocks < 3_500, blocks  # 1,000 calls that wait are counted, 3,000 are passed by
+    assert blocks < 3_500, blocks  # 1,000 waiting calls are counted, 3,000 are skipped
     story = process_story._story_of(row, tasks, 25)
     assert (story.waiting, len(story.open), len(story.ended)) == (1_000, 10, 25)
-    # Each task has its own events, whose place is searched by halves.
+    # Each task has its own events, whose position is found by binary search.
     for task in story.ended:
         number = 2 * (task.task_id - 1_000_000) - 1
         assert [event.event_id for event in task.events] == [number, number + 1]

@@ -1,4 +1,4 @@
-"""A step costs the same however many processes, tasks and events there are (P1, P3)."""
+"""The cost of a step does not depend on the number of processes, tasks and events (P1, P3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio
 
 pytestmark = pytest.mark.slow
 
-# Processes that sleep, that have failed and that are gone, with all that they were asked and that has happened.
+# Processes that sleep, that have failed and that were removed, with all their requests and events.
 CROWD = """
 INSERT INTO dl_processes (type, process_id, status, metadata, last_event_id, timer_task, timer_kind, timer_at,
                           timer_attempt, job_id, error_group, removed_at)
@@ -28,7 +28,7 @@ INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, keyed, available_at, w
   SELECT job_id, 'process.pay', 'process.pay.v1', jsonb_build_object('key', key), job_id::text, false, timer_at, 'time'
   FROM dl_processes WHERE process_id LIKE 'crowd%' AND removed_at IS NULL;
 """
-# One of those that are measured has a long past.
+# One of the measured processes has a long history.
 PAST = """
 INSERT INTO dl_process_tasks (key, type, kind, status, finished_at)
   SELECT key, 'pay', 'call', 'finished', now() FROM dl_processes, generate_series(1, {number}) WHERE process_id = 'p0';
@@ -51,7 +51,7 @@ PROCESSES = 16
 
 
 class Measuring:
-    """A connection that explains each statement before it runs it, and counts the buffers."""
+    """Connection that explains each statement before it runs it, and counts the buffers."""
 
     def __init__(self, connection):
         self.connection = connection
@@ -71,7 +71,7 @@ class Measuring:
 
 
 async def aio_measured(connection):
-    """The buffers and the rows that the statements of a life take: asked, begun, committed with events and a timer."""
+    """Return the buffers and rows of the statements of a life: requested, begun, committed with events and a timer."""
     found = {}
 
     async def measure(name, operation, *args):
@@ -100,7 +100,7 @@ async def aio_measured(connection):
     assert {one.verdict for one in committed} == {"rest"}
     for kind, verdict in (("stop", "status"), ("resume", "status")):
         assert (await measure(kind, aio_act, "pay", "p1", kind, 60)).verdict == verdict
-    # The job waits for the timer: it is made ready.
+    # The job that waits for the timer becomes ready.
     request = Request(type="pay", process_id="p1", kind="call", method="m", key="again")
     assert (await measure("ask again", aio_ask, request, 60)).verdict == "added"
     requests = [
@@ -115,7 +115,7 @@ async def aio_measured(connection):
 
 
 async def aio_measured_and_undone(connection, rounds):
-    """Plans of functions may change with the sixth execution: the last round counts."""
+    """Measure several rounds and roll them back. Plans may change at the sixth execution, so the last round counts."""
     for _ in range(rounds):
         transaction = connection.transaction()
         await transaction.start()
@@ -138,8 +138,8 @@ async def test_a_step_reads_as_much_with_twenty_thousand_processes_as_with_none(
     session, early = Session(store, "plans"), Session(store, "early plans")
     for table in TABLES:
         await raw.execute(f"VACUUM ANALYZE {table}")
-    # A session's plans are of its first moment: while there is next to nothing, and while there is something. Nothing
-    # may be analysed from here on, for that would end them.
+    # A session keeps its first plans, made while there are few rows or some. No table may be analyzed from here on,
+    # since that would discard them.
     await early.run(aio_measured_and_undone, 7)
     await raw.execute(CROWD.format(number=500))
     before = await session.run(aio_measured_and_undone, 7)

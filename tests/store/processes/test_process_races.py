@@ -1,4 +1,4 @@
-"""Races about one process, each forced into its order: one stands still in its transaction while the other comes."""
+"""Races about one process, each in a forced order: one side stops inside its transaction while the other proceeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOST = "UPDATE dl_jobs SET status = 'queued', available_at = now() WHERE status 
 
 @attrs.frozen
 class Side:
-    """One of two who have to do with the process 77 at once."""
+    """One of two sides that use the process 77 concurrently."""
 
     connection: object
 
@@ -51,7 +51,7 @@ class Side:
         return committed
 
     async def step(self, **fields):
-        """Claim, begin and commit."""
+        """Claim, begin and commit a step."""
         wakeup = await self.claim()
         begun = await self.begin(wakeup)
         return await self.commit(wakeup, begun.work.task_id, **fields)
@@ -59,7 +59,7 @@ class Side:
 
 @pytest.fixture
 async def sides(database):
-    """Two sides, and the process, which has been begun."""
+    """Return two sides, and start the process."""
     async with raw_connection(database.dsn) as first, raw_connection(database.dsn) as second:
         one, other = Side(first), Side(second)
         await one.ask("init")
@@ -69,7 +69,10 @@ async def sides(database):
 
 @pytest.fixture
 def while_open(raw):
-    """Runs what the other does while the one's transaction is open, then ends that; gives the other's answer."""
+    """Return a context in which the other side proceeds while the one's transaction is open.
+
+    It yields the other's answers.
+    """
 
     @asynccontextmanager
     async def opened(one, other_does, *, commit=True):
@@ -102,7 +105,7 @@ async def test_a_call_beside_the_last_word_of_a_run_finds_a_job_that_runs_it(sid
     wakeup = await one.claim()
     task_id = (await one.begin(wakeup)).work.task_id
     if says == "begin":
-        # What the job was for is taken back before it begins, so that it finds nothing to do.
+        # The request of the job is withdrawn before it begins, so that it has nothing to do.
         await one.commit(wakeup, task_id, "returned")
         wakeup = await one.claim()
         await raw.execute("UPDATE dl_process_tasks SET expires_at = now() - interval '1 s'")
@@ -195,7 +198,7 @@ async def test_one_key_sent_twice_at_once_stands_for_the_request_that_came_first
         first = await one.ask(args=1, key="k")
     assert answers[0].verdict == verdict
     assert (answers[0].task_id == first.task_id) == commit
-    # A request that was another's has made nothing.
+    # A rejected request has created nothing.
     assert await raw.fetchval("SELECT count(*) FROM dl_processes") == 1
     assert await raw.fetchval("SELECT count(*) FROM dl_process_tasks WHERE kind = 'call'") == 1
     assert await raw.fetchval(JOBS) == 1

@@ -1,4 +1,4 @@
-"""What keeps processes in order: lost wake-up jobs are replaced, what is old goes, and what is needed stays."""
+"""Upkeep of processes: lost wake-up jobs are replaced, old rows are deleted, and needed ones stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(store):
 
 @pytest.fixture
 def walk(store):
-    """Walks over all processes."""
+    """Return a function that checks all processes."""
 
     async def walk(**options):
         return await tend(store, 0, lease_s=60, **({"keep_events": 0, "task_days": 0} | options))

@@ -1,4 +1,4 @@
-"""A search for processes reads a page's worth of rows, however many there are."""
+"""A search for processes reads the rows of a page, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ async def test_each_process_search_uses_its_index(database):
             )
             assert (criteria, len(page.processes)) == (criteria, found)
             assert (criteria, index in plans[-1]) == (criteria, True)
-            # That of the numbers is walked only where the newest processes are wanted, whatever they are.
+            # The index of the numbers is scanned only for the newest processes without other criteria.
             assert (criteria, "dl_processes_pkey" in plans[-1]) == (criteria, index == "dl_processes_pkey")
             assert "Seq Scan on dl_processes" not in "".join(plans)
             if criteria == {"metadata": {"all": True}}:
-                # It stops when it has found as many as are wanted, of the 5,000 that it may look at.
+                # It stops when it has found enough, of the 5,000 that it may read.
                 assert re.search(r"dl_processes_pkey on dl_processes p +\(.*rows=11\.?0* loops=1\)", plans[-1])

@@ -1,4 +1,4 @@
-"""Steps of processes by SQL alone: what is asked, begun and committed, and the rows that are left."""
+"""Steps of processes by SQL alone: requests, begins and commits, and the resulting rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.requirement("P4")
 
 
 class Engine:
-    """What a driver does, step by step."""
+    """Actions of a driver, one at a time."""
 
     def __init__(self, database, sql):
         self.database = database
@@ -31,7 +31,7 @@ class Engine:
         return await self.database.run(aio_act, "pay", "77", act, 60)
 
     def claim(self):
-        """Take the wake-up job, as a claim would."""
+        """Take the wake-up job like a claim."""
         row = self.sql(
             "UPDATE dl_jobs SET status = 'running', token = (random() * 1e15)::bigint + 1, claimed_by = 'w',"
             " lease_expires_at = now() + interval '60 s'"
@@ -315,7 +315,7 @@ async def test_the_job_of_a_process_has_the_version_that_wrote_its_state(open_en
         assert engine.sql("SELECT task FROM dl_jobs") == "process.pay.v1"
         then = await engine.commit(wakeup, first, state="1", version=2, go_on=True)
         assert then.work.task_id == second
-        # Should the worker die now, an older one must not take the job.
+        # If the worker dies now, an older one must not take the job.
         assert engine.sql("SELECT task, status FROM dl_jobs") == "process.pay.v2|running"
         await engine.commit(wakeup, second, ends, error="no" if ends == "failed" else None)
         assert engine.sql("SELECT task FROM dl_jobs") == ("" if ends == "failed" else "process.pay.v2")

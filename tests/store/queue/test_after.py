@@ -1,4 +1,4 @@
-"""A job that runs after others waits until all of them have ended, whatever ends them, and whoever commits first."""
+"""A job that runs after others waits until all of them have ended, however they end, in any order of the commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def a_job(**options):
 
 @pytest.fixture
 def add(store):
-    """Adds a job; gives its id."""
+    """Return a function that adds a job and returns its ID."""
 
     async def add(**options):
         [added] = await enqueue(store, [a_job(**options)])
@@ -49,7 +49,7 @@ def add(store):
 
 @pytest.fixture
 def judge(store):
-    """Looks at what waits for others until there is nothing left to do; how many were judged."""
+    """Return a function that evaluates jobs that run after others until none is left, and returns their number."""
 
     async def judge():
         judged = 0
@@ -63,7 +63,7 @@ def judge(store):
 
 @pytest.fixture
 def stands(row_of):
-    """A job's status, or what it waits for while it is queued; None: it is ready."""
+    """Return a function that reads a job's status, or its waiting reason while it is queued; None: it is ready."""
 
     async def stands(job_id):
         row = await row_of(job_id)
@@ -74,7 +74,7 @@ def stands(row_of):
 
 @pytest.fixture
 def end(raw):
-    """Ends a job as an ending of ours leaves it."""
+    """Return a function that ends a job with the same row as our finish."""
 
     async def end(job_id, status=SUCCEEDED):
         await raw.execute(
@@ -183,7 +183,7 @@ async def test_a_job_restored_without_one_of_its_dependencies_waits_for_the_othe
 
 
 async def test_a_job_without_when_failed_is_canceled_by_a_failed_dependency(raw, add, judge, stands, end):
-    """Who has written its row by hand left out `when_failed`."""
+    """A row that was written by hand may have no `when_failed`."""
     first = await add()
     last = await add(after=[first])
     await raw.execute("UPDATE dl_jobs SET when_failed = NULL WHERE job_id = $1", last)
@@ -192,12 +192,12 @@ async def test_a_job_without_when_failed_is_canceled_by_a_failed_dependency(raw,
     assert await stands(last) is CANCELED
 
 
-# Every order of the insert's commit, the ending's and the look.
+# Every order of the insert's commit, the end's and the check.
 
 
 @pytest.fixture
 async def adding_transaction(database):
-    """Another connection, in a transaction in which a job is added that runs after others."""
+    """Return another connection, in a transaction that adds a job that runs after others."""
     async with raw_connection(database.dsn) as connection:
 
         async def begin(**options):
@@ -211,7 +211,7 @@ async def adding_transaction(database):
 
 @pytest.fixture
 async def ending_transaction(database):
-    """Another connection, in a transaction in which a run ends: by our statement, or by another service's."""
+    """Return another connection, in a transaction that ends a run, by our statement or by another service's."""
     async with raw_connection(database.dsn) as connection:
 
         async def begin(body, who, step=Step.SUCCEED):
@@ -227,7 +227,7 @@ async def ending_transaction(database):
 
 
 ORDERS = [
-    # The ending is over before the job is added.
+    # The run has ended before the job is added.
     ("end", "end commits", "add", "add commits"),
     ("add", "end", "end commits", "add commits"),
     ("add", "end", "add commits", "end commits"),
@@ -326,7 +326,7 @@ async def test_a_locked_row_delays_no_other_job_and_is_checked_again(database, s
 
 @pytest.mark.slow
 async def test_a_locked_table_of_dependencies_is_abandoned_within_seconds(database, store, add, judge, stands):
-    """The stager makes those ready that wait for their time as well."""
+    """The stager also readies jobs that wait for their time."""
     last = await add(after=[await add()])
     async with raw_connection(database.dsn) as psql:
         await psql.execute("BEGIN; LOCK TABLE dl_job_after IN ACCESS EXCLUSIVE MODE")
@@ -388,7 +388,7 @@ async def test_a_retried_job_waits_again_for_one_that_has_been_retried(store, ad
     assert await stands(last) == "after"
 
 
-# What a request may say.
+# Allowed and rejected requests.
 
 
 async def test_ids_that_no_job_has_are_named(store, raw, add):
@@ -457,7 +457,7 @@ async def test_a_list_that_is_sent_again_with_its_keys_is_the_same_graph(store, 
     again = await enqueue(store, graph())
     assert [job.job_id for job in again] == [job.job_id for job in once]
     assert not any(job.created for job in again)
-    # Part of it was there before.
+    # Part of the graph existed before.
     await raw.execute("DELETE FROM dl_jobs WHERE idempotency_key = 'third'")
     third = (await enqueue(store, graph()))[2]
     assert third.created
@@ -480,7 +480,7 @@ async def test_jobs_added_one_by_one_by_many_callers_keep_their_dependencies(sto
     assert [await stands(job_id) for job_id, _ in ids] == ["after" if after else None for _, after in ids]
 
 
-# With all else that a job can wait for.
+# Together with all other waiting reasons.
 
 
 async def test_both_the_time_and_the_others_hold(store, raw, add, judge, stands, end):
@@ -496,7 +496,7 @@ async def test_both_the_time_and_the_others_hold(store, raw, add, judge, stands,
     gone = await add(after=[first], available_at=datetime.now(UTC) - timedelta(hours=1))
     await judge()
     assert await stands(gone) is None
-    # What it waited for the others is no delay of the queue's.
+    # Its wait for the other jobs does not count as a delay of the queue.
     assert await raw.fetchval("SELECT now() - available_at < '1 min' FROM dl_jobs WHERE job_id = $1", gone)
 
 
@@ -551,7 +551,7 @@ async def test_an_attempt_that_goes_back_does_not_wait_for_the_others_again(
     assert await stands(last) is None
 
 
-# Services that know nothing of it.
+# Services that do not support dependencies.
 
 
 async def test_another_service_that_writes_a_job_that_waits_does_not_make_it_run(raw, add, judge, stands, end, row_of):
@@ -609,12 +609,12 @@ async def test_a_job_whose_edges_were_deleted_by_hand_does_not_wait_for_ever(raw
     assert await stands(watching) is None
 
 
-# Who is told.
+# Notifications.
 
 
 @pytest.fixture
 async def told(database):
-    """What the stager has been told since the last call."""
+    """Return a function that returns the notifications to the stager since its last call."""
     heard = []
     async with raw_connection(database.dsn) as listener:
         await listener._cross(listener.asyncpg.add_listener, "dl_after", lambda *event: heard.append(event[3]))
@@ -662,7 +662,7 @@ async def test_the_mark_of_an_awaited_job_is_removed_when_no_job_waits_for_it(st
     assert not (await ready_after(store)).more
 
 
-# What readers see.
+# Views of readers.
 
 
 async def test_a_job_shows_after_which_it_runs_and_what_those_came_to(store, raw, start_worker, add, judge):
@@ -709,7 +709,7 @@ async def test_retention_keeps_jobs_that_others_wait_for(store, raw, add, judge,
     assert await prune(store, {SUCCEEDED: 1, CANCELED: 1}) == 1
 
 
-# As much work as there are jobs and edges.
+# The work is proportional to the number of jobs and edges.
 
 
 @pytest.mark.slow

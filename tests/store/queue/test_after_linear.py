@@ -1,4 +1,4 @@
-"""A graph costs as much as it has jobs and edges: counted in buffers, not in seconds."""
+"""The cost of a graph is proportional to its jobs and edges: counted in buffers, not in seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE awaited AND status = 'succeeded')
     OR EXISTS (SELECT FROM dl_jobs WHERE waits_for = 'after' AND waits_on = '00000000-0000-0000-0000-000000000000')
 """
 BATCH = 250
-"""Endings that the recorder writes together."""
+"""Number of ends that the recorder writes together."""
 
 
 def one_before_many(number):
@@ -42,7 +42,7 @@ def a_chain(number):
 
 
 class Counting:
-    """Calls the function as the stager does, and counts the buffers that it touches."""
+    """Calls the function like the stager, and counts the buffers that it reads."""
 
     def __init__(self, raw):
         self.raw = raw
@@ -61,14 +61,14 @@ class Counting:
 
 
 async def buffers_of(store, raw, jobs):
-    """Buffers that the judging of a graph touches, to its last job; all that are ready end together."""
+    """Return the buffers for evaluating a graph, up to its last job; all ready jobs end together."""
     await raw.execute("DELETE FROM dl_jobs")
     await raw.execute("VACUUM dl_jobs, dl_job_after")
     await enqueue(store, jobs)
     await raw.execute("VACUUM ANALYZE dl_jobs, dl_job_after")
     counting = Counting(raw)
     await counting.until_judged(added=True)
-    # Latest first, which is the worst order: it is the earliest that is waited for last.
+    # Latest first, which is the worst order: jobs wait for the earliest one last.
     while ready := [row["job_id"] for row in await raw.fetch(READY)]:
         for start in range(0, len(ready), BATCH):
             await raw.execute(END, ready[start : start + BATCH])
@@ -91,5 +91,5 @@ async def buffers_of(store, raw, jobs):
 async def test_four_times_as_many_jobs_cost_four_times_as_much(store, raw, shape, number):
     few = await buffers_of(store, raw, shape(number))
     many = await buffers_of(store, raw, shape(4 * number))
-    # An index a level deeper costs a page more at each look-up; work by the square would be sixteen times as much.
+    # An index with one more level needs one more page at each lookup; quadratic work would be sixteen times as much.
     assert many < 7 * few, (few, many)

@@ -1,4 +1,4 @@
-"""Acts on many jobs: frozen when they begin, done in batches by any process, each job once (U16)."""
+"""Bulk operations: frozen when they begin, run in batches by any process, each job once (U16)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FROM generate_series(1, $3::int) AS i RETURNING job_id
 
 @pytest.fixture(params=["database", "service"])
 async def acts(request, store, database):
-    """The acts in both ways."""
+    """Return the operations in both ways."""
     if request.param == "database":
         yield Bulk(performer_of(store, Operator("chief", "request 7")))
         return
@@ -49,13 +49,13 @@ async def acts(request, store, database):
 
 @pytest.fixture
 def own(store):
-    """The acts over the database alone."""
+    """Return the operations over the database alone."""
     return Bulk(performer_of(store, Operator("ann")))
 
 
 @pytest.fixture
 def add(raw):
-    """Adds so many jobs of a queue and status; their ids."""
+    """Return a function that adds `number` jobs of a queue and status, and returns their IDs."""
 
     async def add(number, status="queued", *, queue="q", delay_s=0):
         return [row["job_id"] for row in await raw.fetch(ADD, queue, status, number, delay_s)]
@@ -65,7 +65,7 @@ def add(raw):
 
 @pytest.fixture
 def statuses(raw):
-    """How many jobs have which status."""
+    """Return a function that reads the number of jobs of each status."""
 
     async def statuses(queue="q"):
         rows = await raw.fetch("SELECT status::text, count(*) FROM dl_jobs WHERE queue = $1 GROUP BY 1", queue)
@@ -75,7 +75,7 @@ def statuses(raw):
 
 
 async def all_batches(store):
-    """Do batches until none is left."""
+    """Run batches until none is left."""
     done = []
     while (batch := await do_batch(store)) is not None:
         assert len(done) <= 2 * MAX_TURNS
@@ -113,7 +113,7 @@ async def test_no_cancel_of_many_takes_the_jobs_that_wake_processes_and_they_are
     for process_id in "12":
         await store.run(aio_ask, ProcessRequest(type="pay", process_id=process_id, kind="init"), 60)
     processes = [row["job_id"] for row in await raw.fetch("SELECT job_id FROM dl_jobs")]
-    # One that somebody has put beside them, without args.
+    # Another service has put a job without args into their queue.
     [foreign] = await add(1, queue="process.pay")
     assert await acts.count(CANCEL, JobFilter(queue="process.pay")) == BulkCount(1, exact=True, left_out=2)
     assert await acts.count(RUN_NOW, JobFilter(queue="process.pay")) == BulkCount(0, exact=True)
@@ -151,7 +151,7 @@ async def test_u16_each_operation_changes_only_the_jobs_that_it_applies_to(acts,
     second = await acts.start(urgent, chosen)
     assert (second.jobs, second.priority) == (3, 7)
     third = await acts.start(RETRY, chosen)
-    # One of those that were frozen ends meanwhile.
+    # One of the frozen jobs ends meanwhile.
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = $1", delayed[0])
     await all_batches(store)
     for begun, changed in ((first, 2), (second, 2), (third, 2)):
@@ -272,7 +272,7 @@ async def test_u16_locked_jobs_are_changed_when_their_lock_is_released(own, stor
 async def test_u16_a_batch_that_was_cut_off_is_done_anew(own, store, add, raw, until_blocked, statuses):
     ids = await add(600)
     begun = await own.start(CANCEL, IN_Q)
-    # The batch has changed all its rows, and counts them: there it waits until its session is killed.
+    # The batch has changed all its rows, and counts them: it waits there until its session is killed.
     async with trio.open_nursery() as nursery:
 
         async def cut_off():

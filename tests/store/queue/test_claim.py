@@ -1,4 +1,4 @@
-"""Claims (Q6, Q7): what is taken and in which order, what is locked, and the races between two workers."""
+"""Claims (Q6, Q7): the claimed jobs and their order, the locks, and the races between two workers."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ async def test_a_job_with_extreme_values_of_another_service_is_claimed(start_wor
         await add_for_both(created_at="'-infinity'"),
     ]
     assert ids(await start_worker().claim()) == set(jobs)
-    # Nor does one that is never due keep others from being made ready.
+    # A job that is never due does not prevent others from becoming ready, either.
     await add_for_both(available_at="'infinity'")
     later = await add_for_both(queue="repeat('q', 8100)", available_at="now() + interval '60 s'")
     assert 0 < (await ready_due(store)).next_due_s <= 60
-    await raw.execute("SET session_replication_role = replica")  # or the trigger would make it ready
+    await raw.execute("SET session_replication_role = replica")  # otherwise the trigger would make it ready
     await raw.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = $1", later)
     assert await ready_due(store) == Staged(1, None)
 
 
 VARIED = "(SELECT jsonb_agg(md5(n::text || random()::text)) FROM generate_series(1, 30000) AS n)"
-"""A megabyte that can't be compressed to less than half."""
+"""A megabyte that cannot be compressed to less than half."""
 
 
 @pytest.mark.slow
@@ -79,14 +79,14 @@ async def test_a_claim_ends_behind_a_megabyte_of_args(start_worker, add_for_both
 @pytest.mark.slow
 @pytest.mark.requirement("Q6", "Q9")
 async def test_no_text_is_made_of_args_that_are_too_long(start_worker, add_for_both):
-    # As text it would be six times as long, which is more than the server can hold.
+    # As text it would be six times as long, which is more than the server supports.
     too_long = await add_for_both(args="to_jsonb(repeat(chr(1), 200000000))")
     [job] = await start_worker().claim()
     assert (job.job_id, job.args) == (too_long, None)
 
 
 LONG_NAME = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 300) AS i)"
-"""More than an index can hold."""
+"""Longer than an index entry can be."""
 
 
 async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(start_worker, add_job, store, raw, row_of):
@@ -124,7 +124,7 @@ async def test_a_claim_continues_after_the_last_one_until_it_restarts_at_the_fro
     assert ids(second.jobs) == set(jobs[2:4])
     third = await worker.ask(limit=2, after=second.last)
     assert ids(third.jobs) == {jobs[4]}
-    # That there may be others in front is the cursor's concern.
+    # The cursor, not the claim, handles jobs that may be in front.
     assert (third.more, third.last) == (False, jobs[4])
     fourth = await worker.ask(limit=2)
     assert ids(fourth.jobs) == {urgent}
@@ -250,7 +250,7 @@ async def test_a_key_that_this_worker_holds_is_not_locked_a_second_time(start_wo
     assert (await worker.ask()).jobs == []
     assert await row_of(second, "waits_for") == "lock"
     await worker.end(job)
-    # Session locks are re-entrant: had it been taken twice, it would still be held.
+    # Session locks are re-entrant: if it had been taken twice, it would still be held.
     assert await locks_of(worker) == []
     assert ids(await worker.claim()) == {second}
 
@@ -258,13 +258,13 @@ async def test_a_key_that_this_worker_holds_is_not_locked_a_second_time(start_wo
 @pytest.mark.requirement("Q7")
 async def test_a_key_held_elsewhere_parks_the_job_without_an_attempt(start_worker, add_job, raw, row_of, journal_of):
     job_id = await add_job(lock_key="'k'")
-    await raw.execute("SELECT pg_advisory_lock(hashtext('k'))")  # as foreign services take it
+    await raw.execute("SELECT pg_advisory_lock(hashtext('k'))")  # as other services take it
     claim = await start_worker().ask()
     row = await row_of(job_id)
     assert claim.jobs == []
     assert claim.to_test == [await raw.fetchval("SELECT hashtext('k')")]
     assert (row["status"], row["waits_for"], row["attempt"]) == ("queued", "lock", 0)
-    # A foreign service finds it again after the backoff.
+    # Another service finds it again after the backoff.
     ahead_s = await raw.fetchval("SELECT extract(epoch FROM $1 - now())::float8", row["available_at"])
     assert 0 < ahead_s <= BACKOFF_S
     assert await journal_of(job_id) == ["requeue: lock_key"]
@@ -303,7 +303,7 @@ async def test_a_live_lease_blocks_its_key_when_the_lock_is_gone(start_worker, a
 async def test_a_claim_committed_between_anothers_snapshot_and_its_lock_blocks_the_key(
     database, start_worker, add_job, raw, barrier, until_blocked, end_session, locks_of, row_of, isolation
 ):
-    # Whatever the database's default is.
+    # For every default of the database.
     await raw.execute(f"ALTER DATABASE {database.name} SET default_transaction_isolation = '{isolation}'")
     first_job = await add_job(queue="'one'", lock_key="'k'")
     second_job = await add_job(queue="'two'", lock_key="'k'")
@@ -317,7 +317,7 @@ async def test_a_claim_committed_between_anothers_snapshot_and_its_lock_blocks_t
     async with trio.open_nursery() as nursery:
         nursery.start_soon(claim_slowly)
         await until_blocked()
-        # The slow one has seen that nothing of the key runs; now something does, and its lock is gone already.
+        # The slow claim has seen no running job with the key; now there is one, and its lock has been released already.
         assert ids(await quick.claim("one")) == {first_job}
         await end_session(quick)
         await barrier.lift()
@@ -349,7 +349,8 @@ async def test_locks_of_a_claim_that_timed_out_are_given_back_and_the_jobs_run(
     await barrier(SECOND_LOOK)
     async with open_database(DatabaseOptions(dsn=database.dsn, statement_timeout_s=0.5)) as impatient:
         slow = start_worker("slow", impatient)
-        # The driver may see the end of its time first and hang up; then the session's end gives the locks back.
+        # The driver may notice its timeout first and close the connection; then the end of the session releases the
+        # locks.
         with pytest.raises(StoreUnavailable):
             await slow.ask()
         assert [await row_of(job_id, "attempt") for job_id in jobs] == [0, 0, 0]
@@ -400,7 +401,7 @@ async def test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt(
     session._connection = LossyConnection(session._connection, ANY_CLAIM)
     with pytest.raises(StoreUnavailable):
         await worker.ask()
-    assert await row_of(job_id, "status") == "running"  # committed, and nobody knows
+    assert await row_of(job_id, "status") == "running"  # committed, but unknown to the worker
     await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", stopped)
     await worker.ping()
     row = await row_of(job_id)
@@ -558,6 +559,6 @@ async def test_many_jobs_of_one_key_are_parked_together_and_runnable_ones_stay_r
     assert ([job.job_id for job in claim.jobs], claim.more) == ([first], True)
     waiting = "SELECT job_id FROM dl_jobs WHERE status = 'queued' AND waits_for IS NULL ORDER BY created_at"
     assert [row["job_id"] for row in await raw.fetch(waiting)] == others
-    # What was left for later is locked by nobody.
+    # The jobs that were left for later are not locked.
     claim = await worker.locks.claim("q", 3, ["t"], 3_600)
     assert sorted(job.job_id for job in claim.jobs) == sorted(others)

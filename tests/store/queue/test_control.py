@@ -76,7 +76,7 @@ async def test_every_action_follows_the_table_of_transitions(store, add_job, act
     expected = TRANSITIONS.get((status, step))
     job_id = await add_job(status=f"'{status}'", lease_expires_at=LATER)
     if action == "cancel" and status is Status.RUNNING:
-        expected = Status.RUNNING  # asked for; the step is the worker's
+        expected = Status.RUNNING  # requested; the worker writes the step
     if expected is None and action != "cancel":
         with pytest.raises(Conflict, match=status):
             await ACTIONS[action](store, job_id, ALICE)
@@ -105,10 +105,10 @@ async def test_a_retried_job_is_as_new_but_keeps_its_progress(store, raw, add_jo
     assert await journal(store, job_id) == [("requeue", BY_ALICE)]
 
 
-# Running, by the row alone: some other service has written them.
+# Running only by their rows, which another service has written.
 ENDLESS = {"null": "NULL", "infinite": "'infinity'"}
 LONG_AGO = {"status": "'running'", "heartbeat_at": "now() - interval '61 s'", "lease_ttl_sec": "60"}
-# Whoever runs these has renewed them lately, or may have.
+# The workers of these have renewed them recently, or may have.
 HELD = {
     "renewed lately": {"lease_expires_at": "NULL", "heartbeat_at": "now() - interval '50 s'"},
     "started lately": {"lease_expires_at": "'infinity'", "heartbeat_at": "NULL", "started_at": "now()"},
@@ -164,7 +164,7 @@ async def test_a_job_of_a_live_worker_with_an_endless_lease_is_not_ended(store, 
     assert (await control.cancel(store, job_id, ALICE)).status is Status.RUNNING
     with pytest.raises(Conflict):
         await control.retry(store, job_id, ALICE, force=True)
-    # An infinite one ends again by the next heartbeat; a row without one is nobody's, and its body is stopped.
+    # The next heartbeat gives an infinite lease an end. A row without a lease has no owner, and its handler is stopped.
     assert await worker.beat(claimed) == [Beat.LOST if lease == "NULL" else Beat.RENEWED]
 
 
@@ -184,7 +184,7 @@ async def test_jobs_with_endless_leases_are_found_and_no_other(store, add_job):
         await add_job(**LONG_AGO | held)
     await add_job()
     endless = {await add_job(**LONG_AGO | {"lease_expires_at": lease}) for lease in ENDLESS.values()}
-    # Those that somebody renews come first, and take no place of theirs.
+    # Jobs that are renewed come first, and do not use up the limit.
     assert set((await reap(store, 9, most_endless=1)).endless) == endless
 
 

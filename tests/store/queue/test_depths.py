@@ -1,4 +1,4 @@
-"""Depths for pages: one process counts for all, in a small share of the time; pauses are told as they are now."""
+"""Depths for pages: one process counts for all, in a small share of the time; pauses are always current."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_count_is_shared_until_the_next_one_is_due(store, raw):
     await slow_down(raw, 0.1)
     await add(raw, "a", "b", "b")
     assert await ready(store) == {"a": 1, "b": 2}
-    # A tenth of a second is a twentieth of two seconds.
+    # 0.1 s is a twentieth of 2 s.
     assert 1 < await raw.fetchval(AGE) < 30
     counted_at = (await read_depths(store)).at
     await add(raw, "a")
@@ -60,7 +60,7 @@ async def test_during_a_count_other_processes_read_the_previous_one(store, raw, 
         await other.execute("BEGIN")
         await other.execute("SELECT FROM dl_depths FOR UPDATE")
         await add(raw, "a")
-        # The jobs are not read at all: that would take longer than a statement may.
+        # The jobs are not read at all: that would exceed the statement's timeout.
         assert await ready(store, share=1.0) == {"a": 1}
 
 

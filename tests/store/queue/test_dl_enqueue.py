@@ -1,4 +1,4 @@
-"""`dl_enqueue`: a job from anybody's transaction, in any language, as if our programs had added it."""
+"""`dl_enqueue`: a job from any transaction, in any language, equal to one added by our programs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_ids_are_of_version_7_tell_their_time_and_come_in_the_order_of_the
 
 
 async def test_nothing_is_left_behind_in_the_caller_s_transaction(raw):
-    await raw.execute("DO 'BEGIN END'")  # the language brings settings of its own
+    await raw.execute("DO 'BEGIN END'")  # the language changes some settings
     await raw.execute("BEGIN; SET LOCAL search_path = public; SET LOCAL lock_timeout = '3s'")
     before = await raw.fetch(SETTINGS)
     await raw.execute("SELECT dl_enqueue('t', queue => 'q', idempotency_key => 'i')")
@@ -180,7 +180,7 @@ async def test_names_of_built_in_tasks_are_the_same_here_and_in_the_registry(raw
 async def test_an_idempotency_key_returns_its_first_job_and_refuses_another_request(raw):
     call = "SELECT dl_enqueue('t', '{{\"a\": 1, \"b\": 2}}', queue => 'q', idempotency_key => 'i'{})"
     first = await raw.fetchval(call.format(""))
-    # What has become of the job does not matter.
+    # Later changes of the job do not matter.
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', priority = 3, args = '{}'")
     assert await raw.fetchval(call.format("")) == first
     for other in (", priority => 100", ", lock_key => 'k'", ", producer => 'me'", ", available_at => now()"):

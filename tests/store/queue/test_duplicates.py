@@ -1,4 +1,4 @@
-"""Duplicates of services that know of no unique tasks: the best of those that wait is kept, the others go (S6)."""
+"""Duplicates from services without unique tasks: the best waiting job is kept, the others are canceled (S6)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_one_that_others_wait_for_is_kept_and_none_goes_while_the_best_is_
     [group] = await list_duplicates(store)
     assert group.best == awaited
     async with raw_connection(database.dsn) as somebody:
-        # Who claims it, or cancels it: nobody knows yet.
+        # Another session may claim or cancel it; the result is not known yet.
         await somebody.execute("BEGIN")
         await somebody.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", awaited)
         assert await cancel_duplicates(store, ["t"], ME) == 0

@@ -1,4 +1,4 @@
-"""Putting jobs in (Q2): all or nothing, the same answer to the same request, and races for one key."""
+"""Enqueueing (Q2): all or nothing, the same answer to the same request, and races for one key."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_thousand_jobs_are_answered_in_their_order(store, raw):
 async def test_the_same_request_with_the_same_key_is_answered_with_the_first_job(store, raw, row_of):
     first = new(idempotency_key="i", args={"b": 1, "a": 2})
     await enqueue(store, [first])
-    # What happened to the row since does not matter, nor the order of the arguments, nor other defaults.
+    # Later changes of the row, the order of the arguments, and other defaults do not matter.
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', priority = 1, args = '{}', max_attempts = 77")
     [answer] = await enqueue(store, [new(idempotency_key="i", args={"a": 2, "b": 1})], default_lease_s=99)
     assert (answer.job_id, answer.status, answer.created) == (first.job_id, Status.SUCCEEDED, False)
@@ -239,7 +239,7 @@ async def test_when_the_winner_rolls_back_the_other_takes_its_place(store, raw, 
 @pytest.mark.parametrize("batch", [1, 2])
 async def test_a_winner_that_is_deleted_meanwhile_is_replaced(store, raw, batch):
     await enqueue(store, [new(idempotency_key="i")])
-    # A trigger deletes the winner between the first insertion and the look at the winner.
+    # A trigger deletes the winner between the first insertion and the read of the winner.
     await raw.execute("""
         CREATE SEQUENCE tries;
         CREATE FUNCTION delete_winner() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -322,7 +322,7 @@ STATEMENTS = "SELECT count(DISTINCT xmin::text) FROM dl_jobs"
 
 
 async def gathered(enqueuer, jobs, raw, until_blocked):
-    """Enqueue the first, and the others, each by a caller of its own, while it waits; what each was answered."""
+    """Enqueue the first, and while it waits the others, each from a separate caller; return the answers."""
     answers = {}
 
     async def one(job):
@@ -408,7 +408,7 @@ async def test_a_cancelled_caller_removes_no_other_callers_job(store, raw, until
             with leaving:
                 await enqueuer.enqueue([second])
 
-        # It is the first of the next group, whose statement is its to send.
+        # It is the first of the next group, and sends the group's statement.
         nursery.start_soon(leave)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(enqueuer.enqueue, [third])

@@ -1,4 +1,4 @@
-"""What failed (R2, S6): its groups, their retry, and the log of errors."""
+"""Failures (R2, S6): their groups, their retry, and the log of errors."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_the_error_group_of_a_job_follows_writes_of_any_service(store, raw
     await worker.end(job, Step.RETRY, error="ValueError: 1")
     group = (await row_of(job_id))["error_group"]
     assert group is not None
-    # A foreign service knows no column of ours; what it corrects by hand counts, too.
+    # Other services do not know our columns; their corrections by hand count, too.
     await raw.execute("UPDATE dl_jobs SET error = 'ValueError: 2'")
     assert (await row_of(job_id))["error_group"] == group
     await raw.execute("UPDATE dl_jobs SET error = 'OSError'")
@@ -198,7 +198,7 @@ async def test_a_group_is_retried_at_once_those_that_failed_as_new_ones(store, r
     assert (await reads.get_job(store, other)).status is Status.FAILED
     [entry] = (await reads.list_audit(store)).audit
     assert (entry.action, entry.detail) == ("retry_group", {"group": group, "limit": 1000, "retried": 5})
-    # Those that wait have their error until they run.
+    # Waiting jobs keep their error until they run.
     assert await retried(store, group, state="failed") == 0
 
 
@@ -214,9 +214,9 @@ async def test_a_group_is_retried_at_an_instant_or_spread_from_then_on(store, ra
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time'") == 60
     offsets = sorted((row["available_at"] - at).total_seconds() for row in await raw.fetch("SELECT * FROM dl_jobs"))
     assert 0 <= offsets[0] < offsets[-1] < 3_600
-    # By chance: fewer than five of sixty in a third of the time come once in a million times.
+    # By chance: fewer than five of sixty in a third of the time happen once in a million cases.
     assert all(sum(third <= offset < third + 1_200 for offset in offsets) >= 5 for third in (0, 1_200, 2_400))
-    # What is asked for twice comes to the same; what is due again does not become younger.
+    # Repeating the request has the same result; a job that is due again does not become younger.
     assert await retried(store, group, at=at, spread_s=3599.5) == 20
     assert offsets == sorted(
         (row["available_at"] - at).total_seconds() for row in await raw.fetch("SELECT * FROM dl_jobs")
@@ -237,7 +237,7 @@ async def test_a_large_group_is_retried_in_batches_and_no_job_twice(store, raw, 
         batch = await failures.retry_group(store, wanted, ALICE, limit=2, after=after)
         counts.append(batch.changed)
         after = batch.next
-        # One that was retried runs, and fails in the same way at once.
+        # A retried job runs, and fails again in the same way.
         await raw.execute("UPDATE dl_jobs SET error = 'ValueError: no row 0' WHERE attempt = 0")
     assert sum(counts) == 7
     assert len(counts) == 4
@@ -309,7 +309,7 @@ SELECT gen_random_uuid(), 'q', 't', 'k', (CASE i % 3 WHEN 0 THEN 'queued' ELSE '
 
 
 class Explaining:
-    """A connection that also keeps the plan of each statement."""
+    """Connection that also keeps the plan of each statement."""
 
     def __init__(self, connection):
         self.connection = connection
@@ -338,7 +338,7 @@ async def groups_and_plan(connection, sql, limit, *more):
 
 @pytest.mark.slow
 async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
-    # Without our triggers: 30,000 jobs in 12 groups, as a bulk load has them, and as many that succeeded.
+    # Without our triggers: 30,000 jobs in 12 groups, as in a bulk load, and the same number of succeeded jobs.
     await raw.execute(f"SET session_replication_role = replica; {PLAN}; {PLAN.replace('failed', 'succeeded')}")
     await raw.execute("SET session_replication_role = origin")
 
@@ -351,12 +351,12 @@ async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
         execute = f"EXECUTE batch (1, '-infinity', '{UUID(int=0)}', 100)"
         return json.loads(await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {execute}"))[0]["Plan"]
 
-    # A batch of a retry reads no more than its own jobs, by a plan for any group and any table.
+    # A batch of a retry reads only its own jobs, by a plan for any group and any table.
     batch = await store.run(next_of_group)
     assert {node.get("Index Name") for node in nodes(batch)} == {None, "ix_dl_jobs_failing"}
     assert max(node["Actual Rows"] for node in nodes(batch)) == 100
     assert batch["Shared Hit Blocks"] + batch["Shared Read Blocks"] < 200
-    # What the statistics say of tables that grew since does not matter, nor what a vacuum has not seen yet.
+    # Old statistics of tables that have grown, or rows since the last vacuum, do not matter.
     indexes = {None, "ix_dl_jobs_failing", "dl_jobs_pkey"}
     rows, plan = await store.run(explained, 51)
     assert {node.get("Index Name") for node in nodes(plan)} == indexes
@@ -367,11 +367,11 @@ async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
     scans = [node for node in nodes(plan) if "Index Name" in node]
     assert scans[0]["Node Type"] == "Index Only Scan"
     assert scans[0]["Heap Fetches"] == 0
-    # Of the groups that are shown the first and the last job are looked up there, and that last one is read.
+    # For each shown group, the first and the last job are found there, and only the last one is read.
     assert {node["Index Name"] for node in scans} == indexes - {None}
     assert all(node["Actual Rows"] <= 1 for node in scans[1:])
 
-    # What the page of a group and the bars of several read.
+    # The reads of a group's page and of the bars of several groups.
     async def pages(connection):
         explaining = Explaining(connection)
         await explaining.fetch(failing_jobs.HEAD, 1)
@@ -402,7 +402,7 @@ async def test_each_run_that_failed_is_in_the_log_of_errors_whoever_ran_it_and_n
     await run(Step.SNOOZE)
     await run(Step.RETURN)
     assert [one.attempt for one in (await failures.list_errors(store)).errors] == [2, 1]
-    # Another service takes it, and gives it back because its key is held: the error of before stays.
+    # Another service takes it, and gives it back because its key is held: the former error stays.
     await raw.execute("DELETE FROM dl_errors WHERE error_id < (SELECT max(error_id) FROM dl_errors)")
     await raw.execute("UPDATE dl_jobs SET max_attempts = 5")
     [claimed] = await raw.fetch(FOREIGN_CLAIM)
@@ -422,7 +422,7 @@ async def test_each_run_that_failed_is_in_the_log_of_errors_whoever_ran_it_and_n
     assert [one.attempt for one in found] == [5, 4, 2]
     [group] = (await failures.list_error_groups(store)).groups
     assert found[0].group == group.group
-    # What succeeds, is canceled or revived by an operator has no row; deleted with its job is none.
+    # Jobs that succeed, are canceled or are retried by an operator have no row, nor does deletion add one.
     await control.retry(store, job_id, ALICE)
     await run(Step.SUCCEED)
     await add_job()

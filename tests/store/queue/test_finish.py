@@ -1,4 +1,4 @@
-"""How runs end (Q9, Q12): every outcome, fenced by its token, in batches that can be sent again."""
+"""Ends of runs (Q9, Q12): every outcome, fenced by its token, in batches that can be sent again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def all_events(raw):
 
 @pytest.fixture
 def claim_one(start_worker, add_job):
-    """A job with the given columns, claimed by a worker."""
+    """Return a function that adds a job with the given columns, and lets a worker claim it."""
 
     async def claim_one(**columns):
         job_id = await add_job(**columns)
@@ -107,7 +107,7 @@ async def test_a_job_that_is_to_be_canceled_never_goes_back_to_the_queue(claim_o
     worker, job = await claim_one()
     await raw.execute("UPDATE dl_jobs SET cancel_requested = true")
     await worker.end(job, step)
-    # A body that returned or failed first has done so.
+    # A handler that returned or failed before the cancel has that outcome.
     expected = {Step.SUCCEED: "succeeded", Step.FAIL: "failed"}.get(step, "canceled")
     assert (await row_of(job.job_id, "status"), await row_of(job.job_id, "finished_at") is None) == (expected, False)
 
@@ -149,7 +149,7 @@ async def test_an_outcome_after_the_reaper_is_void(claim_one, store, raw, step):
     before = await all_rows(raw), await all_events(raw)
     finished = await worker.record(Outcome(job.job_id, job.token, step))
     assert finished.written == {}
-    if step is Step.SUCCEED:  # what failed is not told apart from what was taken back: neither is lost work
+    if step is Step.SUCCEED:  # failed runs are treated like reclaimed ones: neither is lost work
         assert finished.void == [job.token]
     assert (await all_rows(raw), await all_events(raw)) == before
 
@@ -223,7 +223,7 @@ async def test_an_outcome_skipped_for_a_lock_is_void_if_the_job_has_ended_since(
 
 
 SUCCESSES = [(None, None), ('{"n": 1}', None), (None, '{"rows": 7}'), ("null", "{}")]
-"""Results and progress of jobs that succeed."""
+"""Results and progress of succeeded jobs."""
 
 
 @pytest.mark.requirement("Q9")
@@ -259,7 +259,7 @@ async def test_a_batch_of_successes_writes_what_the_general_statement_writes(sta
 async def test_a_row_that_changes_between_snapshot_and_lock_is_written_by_a_later_try(
     start_worker, add_job, store, barrier, until_blocked, database, row_of
 ):
-    """As a heartbeat changes it, or a cancel request. A run that another service has ended is void."""
+    """A heartbeat or a cancel request changes it. A run that another service has ended is void."""
     changes = ["heartbeat_at = now()", "cancel_requested = true", "status = 'failed'"]
     jobs = [await add_job() for _ in (*changes, "unchanged")]
     worker, finished = start_worker(), []

@@ -1,4 +1,4 @@
-"""The line of a key is read by its indexes, however many jobs there are."""
+"""The queue of a key is read by its indexes, whatever the number of jobs."""
 
 from __future__ import annotations
 

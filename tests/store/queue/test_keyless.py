@@ -1,4 +1,4 @@
-"""Jobs without a lock_key: they take no lock, wait for none and stand in no index of keys (Q7)."""
+"""Jobs without a lock_key: they take no lock, wait for none, and are in no index of keys (Q7)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHERE indrelid = 'dl_jobs'::regclass AND pg_get_indexdef(indexrelid) LIKE '%hash
 
 @pytest.fixture
 async def keyless(store):
-    """Adds jobs of the queue q that have no key; their ids."""
+    """Return a function that adds jobs without a key to the queue q, and returns their IDs."""
 
     async def keyless(count=1, **fields):
         added = await enqueue(store, [NewJob(queue="q", task="t", **fields) for _ in range(count)])
@@ -115,7 +115,7 @@ async def test_the_end_of_the_lock_session_takes_no_key_from_them(keyless, start
     worker = start_worker()
     [job] = await worker.claim()
     await end_session(worker)
-    # Whoever holds that lock holds nothing of the job's.
+    # A holder of that lock does not block the job.
     assert await raw.fetchval(LOCK, str(job_id))
     await worker.ping()
     assert worker.lost == []
@@ -163,7 +163,7 @@ async def test_one_of_an_unknown_task_and_a_canceled_one_are_nobodys_keys(keyles
 async def test_a_foreign_service_and_we_never_claim_the_same_one(
     keyless, database, start_worker, barrier, until_blocked, raw, row_of, general_claims_only, way
 ):
-    """Both claims run concurrently, each in turn first: the row's lock decides, and then its status."""
+    """Both claims run concurrently, each of them first once: the row's lock decides, and then its status."""
     if way == "general":
         general_claims_only()
     first, second = await keyless(2)
@@ -173,7 +173,7 @@ async def test_a_foreign_service_and_we_never_claim_the_same_one(
         claimed.extend(await start_worker("slow").claim())
 
     async with raw_connection(database.dsn) as foreign, trio.open_nursery() as nursery:
-        # The foreign claim has its row and has not committed yet.
+        # The other service's claim has its row and has not committed yet.
         await foreign.execute("BEGIN")
         [taken] = await foreign.fetch(CLAIM)
         assert taken["job_id"] == first
@@ -181,7 +181,7 @@ async def test_a_foreign_service_and_we_never_claim_the_same_one(
         nursery.start_soon(claim)
         await until_blocked()
         await foreign.execute("COMMIT")
-        # Our claim has its row and has not committed yet, and a foreign one comes.
+        # Our claim has its row and has not committed yet, and another service claims.
         assert await foreign.fetch(CLAIM) == []
         assert await foreign.fetchval(LOCK, taken["lock_key"])
         await barrier.lift()
@@ -214,7 +214,7 @@ async def test_args_that_no_worker_should_hold_are_left_where_they_are(add_job, 
         await raw.execute(
             f"UPDATE dl_jobs SET args = jsonb_build_object('a', {text}) WHERE job_id = $1", job_id, length
         )
-    # After a megabyte, as stored, a claim leaves the rest for the next one.
+    # After a megabyte of stored size, a claim leaves the rest for the next one.
     worker = start_worker()
     claimed = [job for _ in range(3) for job in await worker.claim()]
     assert [job.args is not None and len(job.args) > 90_000 for job in claimed] == [False, True, True]

@@ -1,4 +1,4 @@
-"""Leases (Q8, Q10): renewing many at once past locked rows, never an expired one; taking back what expired."""
+"""Leases (Q8, Q10): renewed together past locked rows, never once expired; expired ones are reclaimed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPIRE = "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job
 
 @pytest.fixture
 async def ten(start_worker, add_job):
-    """A worker and its ten running jobs."""
+    """Return a worker and its ten running jobs."""
     for _ in range(10):
         await add_job()
     worker = start_worker("w")
@@ -143,11 +143,11 @@ async def test_a_restored_database_gives_no_token_out_again(start_worker, add_fo
     worker, tokens = start_worker("w"), set()
     await raw.execute("CREATE SEQUENCE former_tokens")  # only the broken builds use it
     for _ in range(3):
-        # A restore in place: the rows, and what numbers them, are as they were.
+        # A restore in place: the rows, and their sequences, are as before.
         await raw.execute("TRUNCATE dl_jobs CASCADE; SELECT setval('former_tokens', 1, false)")
         job_id = await add_for_both()
         [job] = await worker.claim()
-        # Another service claims it: the trigger gives the token.
+        # Another service claims it: the trigger assigns the token.
         await raw.execute("UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL")
         await raw.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h'")
         tokens |= {job.token, (await row_of(job_id))["token"]}
@@ -194,7 +194,7 @@ async def test_an_expired_job_goes_back_to_the_queue(ten, store, raw, row_of, jo
 
 @pytest.mark.requirement("Q10")
 async def test_a_count_of_crashes_at_its_end_stops_no_reaper(ten, store, raw, row_of):
-    """Another role wrote it: each sweep would fail, and no lease of a dead worker would ever be taken back."""
+    """Another role wrote it: each sweep would fail, and no lease of a dead worker would be reclaimed."""
     _worker, [worst, other, *_] = ten
     await raw.execute("UPDATE dl_jobs SET crashes = 2147483647 WHERE job_id = $1", worst.job_id)
     await raw.execute(EXPIRE, worst.job_id)
@@ -248,7 +248,7 @@ async def test_a_job_that_kills_its_worker_each_time_is_lost_despite_refunded_at
         await reap(store, 10)
         crashes += 1
         assert crashes < 5
-        # A foreign service, or a refund, touches the attempt number.
+        # Another service, or a refund, changes the attempt number.
         await raw.execute("UPDATE dl_jobs SET attempt = 0")
     assert (await row_of(job_id, "status"), crashes) == ("lost", 3)
 
@@ -296,7 +296,7 @@ async def test_a_reaped_foreign_job_is_named_so(store, add_job, row_of):
 async def test_a_finish_that_comes_first_is_not_reaped_and_one_that_comes_later_is_void(ten, store, raw, row_of):
     worker, [first, later, *_] = ten
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
-    # Nobody took the job meanwhile, so its result still counts.
+    # The job has not been claimed meanwhile, so its result still counts.
     await worker.record(Outcome(first.job_id, first.token, Step.SUCCEED))
     await reap(store, 100)
     assert await row_of(first.job_id, "status") == "succeeded"
@@ -308,7 +308,7 @@ async def test_a_finish_that_comes_first_is_not_reaped_and_one_that_comes_later_
 @pytest.mark.requirement("Q10")
 @pytest.mark.parametrize("look_s", [0.0, 0.4])
 async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(ten, database, raw, until, look_s):
-    """Also where each sweep takes so long from then on that it can't tell how far ahead the clock is."""
+    """Also if each sweep takes so long from then on that it cannot measure how far ahead the clock is."""
     _worker, [first, second, *_] = ten
     # The statements of later connections find this clock before the server's own.
     await raw.execute("""
@@ -373,7 +373,7 @@ async def test_a_sweep_that_has_waited_for_a_table_takes_that_for_no_jump_of_the
             await raw.execute(EXPIRE, first.job_id)
             await until(taken, first.job_id)
             await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
-            # A statement that is prepared anew waits before the server looks at its clock.
+            # A statement that is prepared again waits before the server reads its clock.
             await raw.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% pool'"
             )

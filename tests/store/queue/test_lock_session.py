@@ -1,4 +1,7 @@
-"""The life of the lock session (Q7): lost, silent, a ghost, taken again; and keys that went to another meanwhile."""
+"""Life of the lock session (Q7): lost, silent, a surviving former session, a new one.
+
+And keys that another has taken.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from dataloader.store.queue.lock_session import IDLE_SHARE
 
 @pytest.fixture
 async def holder(start_worker, add_job):
-    """A worker that runs two jobs, of keys k and l."""
+    """Return a worker that runs two jobs, with the keys k and l."""
     for key in ("k", "l"):
         await add_job(lock_key=f"'{key}'")
     worker = start_worker("holder")
@@ -29,7 +32,7 @@ async def holder(start_worker, add_job):
 
 
 async def ping(worker, lease_s=60.0):
-    """Ping until it gets through, as the keeper does."""
+    """Ping until it succeeds, like the keeper."""
     with trio.fail_after(patience_s()):
         while True:
             try:
@@ -68,7 +71,7 @@ async def test_the_end_of_the_session_is_reported_immediately(holder, end_sessio
 @pytest.mark.requirement("Q7")
 async def test_a_stale_former_session_is_terminated_and_does_not_keep_our_keys(holder, locks_of, raw):
     worker, k, l = holder  # noqa: E741 - the keys' names
-    # A dead network: the server knows nothing of the end and keeps the session, and so the keys.
+    # A dead network: the server does not notice the end and keeps the session, and with it the keys.
     session = worker.locks._session
     ghost, session._connection, ghost_pid = session._connection, None, worker.pid
     try:
@@ -92,7 +95,7 @@ async def test_a_key_that_went_to_another_is_reported_and_never_unlocked_for_him
         await ping(worker)
         assert worker.lost == [k.token]
         assert await locks_of(worker) == [l.lock_hash]
-        # The row is still ours: heartbeats go on until the body has stopped, then the job goes back.
+        # The row is still ours: heartbeats continue until the handler has stopped, then the job is released.
         assert await worker.beat(k, l) == [Beat.RENEWED, Beat.RENEWED]
         await worker.end(k, Step.RETURN)
         assert await row_of(k.job_id, "attempt") == 0
@@ -108,7 +111,7 @@ async def test_a_key_held_briefly_by_another_session_does_not_cost_us_the_job(da
     async with raw_connection(database.dsn) as other:
         await end_session(worker)
         await other.execute("BEGIN")
-        await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k'), hashtext('l')])")  # a sweep's look
+        await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k'), hashtext('l')])")  # the check of a sweep
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ping, worker)
             await trio.testing.wait_all_tasks_blocked(0.01)
@@ -126,7 +129,7 @@ async def test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease(
     await ping(worker, lease_s)
     assert before + IDLE_SHARE * lease_s <= worker.locks.safe_until <= trio.current_time() + IDLE_SHARE * lease_s
     await until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", worker.pid)
-    # Nobody was given the key before the moment until which it was said to be safe.
+    # No session got the key before the time until which it was safe.
     assert trio.current_time() >= worker.locks.safe_until
     assert trio.current_time() < before + 3 * lease_s
 
@@ -136,7 +139,7 @@ async def test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease(
 async def test_pings_keep_the_session(holder):
     worker, *_ = holder
     pid = worker.pid
-    # For longer than the server puts up with silence, and much more often.
+    # For longer than the server tolerates silence, and much more often.
     for _ in range(14):
         await worker.locks.ping(3)
         await trio.sleep(0.2)
@@ -242,7 +245,7 @@ async def test_a_server_without_session_tracking_fails_no_claim_that_waits_for_a
             nursery.start_soon(claim)
             await until_blocked()
             for _ in range(3):
-                # Nobody knows, so the keys are safe no longer.
+                # The state is unknown, so the keys are not safe any longer.
                 assert not await worker.locks.watch(5)
             await raw.execute("ROLLBACK")
     await worker.locks.end_watch()
@@ -260,7 +263,7 @@ async def test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over(sta
     assert not worker.locks.expect(job_id)
     worker.locks.doubt(job_id)
     await worker.ping()
-    # Its transaction goes on behind the connection that was lost.
+    # Its transaction continues behind the lost connection.
     assert not worker.locks.settled
     assert not worker.locks.expect(job_id)
     await add_job(
@@ -293,7 +296,7 @@ async def test_no_job_is_expected_while_a_repair_may_be_under_way_that_does_not_
             nursery.start_soon(ping, worker)
             await until_blocked()
             refused.append(not worker.locks.expect(uuid7()))
-            # It may be under way in the server, though its session has gone.
+            # It may still run in the server, although its session is gone.
             await worker.locks._session.drop()
             refused.append(not worker.locks.expect(uuid7()))
             await raw.execute("ROLLBACK")

@@ -1,6 +1,6 @@
-"""Waiting jobs become ready when their time comes, in order and in batches.
+"""Waiting jobs become ready when they are due, in order and in batches.
 
-Nobody's clock makes them early or forgotten.
+Wrong clocks make no job early, and lose none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATER = "now() + interval '1 hour'"
 
 
 async def age(raw, job_id, seconds):
-    """Let a waiting job have fallen due `seconds` ago, as time does: no trigger sees it."""
+    """Make a waiting job due since `seconds`, without the trigger, like the passage of time."""
     await raw.execute("SET session_replication_role = replica")
     await raw.execute(
         "UPDATE dl_jobs SET available_at = now() - make_interval(secs => $2) WHERE job_id = $1", job_id, float(seconds)
@@ -119,7 +119,7 @@ async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store
 @pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
-    """Also by one that a client whose clock is ahead made 'for now'."""
+    """Also by a job for now, added by a client whose clock is ahead."""
     stager = Stager(database=store, outage=Outage(), sweep_s=3600, poll_s=3600)
     heard = trio.Event()
     due = []
@@ -137,7 +137,7 @@ async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_j
         [added] = await enqueue(store, [NewJob(queue="q", task="t", available_at=ahead)])
         with trio.fail_after(patience_s()):
             await heard.wait()
-        # Not later than it is due, though in whole seconds.
+        # Not later than it is due, except for whole seconds.
         assert due[0] <= ahead.timestamp() < due[0] + 1.1
         await until("waits_for IS NULL FROM dl_jobs WHERE job_id = $1", added.job_id)
         assert await raw.fetchval("SELECT clock_timestamp()") >= ahead
@@ -148,7 +148,7 @@ async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_j
     ("sweep_s", "told"), [(0.2, False), (3600, True)], ids=["whose notification was lost", "that it was told of"]
 )
 async def test_a_stager_that_ends_keep_awake_finds_a_job_that_was_added(store, raw, until, sweep_s, told):
-    """An end has it look at those alone who wait for that one."""
+    """An end makes it check only the jobs that run after that one."""
     looks, narrow = [], trio.Event()
 
     async def aio_note(_connection, sql, *values, answer):
@@ -189,7 +189,7 @@ async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_jo
 
 @attrs.define
 class Rounds:
-    """In the place of a database: answers the stager's statements with batches, (seconds, what it comes to)."""
+    """Replacement for a database: answers the stager's statements with batches, (seconds, result)."""
 
     left: list[tuple[float, Staged]]
     began: list[float] = attrs.field(factory=list)
@@ -213,7 +213,7 @@ class Rounds:
 
 
 async def rounds_of(*batches):
-    """Let a stager meet batches; when each of them began."""
+    """Let a stager process batches; return the beginning of each."""
     rounds = Rounds(list(batches))
     stager = Stager(database=rounds, outage=Outage(), sweep_s=60, poll_s=60)
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Moves of a job from stage to stage (R6) at every death: none is left out, none runs twice at once."""
+"""Moves of a job from stage to stage (R6) with deaths at every point: each stage runs, and never twice concurrently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPIRE = "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job
 
 
 def end_of(job):
-    """The outcome of a run of one of the four stages, which gives the number of its place to the next one."""
+    """Return the outcome of a run of one of the four stages, which passes the number of its place to the next one."""
     place = STAGES.index(job.task)
     if place == len(STAGES) - 1:
         return Outcome(job.job_id, job.token, Step.SUCCEED, result=str(place))
@@ -31,7 +31,7 @@ def end_of(job):
 
 @pytest.fixture
 async def stages(raw):
-    """Two of the stages have a queue of their own, and one its own number of attempts."""
+    """Declare stages: two have a separate queue, and one its own number of attempts."""
     await raw.execute(
         "INSERT INTO dl_tasks (task, queue, max_attempts, lease_ttl_sec, layout, declared_by) VALUES"
         " ('s.b', 'other', 3, 33, 1, 't'), ('s.c', 'q', NULL, NULL, 1, 't'), ('s.d', 'other', NULL, NULL, 1, 't')"
@@ -113,7 +113,7 @@ async def test_every_stage_runs_and_never_twice_concurrently_although_workers_di
             if death in {"none", "before the reply"}:
                 await worker.record(end_of(job))
                 done[job.job_id].append(job.task)
-            # Whoever dies frees its keys with its session, and its leases end.
+            # A dead worker frees its keys with its session, and its leases end.
             if death != "none":
                 await raw.execute(EXPIRE, job.job_id)
                 await reap(store, 100)
@@ -143,7 +143,7 @@ async def test_a_transaction_that_moved_its_job_is_known_though_the_next_stage_h
         await transaction.execute("INSERT INTO target VALUES (1)")
     [next_run] = await other.claim("other", tasks=STAGES)
     assert next_run.token != job.token
-    await transactions._resolve(end_of(job))  # as after a commit whose reply was lost
+    await transactions._resolve(end_of(job))  # as after a commit with a lost reply
     with pytest.raises(StoreUnavailable, match="not committed"):
         await transactions._resolve(Outcome(uuid7(), job.token, Step.MOVE, to="s.b"))
     with pytest.raises(LeaseLost):

@@ -1,4 +1,4 @@
-"""What operators are to be told of (S6): noted where it happens, gathered in groups, told once by who comes first."""
+"""Notices for operators (S6): written where a failure happens, gathered in groups, sent once by the first process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = CommandTarget(name="page", argv=("true",), kinds=("lost",))
 
 @pytest.fixture
 async def watched(raw):
-    """Somebody tells of failures."""
+    """Make a process notify of failures."""
     await raw.execute("INSERT INTO dl_notice_watch (until) VALUES (now() + interval '1 hour')")
 
 
@@ -32,7 +32,7 @@ async def noted(raw):
 
 
 async def told(raw):
-    """The jobs that tell, as (task, target, notice), the oldest first; they are taken away."""
+    """Return the notifying jobs as (task, target, notice), the oldest first, and delete them."""
     rows = await raw.fetch(
         "SELECT task, queue, args FROM dl_jobs WHERE task LIKE 'notify.%' ORDER BY created_at, job_id"
     )
@@ -69,7 +69,7 @@ async def test_a_final_failure_written_by_any_service_is_noted(watched, raw, sto
     assert found[1] == ("failed", "t", "ours", 1)
     assert (found[2][0], found[2][2].startswith("worker lost")) == ("lost", True)
     assert found[3:] == [("schedule_paused", "s", "its job has failed", 1), ("left_out", "s", "missed", 7)]
-    # Of a record that counts on, what is new.
+    # Only the increase of a counting record.
     await raw.execute(
         """UPDATE dl_schedule_events SET payload = payload || '{"times": 9}' WHERE payload ->> 'why' = 'missed'"""
     )
@@ -103,7 +103,7 @@ async def test_each_target_gets_a_group_of_failures_once_and_then_not_for_a_whil
     assert (many["group"], many["error"]) == ("no file … in step #", "no file 'x11' in step 11")
     assert many["job_ids"] == list(map(str, jobs[:10]))
     assert "sesame" not in json.dumps(secret)
-    # The next of the group waits, and tells of all that came since.
+    # The next notification of the group waits, and covers all failures since then.
     for n in range(3):
         await fail(raw, add_job, f"no file 'y{n}' in step {n}")
     waits = await tell(store, [OPS], gather_s=0)
@@ -115,7 +115,7 @@ async def test_each_target_gets_a_group_of_failures_once_and_then_not_for_a_whil
 
 
 async def test_a_failure_with_an_endless_name_does_not_block_other_notices(watched, raw, store, add_job):
-    # Another service writes names of any length; random ones can't be compressed.
+    # Another service writes names of any length; random ones cannot be compressed.
     name = "".join(chr(0x4E00 + number * 37 % 20_000) for number in range(5_000))
     await fail(raw, add_job, "too long", name)
     await fail(raw, add_job, "of t")
@@ -150,7 +150,7 @@ async def test_concurrent_notifiers_report_each_failure_once(watched, raw, store
 
 
 async def test_a_notice_that_cannot_be_enqueued_is_sent_later(watched, raw, store, add_job):
-    """Whoever dies before the commit leaves all as it was."""
+    """A process that dies before the commit changes nothing."""
     await fail(raw, add_job, "e")
     await raw.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;"

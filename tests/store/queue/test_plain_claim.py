@@ -18,7 +18,7 @@ from dataloader.store.queue.plain_claim import GENERAL_CLAIMS, PlainClaims
 pytestmark = pytest.mark.requirement("Q6")
 
 VARIED = "(SELECT jsonb_agg(md5(n::text || random()::text)) FROM generate_series(1, 3000) AS n)"
-"""100 kB that can't be compressed to less than 64 kB."""
+"""100 kB that cannot be compressed to less than 64 kB."""
 NOT_PLAIN = {
     "a key": {"keyed": "true", "lock_key": "'k'"},
     "a cancel request": {"cancel_requested": "true"},
@@ -38,12 +38,12 @@ SELECT to_jsonb(j) - '{job_id,queue,lock_key,claimed_by,token,args}'::text[] || 
                     FROM dl_job_events e WHERE e.job_id = j.job_id)) AS row
 FROM dl_jobs j WHERE j.queue = $1 ORDER BY j.priority
 """
-"""What claims have written, but for ids, tokens and names. Instants are compared within a transaction alone."""
+"""Values that claims have written, except IDs, tokens and names. Timestamps are compared only within a transaction."""
 
 
 @pytest.fixture
 def add_plain(add_job):
-    """Adds a job that is plain but for the given columns."""
+    """Return a function that adds a job that is plain except for the given columns."""
 
     async def add(**columns):
         return await add_job(**{"keyed": "false"} | columns)
@@ -53,7 +53,7 @@ def add_plain(add_job):
 
 @pytest.fixture
 def statements(monkeypatch):
-    """The answers of the plain claims so far: how many jobs each has claimed, None if the general one followed."""
+    """Return the results of the plain claims: the number of claimed jobs, or None if the general claim followed."""
     answers = []
     claim = plain_claim.aio_claim_plain
 
@@ -67,7 +67,7 @@ def statements(monkeypatch):
 
 
 async def claim_all(worker, queue, limit):
-    """Claim until nothing is found; what was brought, without ids and tokens, and how many by each claim."""
+    """Claim until no job is found; return the jobs without IDs and tokens, and the number of jobs of each claim."""
     brought, numbers = [], []
     while True:
         claim = await worker.locks.claim(queue, limit, ["t", "limited"], 30.0, limited=["limited"])
@@ -129,7 +129,7 @@ async def test_a_row_that_changes_between_snapshot_and_lock_is_left_for_the_next
     is_not_plain = change in {"cancel_requested = true", "keyed = true"}
     assert await row_of(changed, "attempt") == int(change == "keyed = true")
     if is_not_plain:
-        # The general claim has followed, and taken all.
+        # The general claim has followed, and claimed all.
         assert [job.job_id for job in claims[0].jobs] == ([other] if "cancel" in change else [changed, other])
         assert await row_of(changed, "status") == ("canceled" if "cancel" in change else "running")
         return
@@ -151,7 +151,7 @@ async def test_claims_of_two_workers_take_no_job_twice(add_plain, start_worker):
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(claim, start_worker())
-    # A worker that has found none has met those that another one had locked.
+    # A worker that has found none has encountered jobs that another one had locked.
     claimed.extend(job.job_id for job in (await start_worker().ask(limit=60)).jobs)
     assert sorted(claimed) == sorted(jobs)
 

@@ -1,4 +1,4 @@
-"""Nothing that a worker does all day reads more because more jobs wait, are parked or have ended (Q6)."""
+"""The regular statements of a worker read no more rows if more jobs wait, are parked or have ended (Q6)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dataloader.store.queue import enqueue, finish, job_inserts, leases, lock_se
 
 ROUNDS = 2
 
-# With idempotency keys: a new entry behind a million NULLs would stand in the last leaf, which the server keeps at hand
-# and goes down no tree for. `soon` is what the stager finds when it asks what is due next.
+# With idempotency keys: a new entry behind a million NULLs would be in the last leaf, which the server caches and finds
+# without descending the tree. `soon` is the job that the stager finds next.
 WORK = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, priority)
   SELECT gen_random_uuid(), 'q', 't', 'ready ' || i, 'ready ' || i, i % 7 FROM generate_series(1, 200) AS i;
@@ -65,8 +65,8 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, status, claimed_by, l
          {number} + i
   FROM generate_series(1, {number} / 10) AS i;
 """
-# What can't run. It is older than WORK, and what is delayed or parked is as urgent, so whoever does not leave it out
-# meets it first. Its keys are also those that claims and releases ask for.
+# Jobs that cannot run. They are older than WORK, and delayed or parked ones are as urgent, so a statement that does not
+# exclude them reads them first. Their keys are also those of claims and releases.
 MILLION = [
     """
     INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, status, finished_at)
@@ -96,7 +96,7 @@ SQL_OF_ROW = {
 
 
 def literal(value):
-    """A value as SQL text."""
+    """Return a value as SQL text."""
     if value is None:
         return "NULL"
     if isinstance(value, list | tuple):
@@ -105,21 +105,21 @@ def literal(value):
 
 
 def element(value):
-    """A value within an array's text."""
+    """Return a value as an element of an array's text."""
     if isinstance(value, bytes):
         value = f"\\x{value.hex()}"
     return "NULL" if value is None else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class Measuring:
-    """A connection on which each statement is first explained, with its buffers counted, and undone."""
+    """Connection on which each statement is first explained, with its buffers counted, and rolled back."""
 
     def __init__(self, connection):
         self._connection = connection
         self.blocks = 0
 
     async def fetch(self, sql, *args, **_options):
-        # By EXECUTE, so that a session's plan is the generic one that it has; values come as literals there.
+        # By EXECUTE, so that the plan is the generic one of a session; values are literals there.
         await self._connection.execute(f"PREPARE measured AS {sql}")
         values = f"({', '.join(map(literal, args))})" if args else ""
         with contextlib.suppress(ZeroDivisionError):
@@ -143,7 +143,7 @@ class Measuring:
 
 
 async def live_runs(connection):
-    """Ten of them, or, where none are, one that nobody knows."""
+    """Return ten of them, or, if there is none, an unknown one."""
     return await connection.fetch(
         "SELECT job_id, token FROM dl_jobs WHERE status = 'running' AND lease_expires_at > now()"
         " ORDER BY lease_expires_at, token LIMIT 10"
@@ -151,7 +151,7 @@ async def live_runs(connection):
 
 
 async def look(connection, measuring):
-    """The SELECT of dl_claim_known that picks the candidates, by itself."""
+    """Run the SELECT of dl_claim_known that picks the candidates separately."""
     source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim_known'")
     [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n    \), placed AS", source, re.DOTALL)
     for place, parameter in enumerate(("p_queue", "p_limited", "p_limit", "p_tasks"), 1):
@@ -287,7 +287,7 @@ OPERATIONS = [
     add,
     add_started,
 ]
-# Without the sweep, which asks for each key once: of those there are many more in the million.
+# Without the sweep, which checks each key once: there are many more keys among the million.
 BY_SESSIONS = [
     look,
     claim_fifty,
@@ -303,7 +303,7 @@ BY_THE_POOL = [reap, unpark, ready_due, poll_all, look_for_parked, add, add_star
 
 
 async def measure(connection, operations=OPERATIONS):
-    """For each operation the buffers of its last execution, and the scans of a whole table in all of them."""
+    """Return, for each operation, the buffers of its last execution, and the scans of a whole table in all of them."""
     blocks, scans = {}, {}
     await connection.execute("VACUUM ANALYZE dl_jobs")
     for operation in operations:
@@ -326,7 +326,7 @@ async def measure(connection, operations=OPERATIONS):
 async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing(store, raw):
     session = Session(store, "plans")
     await raw.execute(WORK)
-    # So many that most indexes have the depth that they will have: a level more is a page more for each probe.
+    # Enough jobs that most indexes have their final depth: one more level is one more page for each probe.
     await raw.execute(BACKLOG.format(number=5_000))
     before, scans = await session.write(measure)
     assert not any(scans.values()), scans
@@ -365,7 +365,7 @@ OFTEN = [*OPERATIONS, keep_lines, revive, add_after, judge, add_by_function]
 
 
 async def rows_read(connection):
-    """The rows that this transaction has read of the jobs and their journal, by an index or without one."""
+    """Return the number of rows of jobs and events that this transaction has read, by an index or without one."""
     return await connection.fetchval(
         "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables"
         " WHERE relname IN ('dl_jobs', 'dl_job_events')"
@@ -373,7 +373,7 @@ async def rows_read(connection):
 
 
 async def read_by(connection, operations):
-    """For each operation how many rows it reads; what it writes is undone."""
+    """Return, for each operation, the number of rows that it reads; its writes are rolled back."""
     counted = {}
     for operation in operations:
         transaction = connection.transaction()
@@ -389,7 +389,7 @@ async def read_by(connection, operations):
 @pytest.mark.requirement("Q6")
 @pytest.mark.parametrize("whose", ["ours", "a user's"])
 async def test_plans_that_were_made_while_the_tables_were_empty_serve_when_they_have_grown(database, store, raw, whose):
-    """A vacuumed empty table has no page, so that to walk the whole of an index costs no more than one look-up."""
+    """A vacuumed empty table has no page, so a scan of a whole index costs no more than one lookup."""
     await raw.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
     await raw.execute("ALTER TABLE dl_job_events SET (autovacuum_enabled = off)")
     await raw.execute("VACUUM ANALYZE dl_jobs")
@@ -397,7 +397,7 @@ async def test_plans_that_were_made_while_the_tables_were_empty_serve_when_they_
     async with raw_connection(database.dsn) as users:
         session = Session(store, "plans") if whose == "ours" else users
         operations = OFTEN if whose == "ours" else [add_by_function]
-        for _ in range(6):  # of a function's statements the sixth plan may be the one that stays
+        for _ in range(6):  # the sixth plan of a function's statement may be the permanent one
             await session.run(read_by, operations)
         await raw.execute(WORK)
         await raw.execute(BACKLOG.format(number=3_000))
@@ -408,7 +408,7 @@ async def test_plans_that_were_made_while_the_tables_were_empty_serve_when_they_
 
 
 async def add_the_million(raw):
-    """The quick way: without triggers, and with the indexes made afterwards."""
+    """Insert them quickly: without triggers, and with the indexes built afterwards."""
     indexes = await raw.fetch(
         "SELECT indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) AS definition"
         " FROM pg_index WHERE indrelid = 'dl_jobs'::regclass AND NOT indisunique"
@@ -424,7 +424,10 @@ async def add_the_million(raw):
 
 
 async def remove_the_million(raw):
-    """From the table, not from its indexes, whose trees stay as deep. First goes what measuring has left there."""
+    """Delete the jobs, but not their index entries, so that the trees keep their depth.
+
+    Rows that measuring has left are removed first.
+    """
     await raw.execute("VACUUM dl_jobs")
     await raw.execute("ALTER TABLE dl_jobs SET (vacuum_index_cleanup = off, vacuum_truncate = off)")
     await raw.execute("SET session_replication_role = replica")
@@ -436,16 +439,16 @@ async def remove_the_million(raw):
 @pytest.mark.requirement("Q6")
 @pytest.mark.requirement("Q7")
 async def test_a_claim_touches_as_many_buffers_with_a_million_other_jobs_as_with_none(store, raw):
-    """Buffers, hit and read, of whole statements: EXPLAIN (ANALYZE, BUFFERS) counts those of functions too.
+    """Count the buffers, hit and read, of whole statements: EXPLAIN (ANALYZE, BUFFERS) includes those of functions.
 
-    The claim's look at its candidates touches exactly as many with none of those jobs, with a million, and with none
-    any more: it walks an index in which they do not stand.
+    The claim's read of its candidates uses the same number with none of those jobs, with a million, and after their
+    deletion: it scans an index that does not contain them.
 
-    Whoever writes a row also goes down the trees of the indexes in which they do stand, and a tree of a million entries
-    has three levels where a small one has one or two. So whole statements are compared with what they touch with none
-    of those jobs *in trees as deep*, the jobs being deleted and their entries left: 10 % more or less. To walk those
-    entries would be as dear there; that nobody does is seen from a table that never had them, in small trees: a
-    statement touches less than twice as many buffers as there (a claim 1.2 times, an enqueue 1.4 times as many).
+    A statement that writes a row also descends the trees of the indexes that contain them, and a tree of a million
+    entries has three levels where a small one has one or two. So whole statements are compared with their buffers for
+    none of those jobs *in trees of the same depth*, where the jobs were deleted and their entries remain: within 10 %.
+    A scan of those entries would be as slow there. A table that never had them, with small trees, shows that there is
+    no such scan: a statement uses less than twice the buffers of that table (a claim 1.2 times, an enqueue 1.4 times).
     """
     session = Session(store, "plans")
 

@@ -1,12 +1,13 @@
-"""Random histories of several workers, operators, a foreign service and lost sessions against the real database.
+"""Random histories of several workers, operators, another service and lost sessions against the real database.
 
-After every step the promises about our own writes are checked (Q6, Q7, Q9, Q10): never two live leases of a job or of a
-key, never a run too many, no effect of an old token, the server's locks as in memory, a journal that tells the row's
-story by the table of transitions. After a sweep no job stays parked without a holder, and each that runs after others
-waits for one that has not ended; none is claimed before those have succeeded, or ended. In the end every job ends.
+After every step, the promises about our own writes are checked (Q6, Q7, Q9, Q10): never two live leases of a job or of
+a key, never too many runs, no effect of an old token, the same locks in the server as in memory, and an event history
+that agrees with the row by the table of transitions. After a sweep, no job stays parked for a free key, and each job
+that runs after others waits for one that has not ended; none is claimed before those have succeeded, or ended. In the
+end every job ends.
 
-The histories are the same each time; `PROPERTY_EXAMPLES=500 PROPERTY_SEED=1234` draws others. Hypothesis shrinks
-what fails to a short list of steps and prints it.
+The histories are the same each time; `PROPERTY_EXAMPLES=500 PROPERTY_SEED=1234` draws others. Hypothesis shrinks a
+failure to a short list of steps and prints it.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ KEYS_OR_NONE = (*KEYS, None)
 TASKS = ("t", "u")
 STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
 NEVER = datetime.max  # noqa: DTZ901 - as asyncpg gives it
-"""What asyncpg makes of an infinite instant."""
+"""asyncpg's value for an infinite timestamp."""
 OPERATOR = Operator("operator")
 
 
 @attrs.define(eq=False)
 class Body:
-    """A handler that runs, as far as its process knows."""
+    """Running handler, as far as its process knows."""
 
     worker: Worker
     job: ClaimedJob
@@ -60,7 +61,7 @@ class Body:
 
 @attrs.define(eq=False)
 class World:
-    """The history so far: who runs what, which tokens are old, what foreign services have touched."""
+    """State of the history: running handlers, old tokens, and jobs that other services have changed."""
 
     store: object
     raw: RawConnection
@@ -77,7 +78,7 @@ class World:
     ended: set[UUID] = attrs.field(factory=set)
     succeeded: set[UUID] = attrs.field(factory=set)
 
-    # What can happen. `a` and `b` choose among what there is.
+    # Possible steps. `a` and `b` choose among the existing objects.
 
     async def enqueue(self, a, b):
         jobs = [
@@ -94,13 +95,13 @@ class World:
         self.jobs.extend(job.job_id for job in jobs)
 
     async def enqueue_plain(self, a, b):
-        """Jobs without a key, which the plain claim takes if no other job stands among them."""
+        """Add jobs without a key, which the plain claim takes if there is no other job among them."""
         jobs = [NewJob(queue="q", task="t", max_attempts=1 + b % 3, lease_ttl_sec=60) for _ in range(1 + a)]
         await enqueue(self.store, jobs)
         self.jobs.extend(job.job_id for job in jobs)
 
     async def enqueue_after(self, a, b):
-        """Jobs that run after some of the latest, their own list's included."""
+        """Add jobs that run after some of the latest ones, including those of their own list."""
         jobs = []
         for n in range(1 + a % 4):
             known = [*self.jobs, *(job.job_id for job in jobs)][-6:]
@@ -116,7 +117,7 @@ class World:
         self.after |= {job.job_id: job for job in jobs if job.after}
 
     async def delete(self, a, _b):
-        """Somebody deletes a job by hand that has not run."""
+        """Delete a job that has not run, by hand."""
         job_id = self.pick(self.jobs, a)
         if job_id and await self.sql("DELETE FROM dl_jobs WHERE job_id = $1 AND token = 0 RETURNING job_id", job_id):
             self.jobs.remove(job_id)
@@ -129,12 +130,12 @@ class World:
         worker = self.workers[a % len(self.workers)]
         claim = await self.insist(worker, lambda: worker.ask(limit=1 + b, tasks=TASKS[: 1 + (a % 2)]))
         for job in claim.jobs:
-            # The one promise that matters most: nobody else's handler of that job or key runs now.
+            # The most important promise: no other handler of that job or key runs now.
             assert job.job_id not in {body.job.job_id for body in self.bodies}
             assert job.lock_hash is None or job.lock_hash not in {body.job.lock_hash for body in self.bodies}
             self.bodies.append(Body(worker, job))
             await self.check_turn(job.job_id)
-        if b != 3:  # else the process is too slow with its second look, and the sweep must do
+        if b != 3:  # otherwise the process is too slow with its second check, and the sweep must follow
             await unpark(self.store, claim.to_test)
 
     async def claim_without_reply(self, a, _b):
@@ -151,7 +152,7 @@ class World:
             await self.stop(body, STEPS[b % len(STEPS)], delay_s=60.0 if b % 4 == 3 else 0.0)
 
     async def end_again(self, a, b):
-        """A write of somebody who was declared dead, or of a batch that is sent a second time."""
+        """Write an outcome of a worker that was declared dead, or one of a batch that is sent a second time."""
         job = self.pick(self.old, a)
         if job is None:
             return
@@ -182,7 +183,7 @@ class World:
                     await self.give_up(body)
 
     async def jump(self, _a, _b):
-        """The database's clock jumps, and all leases have ended: heartbeats come before the reapers' second look."""
+        """Make the database's clock jump: all leases have ended. Heartbeats come before the reapers' second check."""
         await self.sql(
             "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'"
             " WHERE status = 'running' AND claimed_by IS NOT NULL"
@@ -191,7 +192,7 @@ class World:
             await self.beat(index, 0)
 
     async def expire(self, a, b):
-        """A lease ends; the body was stopped before that. Its process lets go of the key at once, or is slow."""
+        """End a lease after its handler was stopped; its process releases the key immediately, or slowly."""
         body = self.pick(self.bodies, a)
         if body is not None:
             self.remove(body)
@@ -226,7 +227,7 @@ class World:
             await self.sql("SELECT pg_terminate_backend($1, 5000)", worker.pid)
 
     async def kill(self, a, _b):
-        """kill -9: the bodies end with the process, the rows stay."""
+        """Kill a process (kill -9): its handlers end with it, the rows stay."""
         index = a % len(self.workers)
         worker = self.workers[index]
         for body in [body for body in self.bodies if body.worker is worker]:
@@ -246,7 +247,7 @@ class World:
         await ready_due(self.store)
 
     async def let_time_pass(self, _a, _b):
-        """What waits for its time falls due; no trigger sees that."""
+        """Make all waiting jobs due, without the trigger."""
         async with self.raw_turn:
             await self.raw.execute("SET session_replication_role = replica")
             await self.raw.execute(
@@ -283,7 +284,7 @@ class World:
     async def foreign_reap(self, _a, _b):
         self.foreign_touched.update(row["job_id"] for row in await self.foreign(REAP))
 
-    # What the steps are made of.
+    # Helpers of the steps.
 
     @staticmethod
     def pick(items, index):
@@ -301,7 +302,7 @@ class World:
         return await self.service.fetch(sql, *args)
 
     async def insist(self, worker, operation):
-        """Do something on a worker's lock session that may turn out to be gone; runs whose key is gone are stopped."""
+        """Do something on a worker's lock session that may be lost; stop runs whose key is lost."""
         with trio.fail_after(patience_s()):
             while True:
                 try:
@@ -321,7 +322,7 @@ class World:
             self.old.append(body.job)
 
     async def stop(self, body, step, **outcome):
-        """The body ends, then its outcome is written, then its key is freed."""
+        """End the handler, then write its outcome, then free its key."""
         if body in self.bodies:
             self.bodies.remove(body)
             await body.worker.record(Outcome(body.job.job_id, body.job.token, step, **outcome))
@@ -337,7 +338,7 @@ class World:
             body.worker.locks.forget(body.job.token)
             await self.insist(body.worker, body.worker.locks.release)
 
-    # What must hold.
+    # Invariants.
 
     async def check(self):
         rows = {row["job_id"]: row for row in await self.sql(
@@ -382,7 +383,7 @@ class World:
             assert job_id in self.foreign_touched or rows[job_id]["status"] == status, "the journal tells another story"
 
     async def check_turn(self, job_id):
-        """A job that begins does not do so before those that it runs after."""
+        """Check that a job does not begin before those that it runs after."""
         job = self.after.get(job_id)
         if job is not None:
             rows = await self.sql(
@@ -393,7 +394,7 @@ class World:
             assert job.after <= (succeeded if job.when_failed == "cancel" else ended), "it was not its turn"
 
     async def check_after(self):
-        """After a sweep: a job that waits for others waits for one that has not ended."""
+        """Check, after a sweep, that each job that waits for others waits for one that has not ended."""
         idle = await self.sql("""
             SELECT w.job_id FROM dl_jobs w WHERE w.status = 'queued' AND w.waits_for = 'after' AND NOT EXISTS (
               SELECT FROM dl_job_after a JOIN dl_jobs p ON p.job_id = a.after_id
@@ -413,7 +414,7 @@ class World:
                     assert {row["h"] for row in rows} == {*locks._held(), *locks._to_release}, "locks that nobody knows"
 
     async def check_parked(self):
-        """After a sweep: of each key that nobody holds a job is ready, if any is parked."""
+        """Check, after a sweep, that each free key with parked jobs has a ready job."""
         stuck = await self.sql("""
             SELECT h FROM (SELECT DISTINCT hashtext(lock_key) AS h FROM dl_jobs WHERE waits_for = 'lock') AS parked
             WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.lease_expires_at > now()
@@ -424,7 +425,7 @@ class World:
         assert not stuck, "parked without a holder"
 
     async def come_to_an_end(self):
-        """Whatever has happened, from here on all goes well: then every job ends."""
+        """Check that every job ends, whatever has happened, if there are no faults from here on."""
         for run in list(self.foreign_runs):
             await self.foreign(UNLOCK, run[1])
         for body in list(self.bodies):
@@ -450,7 +451,7 @@ class World:
         await self.check()
 
 
-# The first ones stand for most of what happens; hypothesis prefers them when it shrinks.
+# The first ones are the most common steps; hypothesis prefers them when it shrinks.
 COMMON = ("enqueue", "claim", "end", "enqueue", "claim", "end", "enqueue_plain", "claim")
 RARE = (
     "sweep", "expire", "reap", "jump", "cancel", "retry", "beat", "end_again", "let_time_pass", "drain", "kill",

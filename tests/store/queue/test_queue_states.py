@@ -1,4 +1,4 @@
-"""How queues stand for the jobs in them: read when somebody looks, from workers, pauses and running jobs."""
+"""States of queues, for the jobs in them: read on request, from workers, pauses and running jobs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_task_is_unknown_only_if_no_worker_of_its_queue_reports_it(store
         "INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('w3', 'h', 1, '0', '{\"q\": 1}')"
     )
     assert await heard(("q", "u"), ("both", "v")) == [None, unknown]
-    # What a process comes to know later is shown with its next beat.
+    # A process reports tasks that it learns later with its next heartbeat.
     await show_worker("w2", {"both": 1}, ["u", "v"])
     assert await heard(("both", "v")) == [None]
     assert {w.worker: w.tasks for w in await reads.list_workers(store)} == {"w1": ["t"], "w2": ["u", "v"], "w3": None}

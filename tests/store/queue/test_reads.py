@@ -151,7 +151,7 @@ async def test_a_page_of_long_jobs_ends_early_and_they_all_come(store, raw):
 @pytest.mark.slow
 @pytest.mark.parametrize("column", ["args", "progress", "result"])
 async def test_a_value_that_grew_in_the_database_is_truncated(store, raw, add_job, column):
-    """A megabyte of numbers that PostgreSQL writes with 309 digits each is fifty."""
+    """A megabyte of numbers that PostgreSQL writes with 309 digits each has fifty as text."""
     job_id = await add_job()
     await raw.execute(
         f"UPDATE dl_jobs SET {column} = (SELECT jsonb_build_object('list', jsonb_agg('1e308'::jsonb))"
@@ -191,7 +191,7 @@ async def test_a_filter_finds_what_it_means_and_nothing_else(store, add_job):
     wanted = await add_job(queue="'a'", task="'a'", lock_key="'a'", status="'failed'", **then)
     await add_job(created_at="'2020-01-01 00:00:00.000001Z'")
     await add_job(status="'succeeded'", finished_at=f"timestamptz '{ENDED}' + interval '1 microsecond'")
-    await add_job(finished_at=f"'{ENDED}'")  # of a service that forgets what it was before
+    await add_job(finished_at=f"'{ENDED}'")  # of a service that does not keep the former status
     for job_filter in MEANT:
         assert [job.job_id for job in (await reads.list_jobs(store, job_filter)).jobs] == [wanted], job_filter
 
@@ -254,7 +254,7 @@ async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_
     await store.run(aio_flush)
     await raw.execute("SELECT pg_stat_clear_snapshot()")
     scanned = await raw.fetchval("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'dl_jobs'")
-    # ANALYZE doesn't count; a planner that probes the ends of an index doesn't either.
+    # ANALYZE does not count, nor does a planner that probes the ends of an index.
     assert scanned == 0
 
 

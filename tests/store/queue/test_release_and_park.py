@@ -1,4 +1,4 @@
-"""The end of a run wakes the next job of its key (Q7): finishing and parking in every order, and the sweep below."""
+"""The end of a run wakes the next job of its key (Q7): finishing and parking in every order, and the sweep."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANY_STEP = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.CANCEL, Step.
 
 @pytest.fixture
 async def other(database):
-    """Another worker's connection, whose transactions the test ends when it likes."""
+    """Open the connection of another worker, whose transactions the test ends."""
     async with raw_connection(database.dsn) as connection:
         yield connection
 
 
 @pytest.fixture
 async def held(start_worker, add_job):
-    """A worker that runs a job of key k, and a second job of k that waits ready."""
+    """Return a worker that runs a job with the key k, and a second job with k that is ready."""
     first, second = await add_job(lock_key="'k'", priority="1"), await add_job(lock_key="'k'")
     worker = start_worker("holder")
     [job] = await worker.claim(limit=1)
@@ -53,7 +53,7 @@ async def test_a_parked_job_starts_when_the_holder_ends(start_worker, held, row_
     await worker.end(job, step, delay_s=60.0 if step in {Step.RETRY, Step.SNOOZE} else 0.0)
     [next_job] = await other.claim(limit=1) if step is not Step.RETURN else await other.claim()
     assert next_job.lock_key == "k"
-    if step is not Step.RETURN:  # a job that was given back is ready again itself, and may come first
+    if step is not Step.RETURN:  # a released job is ready again itself, and may be first
         assert (next_job.job_id, next_job.attempt) == (second, 1)
 
 
@@ -74,7 +74,7 @@ async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeate
     assert await other.claim() == []
     await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     worker.locks.forget(job.token)
-    # Their locks are gone by then; that their next jobs were woken is rolled back.
+    # Their locks are released by then; the wake-up of their next jobs is rolled back.
     session = worker.locks._session
     session._connection = LossyConnection(session._connection, "dl_claim", asyncpg.DeadlockDetectedError("a deadlock"))
     assert await worker.claim("another queue") == []
@@ -86,7 +86,7 @@ async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeate
 async def test_a_briefly_locked_parked_job_is_woken(held, start_worker, other, row_of, raw, until_blocked):
     worker, job, second = held
     assert await start_worker().claim() == []
-    # The pause before the next look lasts until the test has seen it.
+    # The pause before the next check lasts until the test has seen it.
     source = await raw.fetchval("SELECT pg_get_functiondef('dl_ready_next'::regproc)")
     assert source.count(PAUSE) == 1
     await raw.execute(source.replace(PAUSE, "PERFORM pg_advisory_xact_lock_shared(4711, 4711)"))
@@ -163,11 +163,11 @@ async def test_a_park_before_the_outcome_is_found_by_the_holder(store, held, oth
 async def test_two_looks_at_a_free_key_do_not_take_each_other_for_its_holder(store, add_job, other, start_worker, raw):
     job_id = await add_job(lock_key="'k'")
     await other.execute("BEGIN")
-    await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k')])")  # a sweep, whose look goes on
+    await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k')])")  # a sweep, whose check continues
     worker = start_worker()
     claim = await worker.ask()
     if not claim.jobs:
-        # The sweep's look stood in the way. Nobody holds the key, so nobody's end will wake the job.
+        # The sweep's check blocked the key. It has no holder, so no end of a run will wake the job.
         assert await unpark(store, claim.to_test) == 1
     await other.execute("COMMIT")
     jobs = claim.jobs or await worker.claim()
@@ -178,7 +178,7 @@ async def test_two_looks_at_a_free_key_do_not_take_each_other_for_its_holder(sto
 async def test_a_check_of_a_key_without_waiting_jobs_blocks_no_claim(add_job, other, start_worker, row_of):
     job_id = await add_job(lock_key="'k'")
     await other.execute("BEGIN")
-    await other.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")  # a reaper, whose look goes on
+    await other.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")  # a reaper, whose check continues
     assert [job.job_id for job in (await start_worker().ask()).jobs] == [job_id]
     assert await row_of(job_id, "waits_for") is None
 
@@ -230,7 +230,7 @@ async def test_a_release_that_fails_half_way_is_made_good(
     await start_worker().claim()
     await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     worker.locks.forget(job.token)
-    # The unlocking has happened, the waking is refused: unlocking is no part of the transaction.
+    # The unlocking has happened, the wake-up is refused: unlocking is not part of the transaction.
     await other.execute("ALTER FUNCTION dl_ready_next RENAME TO dl_ready_next_")
     with pytest.raises(Exception, match="dl_ready_next"):
         await worker.locks.release()
@@ -349,7 +349,7 @@ async def test_a_locked_parked_row_does_not_block_the_sweep(store, raw, other):
 @pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_many_workers_on_few_keys_run_every_job_and_never_two_of_a_key(store, start_worker, raw, add_job, until):
-    """No sweep here: the holders' ends and the second looks alone must keep every key going."""
+    """Without a sweep, the holders' ends and the second checks must keep every key in use."""
     for number in range(60):
         await add_job(lock_key=f"'k{number % 3}'")
     workers = [start_worker() for _ in range(3)]

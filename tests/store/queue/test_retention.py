@@ -99,7 +99,7 @@ async def test_jobs_that_a_waiting_one_runs_after_are_passed_by_one_look_each(st
 
 
 def _rows(node):
-    """Rows that a plan's nodes have looked at."""
+    """Return the number of rows that a plan's nodes have read."""
     looked = node["Actual Rows"] + sum(number for name, number in node.items() if name.startswith("Rows Removed"))
     return looked * node["Actual Loops"] + sum(map(_rows, node.get("Plans", ())))
 
@@ -179,7 +179,7 @@ async def test_each_table_of_ours_has_a_rule_or_a_reason(raw):
     )
     assert {row["name"] for row in there} == told.keys()
     assert all(rule for rule, _ in told.values())
-    # Of processes that live, a walk over them deletes what is old.
+    # Old rows of live processes are deleted by a scan over the processes.
     elsewhere = {"dl_jobs", "dl_process_tasks", "dl_process_events"}
     by_setting = {table for table, (_, setting) in told.items() if setting} - elsewhere
     assert by_setting == BY_DAYS.keys()
@@ -213,6 +213,6 @@ async def test_old_rows_of_other_tables_go_in_batches_and_what_has_no_days_stays
         table: await raw.fetchval(f"SELECT count(*) FROM {table}")
         for table in (*days, "dl_run_stats_days", "dl_source_calls")
     }
-    # Those of exactly five days ago are older than that by now; of their day there are later hours.
+    # Rows of exactly five days ago are older than that by now; their day has later hours.
     assert left == dict.fromkeys(days, 4) | {"dl_run_stats_days": 5, "dl_source_calls": 7}
     assert await prune_tables(store, {"dl_audit": 0}) == 0

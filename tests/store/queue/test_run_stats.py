@@ -1,4 +1,4 @@
-"""Statistics of runs (R3): sums are appended, folded by hour, and read without a look at any job."""
+"""Statistics of runs (R3): sums are appended, folded by hour, and read without reading any job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def append(raw):
-    """Appends a row as a process does, at an instant."""
+    """Return a function that appends a row like a process, at a given time."""
 
     async def append(at, queue="q", task="t", outcome="succeeded", runs=1, total_s=1.0, max_s=1.0):
         await raw.execute(
@@ -115,7 +115,7 @@ async def test_a_lease_that_ended_before_all_time_is_taken_back_all_the_same(sto
 
 @pytest.mark.slow
 async def test_run_stats_of_thirty_days_take_a_bounded_multiple_of_a_plain_sum(store, raw):
-    """The quickest of ten turns each, beside a plain sum of the same rows."""
+    """Each is the fastest of ten repetitions, compared with a plain sum of the same rows."""
     await raw.execute(
         "INSERT INTO dl_run_stats SELECT $1::timestamptz - make_interval(hours => h), 'q' || k % 5, 'task ' || k,"
         " 'succeeded', 100, 12.5, 1 FROM generate_series(0, 719) AS h, generate_series(1, 50) AS k",

@@ -1,4 +1,4 @@
-"""What roles may do by SQL: the owner, a service, a client that enqueues, a foreign service."""
+"""Rights of roles in SQL: the owner, a service, a client that enqueues, another service."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def open_as(name, database):
 
 @pytest.fixture
 async def jobs(raw):
-    """A job of a plain task, and one of a built-in task."""
+    """Add a job of a plain task, and one of a built-in task."""
     for task in ("plain", "notify.command"):
         await raw.execute(INSERT, task)
 
@@ -138,7 +138,7 @@ async def test_a_former_clients_grants_can_be_taken_away_and_it_still_enqueues(d
 
 
 async def test_an_upgrade_keeps_the_right_to_built_in_tasks_of_services_alone(database, raw):
-    """The database of a release before the right: the function is new to it."""
+    """The database of a release before this right: the function is new to it."""
     service = "GRANT SELECT, INSERT ON dl_audit TO jobs_service; GRANT SELECT, INSERT ON dl_jobs TO jobs_service;"
     with a_role(database, service) as ours, a_role(database, FOREIGN) as foreign:
         await raw.execute("DROP FUNCTION dl_jobs_built_in() CASCADE")

@@ -1,4 +1,4 @@
-"""What a task gives to its jobs holds however they are enqueued; the database alone fills it in."""
+"""Settings of a task apply to its jobs in every way of enqueueing; only the database fills them in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def declare(store):
 
 @pytest.fixture
 def enqueue_by(store, raw, row_of):
-    """Adds a job from Python, alone or among others, or by SQL; its row, without what is another one's each time."""
+    """Return a function that adds a job from Python, singly or not, or by SQL, and returns its comparable columns."""
 
     async def by(way, args=None, **options):
         if way == "sql":

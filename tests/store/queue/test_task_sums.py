@@ -1,4 +1,4 @@
-"""The sums of each task that the page of statistics shows: from the hours, or from the days that a trigger sums up."""
+"""Sums of each task on the page of statistics: from the hours, or from the days that a trigger sums up."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_task_is_summed_up_by_hour_and_by_day_the_same(store, raw, folde
     await raw.execute(APPEND, MARCH, 600)
     if folded:
         await fold_run_stats(store)
-    # From a day's middle the whole day counts; up to a day's middle its hours do.
+    # A begin in the middle of a day includes the whole day; an end in the middle includes its hours until then.
     end = MARCH + 2 * DAY + 5 * HOUR
     by_day, by_hour = (
         await asked(store, by="day", begin=MARCH + 3 * HOUR, end=end),

@@ -1,6 +1,6 @@
 """`job.transaction()` (Q12).
 
-The handler's rows and the job's success together, or neither, whatever is lost on the way.
+The handler's rows and the job's success are committed together, or neither is, whatever is lost in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS = "SELECT count(*) FROM target"
 
 
 @pytest.fixture
-async def transactions(store, raw, run):  # after `run`: fixtures that don't ask for each other are made at once
+async def transactions(store, raw, run):  # after `run`: independent fixtures are created concurrently
     await raw.execute("CREATE TABLE target (n int PRIMARY KEY, t text)")
     transactions = Transactions(store)
     yield transactions
@@ -37,7 +37,7 @@ async def transactions(store, raw, run):  # after `run`: fixtures that don't ask
 
 @pytest.fixture
 async def proxied(database, transactions):
-    """A proxy before the server, and transactions through it, on the same tables."""
+    """Open a proxy before the server, and transactions through it, on the same tables."""
     async with open_proxy(database.dsn) as proxy, open_database(DatabaseOptions(dsn=proxy.dsn)) as store:
         transactions = Transactions(store)
         yield proxy, transactions
@@ -46,7 +46,7 @@ async def proxied(database, transactions):
 
 @pytest.fixture
 async def run(start_worker, add_job):
-    """A worker, its running job, and what the job's transaction writes of its result."""
+    """Return a worker, its running job, and a function that makes an outcome of the job's result."""
     await add_job()
     worker = start_worker()
     [job] = await worker.claim()
@@ -118,7 +118,7 @@ async def test_the_rows_and_the_success_are_committed_together(transactions, run
         await transaction.executemany("INSERT INTO target VALUES ($1, $2)", [(2, "two"), (3, "three")])
         assert await transaction.copy("target", ["n", "t"], [(4, "four")]) == 1
         assert len(await transaction.fetch("SELECT * FROM target")) == 4
-        # Not visible, not even as a lock on the job's row: heartbeats go on.
+        # Not visible, not even as a lock on the job's row: heartbeats continue.
         transaction.result = '{"rows": 2}'
         assert await raw.fetchval(ROWS) == 0
         assert await worker.beat(job) == [Beat.RENEWED]
@@ -186,7 +186,7 @@ async def test_a_handler_that_runs_deallocate_fails_and_later_ones_are_unaffecte
     async with transactions.open(success) as transaction:
         await transaction.fetch("SELECT 2")
     assert await row_of(job.job_id, "status") == "succeeded"
-    # The statement that writes the success is prepared on this connection by now.
+    # The statement that writes the success has been prepared on this connection.
     with pytest.raises(StoreError, match=told):
         async with transactions.open(success) as transaction:
             await transaction.execute("DEALLOCATE ALL")
@@ -223,7 +223,7 @@ async def test_only_a_server_that_is_read_only_makes_a_refused_write_an_outage(
 
 
 async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run, raw, row_of):
-    """PostgreSQL answers COMMIT with ROLLBACK when a statement has failed; the job must not look done then."""
+    """PostgreSQL answers COMMIT with ROLLBACK if a statement has failed; the job must not appear as done then."""
     _worker, job, success = run
     with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
@@ -262,7 +262,7 @@ async def test_a_failure_that_only_the_commit_finds_is_no_success(transactions, 
 @pytest.mark.requirement("Q12")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 async def test_a_handler_that_ends_the_transaction_itself_gets_an_error(transactions, run, row_of, end):
-    """Then the fenced update would stand alone: the rows were committed, or undone, without it."""
+    """Otherwise the fenced update would be separate: the rows were committed, or rolled back, without it."""
     _worker, job, success = run
     with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
@@ -341,7 +341,7 @@ async def test_a_cancelled_block_waits_for_a_silent_server_no_longer_than_its_le
 
 @pytest.mark.requirement("Q12")
 async def test_the_finish_of_a_run_waits_for_its_transaction_and_is_void_then(transactions, run, raw, row_of):
-    """A commit whose fate nobody knows: what the runner writes instead must come after it, and lose."""
+    """The result of the commit is unknown: the runner's write must come after it, and have no effect."""
     worker, job, _success = run
     await raw.execute("BEGIN")
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = $1", job.job_id)

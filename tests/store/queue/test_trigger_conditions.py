@@ -1,4 +1,4 @@
-"""The short conditions of the triggers of dl_jobs let through all rows that the triggers' functions act on."""
+"""The short conditions of the triggers of dl_jobs pass all rows that the triggers' functions change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NO_JOB = "00000000-0000-0000-0000-000000000000"
 
 
 def some(*values):
-    """One of the values, by lot: SQL expressions."""
+    """Return an SQL expression for a random one of the values."""
     return f"(ARRAY[{', '.join(values)}])[1 + floor(random() * {len(values)})::int]"
 
 
-# The values of rows before and after a write, by column. NULL is frequent, as in real rows.
+# Values of rows before and after a write, by column. NULL is frequent, as in real rows.
 COLUMNS = {
     "status": some(*(f"'{status}'::dl_status" for status in (*STATUSES, "queued", "running"))),
     "waits_for": some("'time'", "'lock'", "'after'", "'limit'", "'garbage'", *["NULL"] * 10),
@@ -50,7 +50,7 @@ INSERT = f"""
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, {", ".join(COLUMNS)})
 SELECT job_id, 'q' || n, 't', n::text, {", ".join(f"old_{name}" for name in COLUMNS)} FROM cases
 """
-# A write of all columns, as a service might do it that knows nothing of us.
+# A write of all columns, like one of a service that does not know our schema.
 UPDATE = f"""
 UPDATE dl_jobs j SET {", ".join(f"{name} = c.new_{name}" for name in COLUMNS)} FROM cases c WHERE j.job_id = c.job_id
 """
@@ -68,7 +68,10 @@ FROM noted GROUP BY 1, 2 ORDER BY 1, 2
 
 @pytest.fixture
 async def cases(raw):
-    """Rows before and after a write, and functions that note their notifications in a table; all undone at the end."""
+    """Create rows before and after a write, and functions that record their notifications in a table.
+
+    Roll back at the end.
+    """
     columns = [f"{value} AS {time}_{name}" for name, value in COLUMNS.items() for time in ("old", "new")]
     await raw.execute("BEGIN")
     await raw.execute(CASES.format(", ".join(columns)))
@@ -82,7 +85,10 @@ async def cases(raw):
 
 
 async def result_of(raw, write, unconditional=()):
-    """What a write leaves behind and notifies; the triggers `unconditional` fire for each row. Then it is undone."""
+    """Return the result of a write and its notifications, then roll it back.
+
+    Triggers `unconditional` fire for each row.
+    """
     await raw.execute("SAVEPOINT before")
     for trigger in unconditional:
         definition = await raw.fetchval("SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = $1", trigger)

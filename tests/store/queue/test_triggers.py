@@ -1,4 +1,4 @@
-"""Foreign services beside us (Q1): they run the document's SQL, know nothing of us, and both sides stay correct."""
+"""Other services on the same tables (Q1) run the document's SQL, do not know ours, and both sides stay correct."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SET ROLE foreign_service;
 
 @pytest.fixture(params=["owner", "granted"])
 async def foreign(request, database):
-    """A foreign service's connection: as the tables' owner, or as a role that was granted two tables and no more."""
+    """Open another service's connection: as the tables' owner, or as a role with rights on two tables only."""
     async with raw_connection(database.dsn) as connection:
         if request.param == "granted":
             await connection.execute(ROLE)
@@ -50,7 +50,7 @@ async def foreign(request, database):
 
 @pytest.fixture
 async def hear(database):
-    """What is notified on each of our channels, by name."""
+    """Return a function that reads the notifications on each of our channels."""
     heard = {"dl_jobs": [], "dl_due": [], "dl_cancel": [], "dl_stop": [], "dl_changed": []}
 
     async with raw_connection(database.dsn) as connection:
@@ -60,7 +60,7 @@ async def hear(database):
             )
 
         async def hear():
-            """The payloads since the last time, as (channel, payload)."""
+            """Return the payloads since the last call, as (channel, payload)."""
             await connection.execute("SELECT 1")
             found = [(channel, payload) for channel, payloads in heard.items() for payload in payloads]
             for payloads in heard.values():
@@ -179,7 +179,7 @@ async def test_a_foreign_service_backs_off_from_our_key_and_its_job_comes_back_i
     await hear()
     await foreign.execute(BACK_OFF, second, 0.3)
     row = await row_of(second)
-    # In the document a backoff burns the attempt; that is theirs to say.
+    # In the document a backoff uses an attempt; the service decides this.
     assert (row["status"], row["waits_for"], row["attempt"]) == ("queued", "time", 1)
     assert [channel for channel, _ in await hear()] == ["dl_due"]
     await worker.end(job)
@@ -279,7 +279,7 @@ async def test_the_documents_ddl_may_be_applied_again(database, document_ddl, st
     await raw.execute(replayed[replayed.index("CREATE OR REPLACE FUNCTION") :])
     await hear()
     job_id = await insert(foreign)
-    # Ours and theirs: both carry the queue's name; PostgreSQL folds what is equal within a transaction.
+    # Ours and theirs: both have the queue's name; PostgreSQL merges equal notifications of a transaction.
     assert await hear() == [("dl_jobs", "q")]
     worker = start_worker()
     [job] = await worker.claim()
@@ -323,7 +323,7 @@ async def test_an_inserted_running_row_has_its_own_token(add_job, row_of):
 @pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_an_unknown_waiting_reason_is_removed_from_any_write(foreign, add_job, start_worker, row_of, store, raw):
-    """No index has such a row: it would wait for ever."""
+    """No index contains such a row: it would wait forever."""
     ready = await add_job(waits_for="'garbage'")
     delayed = await add_job(waits_for="''", available_at="'2040-01-01Z'")
     assert [await row_of(job_id, "waits_for") for job_id in (ready, delayed)] == [None, "time"]
@@ -332,10 +332,10 @@ async def test_an_unknown_waiting_reason_is_removed_from_any_write(foreign, add_
     assert job.job_id == ready
     await foreign.execute("UPDATE dl_jobs SET waits_for = 'garbage'")
     assert [await row_of(job_id, "waits_for") for job_id in (ready, delayed)] == [None, "time"]
-    # The run goes on: it is no claim.
+    # The run continues: this is not a claim.
     await worker.end(job)
     assert await row_of(ready, "status") == "succeeded"
-    # A row from before the trigger knew is read all the same, and the next write to it makes it right.
+    # A row from before the trigger can still be read, and the next write corrects it.
     await raw.execute("SET session_replication_role = replica")
     old = await add_job(waits_for="'garbage'")
     await raw.execute("RESET session_replication_role")
@@ -353,7 +353,7 @@ async def test_a_watched_row_notifies_of_its_next_change_and_of_no_other(
 ):
     job_id = await add_job(watched=str(watched))
     await hear()
-    # What is no change to those who wait leaves the mark.
+    # A write that changes nothing for waiting callers keeps the mark.
     await foreign.execute("UPDATE dl_jobs SET priority = 7 WHERE job_id = $1", job_id)
     assert await hear() == []
     assert await row_of(job_id, "watched") is watched

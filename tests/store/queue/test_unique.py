@@ -1,4 +1,4 @@
-"""Unique tasks: one job of a key waits and stands for all requests (S3), or becomes what the newest says (R5)."""
+"""Unique tasks: one waiting job of a key represents all requests (S3), or takes the values of the newest (R5)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ME = Operator("me")
 
 @pytest.fixture
 async def declare(store):
-    """Declares the task `t` of the queue `q`, as a process does when it starts."""
+    """Return a function that declares the task `t` of the queue `q`, like a starting process."""
 
     async def declare(task="t", **settings):
         tasks = Tasks()
@@ -44,7 +44,7 @@ async def declare(store):
 
 @pytest.fixture
 def ask(store):
-    """Enqueues a job of `t` for an id; what came of it, and the job."""
+    """Return a function that enqueues a job of `t` for an ID, and returns the effect and the job."""
     enqueuer = Enqueuer(store)
 
     async def ask(one=1, value=None, **options):
@@ -222,7 +222,7 @@ async def test_a_run_that_is_superseded_does_not_run_again_and_the_newer_one_doe
             assert (await reap(store, 10)).became == [("q", "canceled")]
             worker = start_worker()
         case "is requeued by others":
-            # As the document's reaper and its backing off do it.
+            # Like the document's reaper and its backoff.
             await raw.execute("UPDATE dl_jobs SET status = 'queued', available_at = now() WHERE job_id = $1", first)
             worker.locks.forget(job.token)
             await worker.locks.release()
@@ -246,7 +246,7 @@ async def test_a_version_that_is_not_newer_loses_also_against_one_that_has_ended
     await worker.end(job)
     assert await ask(version=5.7) == ("older", second)
     assert await row_of(second, "status") == "succeeded"
-    # Instants are numbers, too; without a version a request is as new as now.
+    # Timestamps are numbers, too; a request without a version counts as a version of now.
     did, third = await ask(version=datetime.now(UTC))
     assert did == "added"
     assert await ask(version=datetime.now(UTC) - timedelta(hours=1)) == ("older", third)
@@ -256,7 +256,7 @@ async def test_a_version_that_is_not_newer_loses_also_against_one_that_has_ended
 async def test_an_older_one_that_finds_the_key_free_looks_for_a_newer_that_has_ended(
     database, declare, ask, raw, until_blocked
 ):
-    """It has looked, and waits to go in, while a newer one comes, runs and ends."""
+    """It has checked, and waits to be added, while a newer one arrives, runs and ends."""
     await declare(duplicates="update")
     answers = []
 
@@ -279,7 +279,7 @@ async def test_an_older_one_that_finds_the_key_free_looks_for_a_newer_that_has_e
 async def test_an_update_beside_the_end_of_the_run_adds_a_job_or_supersedes_the_run(
     declare, ask, start_worker, raw, until_blocked, row_of
 ):
-    """The run's end is not committed when the request comes: it waits, and judges the row as it is then."""
+    """The run's end is not committed when the request arrives: it waits, and decides by the row at that time."""
     await declare(duplicates="update")
     _, first = await ask()
     await start_worker().claim()
@@ -302,7 +302,7 @@ async def test_an_update_beside_the_end_of_the_run_adds_a_job_or_supersedes_the_
 
 
 async def test_a_job_that_stands_for_a_request_does_not_start_before_that_is_committed(raw, declare, ask, start_worker):
-    """The job would read what the request's transaction has not written yet."""
+    """Otherwise the job would read before the request's transaction has written."""
     await declare()
     _, first = await ask()
     worker = start_worker()
@@ -348,14 +348,14 @@ async def test_a_retry_is_refused_while_its_unique_key_is_taken_and_plain_update
     assert await control.retry_many(store, JobFilter(task="t"), ME) == 0
     [broken] = (await failures.list_error_groups(store)).groups
     assert (await failures.retry_group(store, GroupRetry(group=broken.group), ME)).changed == 0
-    # By hand, or by another service: it runs, and is no job of the key any more.
+    # By hand, or by another service: it runs, and is not a job of the key any more.
     await raw.execute(
         "UPDATE dl_jobs SET status = 'queued', available_at = now(), finished_at = NULL WHERE attempt = 1"
     )
     row = await row_of(first)
     assert (row["status"], row["unique_key"]) == ("queued", None)
     assert await ask(version=2.5) == ("updated", second)
-    # Where the place is free ours has it again.
+    # If the key is free, our job gets it again.
     await control.cancel(store, second, ME)
     assert (await control.retry(store, second, ME)).status is Status.QUEUED
     assert await row_of(second, "unique_key") == "t:[1]"
@@ -392,7 +392,7 @@ async def test_a_repeated_request_is_distinguished_from_a_duplicate(declare, ask
 
 
 async def test_a_key_with_a_long_history_costs_as_much_as_any_other(declare, raw):
-    """Also by plans that were made when there was none."""
+    """This also holds for plans that were made when there was no history."""
     await declare(duplicates="update")
     call = "SELECT did FROM dl_enqueue_job('t', '{\"id\": 1}', version => $1)"
     for version in range(8):

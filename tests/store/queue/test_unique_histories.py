@@ -1,7 +1,7 @@
 """Histories of updates (R5): whatever ends, expires, is killed or requeued meanwhile, the newest runs last, and alone.
 
-Real sessions: four ask for updates of eight keys in a random order of versions, three work. Each run is noted when its
-body begins and ends.
+Real sessions: four send updates of eight keys in a random order of versions, three work. The begin and the end of each
+handler are recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def aio_execute(connection, sql, *args):
 
 @attrs.define
 class History:
-    """What was asked for and what ran: by key the versions in the order of their starts, and who runs now."""
+    """Requests and runs: by key, the versions in the order of their starts, and the current runs."""
 
     store: object
     dice: random.Random
@@ -86,7 +86,7 @@ class History:
         self.now.pop(shown_json(job.args)["key"], None)
 
     async def end(self, worker, job):
-        """End a run in some way; whether the whole worker is to be killed."""
+        """End a run in a random way; return whether the whole worker must be killed."""
         self.body_ends(job)
         how = self.dice.choices(["succeed", "retry", "return", "fail", "requeued", "killed"], [8, 4, 2, 1, 1, 1])[0]
         match how:
@@ -108,7 +108,7 @@ class History:
         return False
 
     async def kill(self, worker):
-        """Its keys are free at once; its rows are found when their leases have ended."""
+        """Kill a worker: its keys are free immediately; its rows are found when their leases have ended."""
         await worker.locks.close()
         sql = (
             "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running' AND claimed_by = $1"
@@ -134,7 +134,7 @@ async def test_the_newest_runs_last_and_alone_and_none_older_after_it(store, raw
     for number in range(1, REQUESTS + 1):
         requests.append((key := dice.randrange(KEYS), number))
         history.versions[key] = number
-    # Nearly in order: some come late, by a few places.
+    # Nearly in order: some are late by a few places.
     requests.sort(key=lambda request: request[1] + dice.gauss(0, 8))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""What pages ask for again and again finds its rows by an index, whatever the tables have (Q6)."""
+"""Repeated reads of pages find their rows by an index, whatever the tables contain (Q6)."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ from dataloader.store.queue.waits import Waits
 
 FOREVER_S = 20
 BRIEFLY = f"{reads._SELECT_JOB_BRIEFLY}WHERE job_id = $1"
-"""The statement with which a waiter reads its job."""
+"""Statement with which a waiter reads its job."""
 
 
 @asynccontextmanager
 async def listening(database, held):
-    """The listener's part: notifications on dl_changed go to `held`."""
+    """Do the listener's part: notifications on dl_changed go to `held`."""
     async with raw_connection(database.dsn) as connection:
         await connection._cross(
             connection.asyncpg.add_listener, "dl_changed", lambda *event: held.changed(UUID(event[3]))
@@ -39,7 +39,7 @@ def held(store):
 
 
 class Waiter:
-    """A wait in the background whose end and answer can be seen."""
+    """Wait in the background whose end and answer are visible."""
 
     def __init__(self, nursery, held, job_id, *, seen=None, timeout_s=FOREVER_S):
         self.job = None

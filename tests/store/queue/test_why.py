@@ -1,4 +1,4 @@
-"""Why a job does not run: each cause is made real, and the sentence is true of it."""
+"""Reasons why a job does not run: each cause is created, and the sentence is true for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ME = Operator("me")
 
 @pytest.fixture
 async def serve(store):
-    """A worker of the queue q with so many slots."""
+    """Return a function that registers a worker of the queue q with `slots` slots."""
 
     async def serve(slots=4, tasks=("t",), name="w1", only=None):
         await store.write(aio_show, WorkerRow(name, "h", 1, "1", {"q": slots}, tasks, {"q": only} if only else {}))
@@ -40,7 +40,7 @@ async def serve(store):
 
 @pytest.fixture
 def add(store):
-    """Adds jobs of t to q; the id of the one."""
+    """Return a function that adds a job of t to q, and returns its ID."""
 
     async def add(**options):
         [one] = await enqueue(store, [NewJob(task="t", queue="q", **options)])
@@ -51,7 +51,7 @@ def add(store):
 
 @pytest.fixture
 async def declare(store):
-    """Declares t with limits; gives what claims for it, as a dispatcher does."""
+    """Return a function that declares t with limits; it returns a function that claims like a dispatcher."""
     sessions = []
 
     async def declare(**limits):
@@ -107,7 +107,7 @@ async def test_a_job_of_its_key_runs_and_it_has_a_place_in_the_line(store, serve
 
 @pytest.mark.slow
 async def test_a_foreign_session_has_its_key_locked(store, serve, add, database, start_worker):
-    # Of both signs: the lock's number is in two halves.
+    # With both signs: the lock's number is stored in two halves.
     for key in ("k", "other", "third", "fourth"):
         async with raw_connection(database.dsn) as foreign:
             await foreign.execute("SET application_name = 'nightly psql'")
@@ -199,7 +199,7 @@ async def test_a_paused_task_without_limits_keeps_its_ready_jobs(store, serve, a
 
 
 def _closed_now():
-    """A minute of the week that is open, which is neither now nor soon."""
+    """Return a minute of the week that is open, and is neither now nor soon."""
     there = datetime.now(UTC) + timedelta(days=3)
     return f"{there:%a} 00:00-00:01".upper()
 

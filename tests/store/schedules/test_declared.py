@@ -1,4 +1,4 @@
-"""Schedules as programs declare them: stored once, changed by the last start, retired when declared no more."""
+"""Schedules declared by programs: stored once, changed by the last start, retired when no longer declared."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_change_that_keeps_the_times_keeps_the_next_time(declare, row, r
     assert (stored["next_at"].hour, stored["paused"]) == (4, True)
     assert stored["next_at"] > stored["changed_at"]
     assert await raw.fetchval("SELECT count(*) FROM dl_schedule_events WHERE kind = 'changed'") == 2
-    # Of what nobody can read nothing is kept.
+    # Nothing is kept of a specification that cannot be read.
     await raw.execute("UPDATE dl_schedules SET spec = '[1]', next_at = '2020-01-01'")
     await declare(nightly())
     assert (await row())["next_at"].year > 2020

@@ -1,4 +1,4 @@
-"""Planned times without a job, on record: those with one reason and no job in between share a row (R7)."""
+"""Recorded planned times without a job: those with the same reason and no job in between share a row (R7)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def at(second):
 
 
 def left_out(first, last, why="overlap", *, name="s", after_job=False):
-    """Those of a schedule that is due each second."""
+    """Return the left-out times of a schedule that is due each second."""
     return LeftOut(name, why, last - first + 1, at(first), at(last), after_job)
 
 
 @pytest.fixture
 async def record(store, raw):
-    """Records what one tick has left out, of schedules whose newest planned time with a job is `job`."""
+    """Return a function that records left-out times of one tick; `job` is the newest planned time with a job."""
     await raw.execute(
         "INSERT INTO dl_schedules (name, spec, task, origin, stored_by)"
         " VALUES ('s', '{}', 't', 'code', 'test'), ('other', '{}', 't', 'code', 'test')"
@@ -39,7 +39,7 @@ async def record(store, raw):
 
 @pytest.fixture
 def rows(raw):
-    """What is on record: name, reason, how many, and the seconds of the first and the last."""
+    """Return a function that reads the records: name, reason, number, and the seconds of the first and the last."""
 
     async def rows():
         found = await raw.fetch(

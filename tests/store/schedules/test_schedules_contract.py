@@ -1,4 +1,4 @@
-"""What operators do with schedules: put, pause, resume, run, backfill, delete, and look (R7)."""
+"""Operations on schedules by operators: put, pause, resume, run, backfill, delete, and list (R7)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture(params=["database", "service"])
 async def schedules(request, store, database):
-    """The schedules in both ways."""
+    """Return the schedules in both ways."""
     if request.param == "database":
         yield Schedules(performer_of(store, Operator("chief", "request 7")))
         return

@@ -1,4 +1,4 @@
-"""The tick: each planned time of a schedule has one job, or a reason on record (R7)."""
+"""The tick: each planned time of a schedule has one job, or a recorded reason (R7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def put(raw):
-    """Stores a schedule that was due `late` before now, and every hour since; it is of the task `report`."""
+    """Return a function that stores a schedule of the task `report`, due `late` before now, and every hour since."""
 
     async def put(name="nightly", late=timedelta(0), **fields):
         due = NOW - late
@@ -50,7 +50,7 @@ def put(raw):
 
 @pytest.fixture
 def planned(raw):
-    """The planned times of a schedule's jobs, ascending."""
+    """Return a function that reads the planned times of a schedule's jobs, ascending."""
 
     async def planned(name="nightly"):
         return [
@@ -63,7 +63,7 @@ def planned(raw):
 
 @pytest.fixture
 def events(raw):
-    """What is on record about a schedule."""
+    """Return a function that reads the events of a schedule."""
 
     async def events(name="nightly"):
         rows = await raw.fetch(
@@ -93,7 +93,7 @@ async def test_a_schedule_that_is_due_adds_its_job_and_knows_when_it_is_due_next
 
 @pytest.mark.requirement("R7")
 async def test_what_is_kept_of_a_schedule_goes_by_all_of_it(store, raw, put):
-    """Schedules that are planned alike differ by the rest, and one that was changed is another one."""
+    """Schedules with the same times differ by other values, and a changed schedule is a different one."""
     alike = {
         f"s{n}": await put(f"s{n}", every_s=3_600 * (n + 1), args={"n": n}, job={"queue": f"q{n}"}) for n in range(3)
     }
@@ -220,7 +220,7 @@ async def test_times_that_are_left_out_one_after_the_other_are_on_record_in_one_
     await put(every_s=1, overlap="skip", missed="all")
 
     async def ticked_until_written(times):
-        """Tick until the newest row was written so many times; all rows."""
+        """Tick until the newest row was written `times` times; return all rows."""
         sql = (
             "SELECT (payload->>'first')::timestamptz AS first, (payload->>'last')::timestamptz AS last,"
             " (payload->>'times')::int AS times FROM dl_schedule_events ORDER BY event_id"
@@ -326,7 +326,7 @@ WRONG_JOBS = [
     {"args": [1]},
     {"": 1},
 ]
-"""Options that no job can have, as SQL may store them."""
+"""Options that no job can have, although SQL may store them."""
 
 
 @pytest.mark.requirement("R7")
@@ -366,7 +366,7 @@ async def test_a_schedule_with_a_time_that_python_has_not_holds_up_no_other(stor
 
 @pytest.mark.requirement("R7")
 async def test_an_error_of_the_database_about_one_schedule_stops_no_other(store, raw, put, planned):
-    """A trigger of another service refuses what one schedule adds, and that another one is paused."""
+    """A trigger of another service refuses the job of one schedule, and the pause of another one."""
     await raw.execute("""
         CREATE FUNCTION no_job() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN IF NEW.schedule = 'refused' OR NEW.task = 'stuck' THEN RAISE 'not here'; END IF; RETURN NEW; END $$;
@@ -394,7 +394,7 @@ CREATE FUNCTION no_job() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN IF NEW.schedule ~ '{}' THEN RAISE 'a bug' USING ERRCODE = '{}'; END IF; RETURN NEW; END $$;
 CREATE TRIGGER no_job BEFORE INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION no_job()"""
 CODES = ["42501", "XX001", "42804", "55000", "42P01", "26000"]
-"""A right is missing, a page is damaged, and others that only a person can repair."""
+"""A right is missing, a page is damaged, and other errors that only a person can repair."""
 
 
 @pytest.mark.slow
