@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def add(on_database):
-    """Triggers a job in the test's database; its id comes back."""
+    """Return a function that triggers a job in the test's database and returns its ID."""
 
     def add(*arguments: object) -> str:
         result = on_database("trigger", *arguments)

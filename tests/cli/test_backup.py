@@ -1,4 +1,4 @@
-"""`backup` and `restore` of the embedded database: whole or not at all, and nothing is replaced by mistake."""
+"""`backup` and `restore` of the embedded database: complete or not at all, and nothing is replaced by mistake."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ QUICK = {"DL_DEFAULT_LEASE_TTL_SEC": str(LEASE_S), "DL_HEARTBEAT_SEC": "1", "DL_
 
 @pytest.fixture
 def data_dirs():
-    """Two directories that root's server can reach."""
+    """Return two directories that root's server can reach."""
     with tempfile.TemporaryDirectory(prefix="backup-") as directory:
         yield Path(directory, "first"), Path(directory, "second")
 
 
 @pytest.fixture
 def serving(start, tmp_path):
-    """Starts a service on a data directory and waits until it answers; its address comes back."""
+    """Return a function that starts a service on a data directory, waits until it answers, and returns its address."""
     (tmp_path / "my_tasks.py").write_text(TASKS)
 
     def serving(data_dir):
@@ -87,7 +87,8 @@ def test_a_backup_under_load_is_consistent_and_its_jobs_run_where_it_is_restored
     service, url = serving(first)
     running = json.loads(dataloader("trigger", "q", "long", "--args", '{"s": 4}', "--json", "--url", url).stdout)
     sql(first, "CREATE TABLE pairs (a int PRIMARY KEY, b int)")
-    # Each transaction leaves as many rows as jobs; one of them would be missing in a backup of two moments.
+    # Each transaction leaves the same number of rows and jobs; a backup of two different moments would lack one of
+    # them.
     add = f"""
       DO $$ BEGIN FOR n IN 1..400 LOOP
         INSERT INTO pairs VALUES (n, n);
@@ -120,10 +121,10 @@ def test_a_backup_under_load_is_consistent_and_its_jobs_run_where_it_is_restored
     assert sql(second, status) == "running"
     another, _ = serving(second)
     wait_until(lambda: sql(second, f"{jobs} AND status = 'succeeded'") == str(number))
-    # What ran at that moment runs again when its lease has ended.
+    # Jobs that ran at that moment run again when their leases have ended.
     wait_until(lambda: sql(second, status) == "succeeded")
     assert json.loads(sql(second, status.replace("status", "result"))) == {"attempt": 2}
-    # The one that was backed up has gone on meanwhile.
+    # The original service has continued meanwhile.
     wait_until(lambda: sql(first, f"{jobs} AND status = 'succeeded'") == "400")
     for process in (service, another):
         process.terminate()
@@ -137,7 +138,7 @@ def test_a_database_with_content_is_replaced_only_on_request(dataloader, data_di
     assert dataloader("migrate", "--data-dir", first).returncode == 0
     assert dataloader("trigger", "q", "t", "--data-dir", first).returncode == 0
     assert dataloader("backup", file, "--data-dir", first).returncode == 0
-    # One that is only made holds nothing.
+    # A migrated database without rows counts as empty.
     assert dataloader("migrate", "--data-dir", second).returncode == 0
     assert dataloader("restore", file, "--data-dir", second).returncode == 0
     assert sql(second, "SELECT count(*) FROM dl_jobs") == "1"
@@ -208,7 +209,7 @@ def test_a_failed_or_killed_backup_leaves_no_file(start, dataloader, data_dirs, 
             wait_until(lambda: sql(first, holds) == "2")
             killed.kill()
             killed.wait(timeout=60)
-            # Its pg_dump still writes.
+            # Its pg_dump is still writing.
             refused = dataloader("backup", tmp_path / "b", "--data-dir", first)
             assert (refused.returncode, refused.stderr) == (
                 WRONG_USE,
@@ -272,7 +273,7 @@ def test_the_second_of_two_concurrent_restores_is_refused_and_harms_nothing(data
     assert dataloader("backup", file, "--data-dir", first).returncode == 0
     with (first / "restore.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        sql(first, "CREATE DATABASE dataloader_restored")  # what the other one fills
+        sql(first, "CREATE DATABASE dataloader_restored")  # which the other restore fills
         refused = dataloader("restore", file, "--replace", "--data-dir", first)
         assert refused.returncode == 1
         assert refused.stderr == f"Another restore into {first} goes on: wait for its end\n"

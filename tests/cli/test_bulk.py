@@ -1,4 +1,4 @@
-"""The commands for bulk acts, on a real database (U16)."""
+"""Commands for bulk operations, on a real database (U16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dataloader demo`, run as a user would: on a terminal, in a pipe, interrupted, twice."""
+"""`dataloader demo`, run like a user: on a terminal, in a pipe, interrupted, twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_its_tasks_are_written_on_the_public_names_alone():
 
 @pytest.fixture(scope="module")
 def cells():
-    """The file's cells, read by other means than the product's."""
+    """Return the file's cells, without the product's reader."""
     packed = importlib.resources.files("currency_converter").joinpath("eurofxref-hist.zip")
     with packed.open("rb") as raw, zipfile.ZipFile(raw) as unpacked:
         header, *days = unpacked.read("eurofxref-hist.csv").decode().splitlines()
@@ -104,7 +104,7 @@ def test_a_load_is_right_only_if_all_jobs_succeeded_and_the_table_equals_the_fil
 @pytest.mark.long
 @pytest.mark.requirement("Q2", "Q15")
 def test_the_demo_drains_on_interrupt_and_resumes_at_the_next_start(start, tmp_path):
-    """On a terminal with ^C half way; then to the end; then once more, when nothing is left to do."""
+    """On a terminal with ^C half way; then to the end; then once more, without anything to do."""
     shown, code = on_terminal([sys.executable, "-m", "dataloader", "demo"], tmp_path, interrupt_at=r"[1-9] / 12")
     assert code == 1
     assert "draining: no new jobs are taken" in shown
@@ -140,7 +140,10 @@ def finished(process: subprocess.Popen[str]) -> tuple[dict, str]:
 
 
 def on_terminal(command: list[str], directory, *, interrupt_at: str) -> tuple[str, int]:
-    """Run on a terminal, interrupt once the pattern is shown; the text, without its controls, and the exit code."""
+    """Run on a terminal and interrupt once the pattern is shown.
+
+    Return the text without control codes, and the exit code.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "WORKERS_"))}
     environment |= {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1"}
     ours, its = pty.openpty()

@@ -1,4 +1,4 @@
-"""What holds for every command: help, exit codes, one line for what went wrong, a quick start."""
+"""Common behavior of all commands: help, exit codes, one line for an error, a quick start."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_database_without_our_tables_is_one_line_with_the_command_to_run(datal
 @pytest.mark.slow
 def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, database):
     job_id = add("q", "t")
-    database.psql(f"UPDATE dl_jobs SET status = 'running' WHERE job_id = '{job_id}'")  # a job that waits is told why
+    database.psql(f"UPDATE dl_jobs SET status = 'running' WHERE job_id = '{job_id}'")  # a queued one has a reason
     waiting = start("status", job_id, "--wait", DL_DB_DSN=database.dsn)
     deadline = time.monotonic() + 20
     asked = "select count(*) from pg_stat_activity where application_name like 'dataloader command%' and query <> ''"

@@ -91,7 +91,7 @@ WAIT_S = 40
 
 @pytest.fixture
 def loads(tmp_path, database):
-    """The module my_loads, three people in two files, one of them broken, and the tables."""
+    """Return the module my_loads, three people in two files, one of them broken, and the tables."""
     (tmp_path / "my_loads.py").write_text(LOADS)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.csv").write_text("id,name\n1,Ada\nx,Bob\n")
@@ -101,7 +101,7 @@ def loads(tmp_path, database):
 
 @pytest.fixture
 def source():
-    """A source of one rate a day."""
+    """Return a source of one rate per day."""
     with open_source_app() as app:
         app.put("/days", lambda seen: Answer(json.dumps([{"day": seen.query["from"], "rate": 7}]).encode()))
         yield app
@@ -109,7 +109,7 @@ def source():
 
 @pytest.fixture
 def command(start, database, loads):
-    """Starts a command as a process, on the test's database."""
+    """Return a function that starts a command as a process, on the test's database."""
 
     def command(*arguments, **settings):
         return start(*arguments, **({"DL_DB_DSN": database.dsn} | settings))
@@ -119,7 +119,7 @@ def command(start, database, loads):
 
 @pytest.fixture
 def call(command):
-    """Runs a command as a process to its end: exit code, stdout, stderr."""
+    """Return a function that runs a command as a process to its end, and returns its exit code, stdout and stderr."""
 
     def call(*arguments, **settings):
         process = command(*arguments, **settings)
@@ -131,7 +131,7 @@ def call(command):
 
 @pytest.fixture
 def serve(command):
-    """Starts a service for the queue `default`; its address comes back."""
+    """Return a function that starts a service for the queue `default`, and returns its address."""
 
     def serve(*arguments, queue="default", **settings):
         workers = json.dumps([{"queue": queue, "concurrency": 2}])
@@ -181,7 +181,7 @@ def test_a_load_runs_here_without_a_service_and_ends_with_its_summary(call, data
     assert failure.split()[:3] == ["data/a.csv", "record", "x"]
     assert [line.split()[:2] for line in stderr.splitlines()][-1] == ["people", "succeeded"]
     assert "slots of the queue" not in stderr
-    # Nothing is left over: neither a job in a queue that nobody serves, nor a worker.
+    # Nothing remains: neither a job in a queue without workers, nor a worker.
     assert database.psql("SELECT status, attempt, max_attempts, lock_key FROM dl_jobs") == "succeeded|1|1|load:people"
     assert database.psql("SELECT count(*) FROM dl_workers") == "0"
 
@@ -200,7 +200,7 @@ def test_a_load_that_fails_ends_with_3_and_says_why_in_a_line(call, database):
     database.psql("DROP TABLE people")
     code, stdout, stderr = call("etl", "run", "people", *HERE)
     assert code == 3
-    # The summary has said it: no line of the log says it again.
+    # The summary contains it, so no log line repeats it.
     assert {line.split()[0] for line in stderr.splitlines()} == {"people"}
     shown = dict(line.split(maxsplit=1) for line in stdout.splitlines())
     assert shown["status"] == "failed"
@@ -229,7 +229,7 @@ def test_a_load_whose_source_is_closed_ends_with_3_and_so_does_its_flow(call, da
     closed = {"SOURCE_URL": "http://127.0.0.1:9"}
     code, stdout, stderr = call("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, **closed)
     assert code == 3
-    # Three things have failed, and not six.
+    # Three failures, not six.
     assert "failed 3  segments 3 of 3 (3 failed)" in stderr
     shown = dict(line.split(maxsplit=1) for line in stdout.splitlines() if " " in line)
     assert shown["status"] == "failed"
@@ -275,7 +275,7 @@ def test_a_database_that_is_away_ends_a_run_with_1_in_one_line(call, where):
 @pytest.mark.full
 @pytest.mark.requirement("E4")
 def test_an_interrupt_cancels_a_local_load_and_received_rows_are_written(command, source, database):
-    # The second request takes longer than anybody waits for.
+    # The second request takes longer than any wait.
     source.misbehave("2026-01-02", delay_s=WAIT_S)
     running = command("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, SOURCE_URL=source.url)
     wait_until(lambda: len(source.asked("2026-01-02")) == 1)
@@ -369,7 +369,7 @@ def test_etl_run_refuses_an_unknown_load_and_an_interrupt_ends_only_the_wait(com
     code, stdout, stderr = call("etl", "run", "unheard-of", "--no-wait")
     assert (code, stdout.split()[1], stderr) == (0, "queued", f"the job waits: {unknown}\n")
     database.psql("DELETE FROM dl_jobs")
-    # A process of an earlier release serves the queue, too, and does not show its tasks: it may know this one.
+    # A process of an earlier release also serves the queue, without reporting its tasks: it may know this one.
     database.psql(
         "INSERT INTO dl_workers (worker, host, pid, version, queues) SELECT 'w', 'h', 1, '0', queues FROM dl_workers"
     )
@@ -639,7 +639,7 @@ def test_a_terminal_of_80_columns_shows_rows_requests_and_what_is_waited_for(com
     )
     os.close(terminal)
     shown = b""
-    with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+    with contextlib.suppress(OSError):  # Linux reports in this way that no process has the terminal open any more
         while more := os.read(keyboard, 10_000):
             shown += more
     os.close(keyboard)
@@ -648,7 +648,7 @@ def test_a_terminal_of_80_columns_shows_rows_requests_and_what_is_waited_for(com
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     lines = {line.strip() for line in re.split(r"[\r\n]+", text)}
     assert max(map(len, lines)) <= 80
-    # All of it at once, each in a line of its own.
+    # All values are shown together, each in a separate line.
     assert any(re.fullmatch(r"days [━╸╺]{20} 0:00:\d\d running", line) for line in lines), lines
     assert any(
         re.fullmatch(r"rows 1 \(\d+/s\)  requests 1  segments 1 of 2  2026-01-02 to 2026-01-03", line) for line in lines

@@ -1,4 +1,4 @@
-"""What `etl plan` and `etl status` print on a terminal of 80 columns: made in this process, without a database."""
+"""Output of `etl plan` and `etl status` on a terminal of 80 columns: in this process, without a database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def lines(capsys, monkeypatch):
-    """The lines that a function prints on such a terminal."""
+    """Return a function that returns the lines that another function prints on such a terminal."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def lines(function, *arguments):

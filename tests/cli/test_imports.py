@@ -1,4 +1,4 @@
-"""Imports without the garbage collections that they would bring about."""
+"""Imports without the garbage collections that they would cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataloader.cli.imports import NEW_OBJECTS, few_collections
 
 @pytest.fixture(autouse=True)
 def threshold():
-    """The threshold before the test, which is restored after it."""
+    """Restore the threshold after the test."""
     before = gc.get_threshold()
     yield before
     gc.set_threshold(*before)

@@ -157,7 +157,7 @@ def test_a_change_without_a_clear_selection_of_jobs_is_refused(on_database, add,
         (),
         ("--queue", "q"),
         ("--all", "--yes"),
-        ("--all", "--queue", "q"),  # nobody is there to be asked
+        ("--all", "--queue", "q"),  # there is no terminal for the confirmation
         ("--all", "--queue", "q", "--yes", MISSING),
         ("--queue", "q", MISSING),
     ]:

@@ -15,7 +15,7 @@ FULL = "all slots of the queue 'q' are taken"
 
 
 def end(database, job_id, status):
-    """End a job as another service would, that knows nothing of us."""
+    """End a job like another service that does not know our columns."""
     database.psql(f"update dl_jobs set status = '{status}', finished_at = now(), error = 'x' where job_id = '{job_id}'")
 
 
@@ -151,7 +151,7 @@ def test_wait_returns_when_the_job_ends(start, database):
 
 
 def serve(database, queues):
-    """Show a worker that serves these queues, as a process does that lives and knows the task `t`."""
+    """Register a worker that serves these queues, like a live process that knows the task `t`."""
     database.psql(
         "insert into dl_workers (worker, host, pid, version, queues, tasks)"
         f" values ('w', 'h', 1, '1', '{json.dumps(queues)}', '{{t}}')"
@@ -220,7 +220,7 @@ def test_status_wait_prints_why_a_job_waits(start, add, on_database, database):
         " error = 'worker lost: x'"
     )
     assert waiting.stderr.readline() == "attempt 2 of 5 failed: worker lost: x; attempt 3 runs\n"
-    # Each statement by itself: between them the job runs, and nobody asks how its queue stands.
+    # Separate statements: between them the job runs, and the state of its queue is not read.
     database.psql("insert into dl_queues values ('q', true); update dl_jobs set status = 'queued', error = 'E: y'")
     assert waiting.stderr.readline() == "attempt 3 of 5 failed: E: y; the job is queued again\n"
     assert waiting.stderr.readline() == f"the job waits: {PAUSED}\n"
@@ -243,7 +243,7 @@ def test_status_shows_whether_the_lease_of_a_running_job_is_renewed(on_database,
         status = on_database("status", job_id).stdout
         return status, on_database("jobs").stdout.splitlines()[1]
 
-    # The error is of the attempt before: nothing is wrong with this one.
+    # The error belongs to the former attempt: this one has none.
     status, row = shown("progress = '{}'")
     assert "\nlast_error\n  worker lost: x\n  more" in status
     assert "no heartbeat" not in status
@@ -317,7 +317,7 @@ def test_a_pipe_gets_plain_columns_all_of_them_and_the_first_line_of_an_error(on
 def test_job_data_is_shown_without_secrets_and_control_characters(on_database, add, database):
     unseen = "\x1b\x9b\u202e\u2066\u2028\u200b\ufeff"
     job_id = add("q", "t", "--args", json.dumps({"password": "sesame", "rows": unseen}))
-    # As a service of somebody else may name it.
+    # Another service may use such names.
     database.psql(f"update dl_jobs set queue = 'q{unseen}', task = 't{unseen.replace(chr(0x2028), '')}'")
     database.psql(f"update dl_job_events set payload = jsonb_build_object('said', 'x{unseen}')")
     database.psql(f"update dl_jobs set error = E'at postgresql://me:sesame@db/x\\n\\x1b[2J' where job_id = '{job_id}'")
@@ -343,7 +343,7 @@ def test_events_are_listed_from_the_oldest_on(on_database, add):
 
 
 def say(database, job_id, level, message, **fields):
-    """Log a line of a job, as a worker does."""
+    """Log a line of a job, like a worker."""
     line = json.dumps({"level": level, "message": message, "fields": fields})
     database.psql(
         "insert into dl_job_events (job_id, queue, kind, payload)"
@@ -372,7 +372,7 @@ def test_log_lines_of_a_job_are_read_masked_and_in_pages(on_database, add, datab
 
 
 def happen(database, job_id, kind, payload):
-    """Add a line to a job's journal, as whoever works it does, at midnight."""
+    """Add an event to a job's history, at midnight."""
     database.psql(
         "insert into dl_job_events (job_id, queue, ts, kind, payload)"
         f" values ('{job_id}', 'q', '2026-01-02Z', '{kind}', $${json.dumps(payload)}$$)"

@@ -1,4 +1,4 @@
-"""The commands for tasks and suppliers, over the database and a service (S1, S4, S5)."""
+"""Commands for tasks and suppliers, over the database and a service (S1, S4, S5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = """
 
 @pytest.fixture
 def ask(on_database, database):
-    """Runs a command that succeeds; what it prints."""
+    """Return a function that runs a command that succeeds, and returns its output."""
     database.psql(TASKS)
 
     def ask(*arguments, **more):

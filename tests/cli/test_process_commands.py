@@ -1,4 +1,4 @@
-"""The commands for durable processes, over the database and a service (P2, P6)."""
+"""Commands for durable processes, over the database and a service (P2, P6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.requirement("P2")]
 
 @pytest.fixture
 def url(database):
-    """The address of a service in a thread of this process, which runs payments; `hang` hangs."""
+    """Return the address of a service in a thread of this process, which runs payments; `hang` blocks."""
     tasks = Tasks()
     add_processes(tasks, payments(Gate()))
     settings = Settings(db_dsn=database.dsn, workers=(Worker("process.payment", 4),), drain_timeout_s=0, port=0)
@@ -41,7 +41,7 @@ def url(database):
 
 @pytest.fixture
 def ask(on_database):
-    """Runs a command that ends with `code`; what it prints, on stderr if it fails."""
+    """Return a function that runs a command that ends with `code`, and returns its output, or stderr if it fails."""
 
     def ask(*arguments, code=0):
         result = on_database("process", *arguments)

@@ -1,4 +1,4 @@
-"""A role that lacks a right: each command says which, and what to run for it, in one line."""
+"""A role that lacks a right: each command names it, and the statement that grants it, in one line."""
 
 from __future__ import annotations
 

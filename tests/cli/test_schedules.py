@@ -1,4 +1,4 @@
-"""The commands for schedules, on a real database and through a service (R7)."""
+"""Commands for schedules, on a real database and through a service (R7)."""
 
 from __future__ import annotations
 

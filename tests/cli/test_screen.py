@@ -1,4 +1,4 @@
-"""What lists look like on a terminal of 80 columns: a line for each row, whole ids, and a word on what has no room."""
+"""Lists on a terminal of 80 columns: a line for each row, whole IDs, and a note on omitted values."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 @pytest.fixture
 def on_terminal(on_database):
-    """Runs a command on a terminal of so many columns: the lines that stand there, without colours."""
+    """Return a function that runs a command on a terminal with `columns`, and returns the lines without colors."""
 
     def on_terminal(columns, *arguments):
         keyboard, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         shown = []
-        # A terminal keeps few characters that nobody has read.
+        # A terminal buffers few characters, so they must be read meanwhile.
         reader = threading.Thread(target=_read, args=(keyboard, shown), daemon=True)
         reader.start()
         with _standard_output_to(terminal):
@@ -73,14 +73,14 @@ def on_terminal(on_database):
 
 
 def _read(keyboard, shown):
-    with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+    with contextlib.suppress(OSError):  # Linux reports in this way that no process has the terminal open any more
         while more := os.read(keyboard, 10_000):
             shown.append(more)
 
 
 @contextlib.contextmanager
 def _standard_output_to(terminal):
-    """Descriptors and streams: a command may ask either whether it is on a terminal, and how wide that is."""
+    """Redirect descriptors and streams: a command may use either to look for a terminal and its width."""
     kept = [os.dup(1), os.dup(2)]
     os.dup2(terminal, 1)
     os.dup2(terminal, 2)
@@ -107,7 +107,7 @@ def test_a_row_of_a_list_is_one_line_on_a_terminal_of_80_columns(on_terminal, da
             table = lines
         assert max(map(len, table)) <= 80, "\n".join(lines)
         if command != "config":
-            # None is broken: each has a text in its first column.
+            # No line is broken: each has a text in its first column.
             assert all(re.match(r"\S", line) for line in table), "\n".join(lines)
         if command in {"jobs", "audit"}:
             assert sum(bool(ID.search(line)) for line in table) == 5, "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`serve` and `config`, and every question by the HTTP API of a running service."""
+"""`serve` and `config`, and all commands by the HTTP API of a running service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MISSING = "01900000-0000-7000-8000-000000000000"
 
 
 class Service:
-    """A `serve` process, its log lines as they come."""
+    """A `serve` process, with its log lines so far."""
 
     def __init__(self, process):
         self.process = process
@@ -44,7 +44,7 @@ class Service:
             self.lines.put(line)
 
     def line(self, event):
-        """The next log line about `event`, as it is or as it comes."""
+        """Return the next log line with `event`; wait for it if necessary."""
         while True:
             line = json.loads(self.lines.get(timeout=20))
             self.log.append(line)
@@ -54,7 +54,7 @@ class Service:
 
 @pytest.fixture
 def serve(start, tmp_path):
-    """Starts a service on a free port; its tasks are `hello` and `fail`."""
+    """Return a function that starts a service on a free port; its tasks are `hello` and `fail`."""
     (tmp_path / "my_tasks.py").write_text(TASKS)
 
     def serve(*arguments, **settings):
@@ -108,12 +108,12 @@ def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloade
     up = service.line("embedded PostgreSQL is up")
     serving = service.line("serving")
     assert serving["queues"] == {"q": 1}
-    # Through no proxy: it would have to be on this machine, too, and would see the token.
+    # Without a proxy: it would also have to be on this machine, and would see the token.
     by_url = ("--url", serving["url"])
     job = dataloader("trigger", "q", "hello", "--wait", "--json", *by_url, http_proxy="http://127.0.0.1:1")
     assert job.returncode == 0, job.stderr
     assert json.loads(job.stdout)["result"] == {"said": "hello"}
-    # Without --url a command joins the database that runs.
+    # Without --url, a command uses the running database.
     assert dataloader("jobs", "--json").stdout.count('"status":"succeeded"') == 1
     shell = up["psql"].split()[1:]
     assert dataloader(*shell, "-XAtc", "select count(*) from dl_jobs").stdout == "1\n"
@@ -128,14 +128,17 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     url = service.line("serving")["url"]
 
     def asked(*arguments):
-        """What the command gives by the service; exit code, answer and complaint must be those of the database."""
+        """Return the answer of a command by the service.
+
+        Its exit code, output and error must equal those by the database.
+        """
         by_url = dataloader(*arguments, "--json", "--url", url, DL_TOKEN="sixteen-characters")
         by_database = on_database(*arguments, "--json")
         assert by_url == by_database
         return json.loads(by_url.stdout) if by_url.stdout else None
 
     def done(*arguments):
-        """What the command does by the service."""
+        """Run a command by the service; return its answer."""
         result = dataloader(*arguments, "--json", "--url", url, DL_TOKEN="sixteen-characters")
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
@@ -190,7 +193,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
         assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
     queued = dataloader("retry", job_id, "--url", url, DL_TOKEN="sixteen-characters")
     assert (queued.returncode, "is queued" in queued.stderr) == (1, True)
-    # One that is refused keeps no other from being done, and told of.
+    # A rejected one does not prevent the others, which are reported.
     done("cancel", other["job_id"])
     several = dataloader(
         "retry", job_id, MISSING, other["job_id"], "--json", "--url", url, DL_TOKEN="sixteen-characters"

@@ -1,4 +1,4 @@
-"""The command for statistics of runs (R3)."""
+"""Command for statistics of runs (R3)."""
 
 from __future__ import annotations
 

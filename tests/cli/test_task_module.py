@@ -1,4 +1,4 @@
-"""`--tasks module:attribute`: what is found, and one clear line for each way in which it is not."""
+"""`--tasks module:attribute`: the found registry, and one clear line for each kind of failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def module(tmp_path):
-    """Writes a module and gives its name, which no other test uses: Python keeps what it has imported."""
+    """Return a function that writes a module and returns its name, which is unique: Python keeps imported modules."""
 
     def write(text: str) -> str:
         name = f"module_of_a_test_{next(numbers)}"
@@ -33,7 +33,7 @@ def test_a_signal_while_the_tasks_are_imported_ends_the_command_without_a_word(s
     process = start(command, "--tasks", f"{name}:tasks")
     assert process.stderr.readline() == "imported\n"
     process.send_signal(number)
-    # Not by the signal itself, which the kernel keeps from a container's first process.
+    # Not by the signal itself, which the kernel withholds from the first process of a container.
     assert process.wait(timeout=20) == 128 + number
     assert process.stderr.read() == ""
 
@@ -41,7 +41,7 @@ def test_a_signal_while_the_tasks_are_imported_ends_the_command_without_a_word(s
 @pytest.mark.slow
 @pytest.mark.requirement("Q15")
 def test_a_sigterm_ends_an_import_with_its_own_code_where_sigint_is_ignored(start, module):
-    """As in a shell's job in the background."""
+    """Like a background job of a shell."""
     ignore = "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     name = module(f"{ignore}sys.stderr.write('imported\\n')\nsys.stderr.flush()\ntime.sleep(60)\n")
     process = start("serve", "--tasks", f"{name}:tasks")
@@ -119,7 +119,7 @@ def test_a_module_that_is_not_there_is_one_line(dataloader, where, said):
 
 @pytest.fixture
 def folder(tmp_path_factory, monkeypatch):
-    """A folder elsewhere with a module, as text, of a name that no other test uses."""
+    """Return another folder with a module, as text, whose name no other test uses."""
 
     monkeypatch.setattr(sys, "path", [*sys.path])
 

@@ -1,4 +1,4 @@
-"""Whoever waits for a job's end waits on while the database is away."""
+"""A caller that waits for a job's end continues to wait while the database is unreachable."""
 
 from __future__ import annotations
 

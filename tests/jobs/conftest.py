@@ -1,4 +1,4 @@
-"""What can be done with the queue, in each of the ways to do it: the suite of test_jobs_contract.py runs on all."""
+"""Operations on the queue in each of the possible ways; the suite of test_jobs_contract.py runs on all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _forwarded(name):
 
 @attrs.frozen
 class OnAsyncio:
-    """Jobs that live on an asyncio loop in another thread, for a test that lives on Trio."""
+    """Jobs on an asyncio loop in another thread, for a test on Trio."""
 
     jobs: Jobs
     portal: anyio.from_thread.BlockingPortal
@@ -53,7 +53,7 @@ async def _on_asyncio(url, token):
 
 @attrs.frozen
 class Way:
-    """A way to the queue: `jobs`, and the same with what is wrong. `raw` is a connection past it."""
+    """A way to the queue: `jobs`, and the same with faults. `raw` is a connection that bypasses it."""
 
     kind: str
     jobs: Jobs
@@ -64,7 +64,7 @@ class Way:
 
 @pytest.fixture(params=["database", "service", "service from asyncio"])
 async def way(request, database):
-    """The queue of the test's database, asked in one of the ways."""
+    """Return the queue of the test's database, in one of the ways."""
     async with AsyncExitStack() as stack:
         raw = await stack.enter_async_context(raw_connection(database.dsn))
         if request.param == "database":

@@ -1,4 +1,4 @@
-"""What `args=` reads and writes: classes of four kinds, as their authors call them; what does not fit is named."""
+"""Values that `args=` reads and writes: classes of four kinds, by their own field names; errors name the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cron expressions, against a walk over the minutes of years in zones with odd clocks (R7)."""
+"""Cron expressions, compared with a scan over the minutes of years in zones with odd clocks (R7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPRESSIONS = st.tuples(*map(st.sampled_from, (MINUTES, HOURS, DATES, MONTHS, WE
 
 
 def walk(text, zone, begin, end):
-    """The times from `begin` to `end`, by looking at each minute and at what the clock showed the minute before."""
+    """Return the times from `begin` to `end`, by checking each minute and the clock of the minute before."""
     days = CronSim(text, datetime(2000, 1, 1, tzinfo=UTC))
 
     def matches(wall):

@@ -1,4 +1,4 @@
-"""The three handles of a job are one job seen from three sides: whoever knows one knows the others."""
+"""The three handles of a job are one job seen from three sides: they have the same members."""
 
 import inspect
 
@@ -38,7 +38,7 @@ def test_every_public_attribute_has_its_own_line(kind: type) -> None:
     for name in public_names(kind):
         attribute = inspect.getattr_static(kind, name)
         if inspect.ismemberdescriptor(attribute):
-            # What attrs has made of a field: its line stands below it.
+            # attrs has replaced the attribute of a field: its docstring is below it in the source.
             lines = next(source for source in sources if f"    {name}: " in source).splitlines()
             at = next(number for number, line in enumerate(lines) if line.startswith(f"    {name}: "))
             assert lines[at + 1].strip().startswith('"""'), name

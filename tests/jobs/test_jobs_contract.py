@@ -1,4 +1,4 @@
-"""What `Jobs` promises holds in each way to the queue: by the database, through a service, and from asyncio."""
+"""The promises of `Jobs` hold in each way to the queue: by the database, through a service, and from asyncio."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_an_invalid_value_is_refused_by_the_name_of_its_field(way):
         assert refused.value.field == field
     for field, ask in {
         "limit": lambda: way.jobs.cancel(JobFilter(queue="q"), limit=10_001),
-        # An empty filter would mean every job, and what was read as text is no id yet.
+        # An empty filter would match every job, and an ID in a text is not an ID yet.
         "which": lambda: way.jobs.cancel(JobFilter()),
         "which ": lambda: way.jobs.cancel(str(job_id)),
         "queue": lambda: way.jobs.pause("\n"),

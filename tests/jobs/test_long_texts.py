@@ -1,4 +1,4 @@
-"""A long text that is masked again is not searched again, and what is kept of it is bounded and no secret."""
+"""A long text that is masked again is not searched again; the remembered data is bounded and has no secret."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_neither_a_text_nor_a_secret_is_kept() -> None:
     assert (len(digest), len(places), places.typecode) == (32, 10, "I")
     other = LongTexts(secrets_in)
     other.secrets_in(long_text(secrets=5))
-    assert digest not in other._found  # the key is each process's own
+    assert digest not in other._found  # each process has its own key
 
 
 def test_a_text_that_two_threads_search_at_the_same_time_is_kept_once() -> None:

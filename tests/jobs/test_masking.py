@@ -1,4 +1,4 @@
-"""Secrets never show in what we print, and what is no secret stays readable (Q16)."""
+"""Secrets are never shown in our output, and texts without secrets stay readable (Q16)."""
 
 import datetime as dt
 import enum
@@ -77,7 +77,7 @@ TEXTS = [
     ("https://example.com/@bob/a", "https://example.com/@bob/a"),
     ("http://host:8080/mail/a@b.example", "http://host:8080/mail/a@b.example"),
     ("http://host:8080/x mailto:a@b.example", "http://host:8080/x mailto:a@b.example"),
-    # what HTTP sends
+    # HTTP headers
     ("Authorization: Bearer abc.def-ghi", "Authorization: ***"),
     ("authorization: Basic dXNlcjpwYXNz\r\nHost: x", "authorization: ***\r\nHost: x"),
     ("curl -H 'Authorization: Bearer abc' http://x/y", "curl -H 'Authorization: ***' http://x/y"),

@@ -1,4 +1,4 @@
-"""What a declaration says of an operation, and that both ways of performing it know all operations."""
+"""Contents of an operation's declaration; both ways of performing operations know all of them."""
 
 from __future__ import annotations
 

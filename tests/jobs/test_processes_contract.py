@@ -1,4 +1,4 @@
-"""What `ProcessClient` promises holds in each way to the processes: the database, a service, a service from asyncio."""
+"""The promises of `ProcessClient` hold in each way: by the database, through a service, and from asyncio."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _forwarded(name):
 
 @attrs.frozen
 class OnAsyncio:
-    """A performer that lives on an asyncio loop in another thread, for a test that lives on Trio."""
+    """Performer on an asyncio loop in another thread, for a test on Trio."""
 
     performer: Performer
     portal: anyio.from_thread.BlockingPortal
@@ -78,7 +78,7 @@ async def _on_asyncio(url):
 
 @attrs.frozen
 class Way:
-    """A way to the processes; `gate` lets what hangs go on, `supervisor` runs the steps."""
+    """A way to the processes; `gate` releases blocked steps, `supervisor` runs the steps."""
 
     kind: str
     processes: ProcessClient
@@ -93,7 +93,7 @@ class Way:
 
 @pytest.fixture(params=["database", "service", "service from asyncio"])
 async def way(request, database):
-    """The processes of the test's database, asked in one of the ways; a supervisor beside runs their steps."""
+    """Return the processes of the test's database, in one of the ways; another supervisor runs their steps."""
     gate, tasks = Gate(), Tasks()
     add_processes(tasks, payments(gate))
     settings = Settings(
@@ -347,7 +347,7 @@ async def test_a_call_that_has_not_begun_expires_or_is_withdrawn(way):
         await ask.call("payment", "1", "pay", 5, withdraw=True)
     assert scope.cancelled_caught
     await until(lambda: _waiting(ask, "1", 0))
-    # What has begun goes on.
+    # A running step continues.
     assert (await ask.withdraw(first.value.task_id)).status in {"waiting", "running"}
     with pytest.raises(CallTimeout) as goes_on:
         await ask.wait(first.value.task_id, timeout_s=0.1)
@@ -508,7 +508,7 @@ async def test_a_type_without_a_worker_is_accepted_and_the_wait_ends_with_the_ta
     with pytest.raises(CallTimeout) as late:
         await way.processes.start("unknown", "1", 5, timeout_s=0.2)
     found = await way.processes.get("unknown", "1", wait_s=0.1)
-    # A new process is of the newest version that any worker has declared.
+    # A new process has the newest version that any worker has declared.
     assert (found.status, found.running, found.version) == ("init", None, 12)
     assert (await way.processes.task(late.value.task_id)).status == "waiting"
 

@@ -1,4 +1,4 @@
-"""What is due of a schedule, against a loop over all its times (R7)."""
+"""Due times of a schedule, compared with a loop over all its times (R7)."""
 
 from __future__ import annotations
 

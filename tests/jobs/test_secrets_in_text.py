@@ -1,4 +1,4 @@
-"""What tells a secret in a text, and what only looks like it: a table of both (Q16)."""
+"""Marks of a secret in a text, and texts that only resemble one: a table of both (Q16)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ PAIRS = [
     "tool --pin {} --verbose",
     "-----BEGIN OPENSSH PRIVATE KEY-----{}-----END OPENSSH PRIVATE KEY-----",
     "-----BEGIN PGP PRIVATE KEY BLOCK-----{}-----END PGP PRIVATE KEY BLOCK-----",
-    # what the word before a bare name tells
+    # words before a bare name
     "API key: {}",
     "the access key: {}",
     "secret key = {}",
@@ -203,7 +203,7 @@ TOKENS = {
     "xAI": f"xai-{ALNUM[:80]}",
     "Yandex Cloud": f"AQVN{ALNUM[:36]}",
 }
-"""Made up ones, in the form of each."""
+"""Invented ones, in the form of each."""
 
 HARMLESS = """
     spinning=5 wheels
@@ -356,7 +356,7 @@ HARMLESS_LINES = [line.strip() for line in HARMLESS.strip().splitlines()]
 
 
 def test_the_tables_are_long() -> None:
-    assert {*FORMATS} - {*TOKENS} == {"webhooks"}  # which are told by their addresses, too
+    assert {*FORMATS} - {*TOKENS} == {"webhooks"}  # which are also recognized by their addresses
     assert len(PAIRS) + len(TOKENS) >= 150
     assert len(HARMLESS_LINES) >= 130
 
@@ -493,9 +493,12 @@ def cpu_seconds(text: str) -> float:
 
 
 def assert_linear(make: Callable[[int], str]) -> None:
-    """Eight times the text takes about eight times as long; a quadratic search would take sixty-four times."""
+    """Check that a text of eight times the length takes about eight times as long.
+
+    A quadratic search would take 64 times.
+    """
     tried = []
-    for _ in range(4):  # the clock is not ours alone
+    for _ in range(4):  # other processes use the CPU, too
         few, many = cpu_seconds(make(4_000)), cpu_seconds(make(32_000))
         tried.append(many / (few + 0.0005))
         if tried[-1] < 20:

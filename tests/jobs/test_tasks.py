@@ -1,4 +1,4 @@
-"""The registry: what a task may be declared with, and what a request made of it says."""
+"""The registry: declarations of tasks, and the contents of their requests."""
 
 from __future__ import annotations
 

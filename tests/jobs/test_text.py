@@ -1,4 +1,4 @@
-"""What texts and JSON become when they are stored."""
+"""Texts and JSON in their stored form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can't be seen is escaped before it reaches a terminal, and nothing else is (Q16)."""
+"""Only invisible characters are escaped before a text reaches a terminal (Q16)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069
 
 @functools.cache
 def unseen() -> list[str]:
-    """All such characters. Not when this file is read, which each process of the tests does."""
+    """Return all such characters. Computed on demand, since each process of the tests reads this file."""
     return [
         character
         for character in map(chr, range(sys.maxunicode + 1))

@@ -1,4 +1,4 @@
-"""Work periods, against a walk over the minutes (S1, S4)."""
+"""Work periods, compared with a scan over the minutes (S1, S4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PERIODS = st.tuples(SOME_DAYS, CLOCKS, ENDS).filter(lambda p: p[1] != p[2]).map(
 
 
 def is_open(texts, wall):
-    """By the words of each period: its days, and the clock."""
+    """Return whether a period is open, by the days and the clock in its text."""
     for text in texts:
         days, _, clock = text.partition(" ")
         begin, _, end = clock.partition("-")

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL under a running service: whatever ends it, it is there again, and jobs go on."""
+"""The embedded PostgreSQL of a running service: however it ends, it is started again, and jobs continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dataloader.supervisor.supervisor import open_starting
 pytestmark = pytest.mark.requirement("Q7")
 
 GOES_ON_S = 30
-"""So long jobs may stand still after the server's death."""
+"""Maximum seconds for which jobs may stop after the server's death."""
 TASKS = """
 import trio
 from dataloader.jobs.tasks import Tasks
@@ -48,7 +48,7 @@ async def long(job):
 
 
 class Service:
-    """A running `dataloader serve` on an embedded database, and what it has logged."""
+    """A running `dataloader serve` on an embedded database, and its log lines."""
 
     def __init__(self, process):
         self.process = process
@@ -71,13 +71,13 @@ class Service:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The files of the services' database."""
+    """Return a function that returns the files of the services' database."""
     return lambda: Cluster.in_directory(tmp_path / ".dataloader", 18)
 
 
 @pytest.fixture
 def serve(start, tmp_path):
-    """Starts a service and waits until it serves."""
+    """Return a function that starts a service and waits until it is ready."""
     (tmp_path / "my_tasks.py").write_text(TASKS)
 
     async def serve():
@@ -91,7 +91,7 @@ def serve(start, tmp_path):
 
 @asynccontextmanager
 async def asking(service):
-    """Triggers jobs of the service as a client that tries again, and waits for their ends."""
+    """Trigger jobs of the service like a client that retries, and wait for their ends."""
     async with httpx2.AsyncClient(base_url=service.url, timeout=20) as client:
 
         async def trigger(task, key):
@@ -153,7 +153,8 @@ async def test_jobs_continue_after_each_end_of_the_embedded_server(serve, cluste
     service.process.send_signal(signal.SIGTERM)
     assert await trio.to_thread.run_sync(partial(service.process.wait, timeout=60)) == 0
     assert not (cluster().directory / "postmaster.pid").exists()
-    # The server mends the death of one of its processes itself. Its own is told in one line, with its last words.
+    # The server itself recovers from the death of one of its processes. Its own death is one log line, with its last
+    # output.
     failures = [line for line in service.lines if line["event"] == "a part failed and is started again"]
     hows = ["it was killed", "it was shut down", "it was killed"]
     assert [how in line["cause"] for how, line in zip(hows, failures, strict=True)] == [True] * 3
@@ -172,14 +173,14 @@ async def test_one_of_two_services_restarts_their_shared_server_and_both_continu
         pids.add(cluster().postmaster().pid)
     assert len(pids) == 1
     assert former not in pids
-    # It stays for the other when the one that may have started it leaves.
+    # It continues for the other when the service that may have started it ends.
     await ended(services[0], 0)
     assert cluster().state() == "ready"
-    # Whoever is told to end once more while he is about to stop the server says that he did not.
+    # A second signal while it is about to stop the server makes it report that the server was not stopped.
     with cluster().serialized():
         services[1].process.send_signal(signal.SIGTERM)
         await services[1].logged("the embedded PostgreSQL is left: it stops if nobody else uses it")
-        # A signal that came before it waits here would have it stop the server all the same.
+        # After a signal before it waits here, it would nevertheless stop the server.
         lock = cluster().data_dir / "start.lock"
         await until(partial(trio.to_thread.run_sync, has_open, services[1].process.pid, lock))
         await ended(services[1], 128 + signal.SIGTERM)
@@ -209,7 +210,7 @@ async def test_where_processes_can_not_be_watched_the_server_is_asked(tmp_path, 
     monkeypatch.setattr(os, "pidfd_open", no_such_call)
 
     async def kill_later(server):
-        # Nothing is said while it runs.
+        # Nothing is logged while it runs.
         await trio.sleep(1)
         os.kill(server.pid, signal.SIGKILL)
 
@@ -222,7 +223,7 @@ async def test_where_processes_can_not_be_watched_the_server_is_asked(tmp_path, 
                 await keep_server(server, look_s=0.05)
 
 
-# PostgreSQL's pg_ctl, which kills each server that it has started, and notes it, once the file next to it is there.
+# PostgreSQL's pg_ctl, which kills and records each server that it has started, once the file next to it exists.
 KILLING = """#!/bin/sh
 {real} "$@"
 status=$?
@@ -236,7 +237,7 @@ exit $status
 
 @pytest.mark.full
 async def test_a_server_that_keeps_ending_uses_up_its_restarts_and_ends_the_supervisor(tmp_path):
-    """Each one ends before it has been found ready: whoever starts it must not start another one for it."""
+    """Each one ends before it has been found ready: its starter must not start another one for it."""
     programs, note = tmp_path / "programs", tmp_path / "programs" / "started"
     programs.mkdir()
     open_path(programs)
@@ -252,7 +253,7 @@ async def test_a_server_that_keeps_ending_uses_up_its_restarts_and_ends_the_supe
         trio.fail_after(120),
     ):
         note.touch()
-        note.chmod(0o666)  # the server has an account of its own
+        note.chmod(0o666)  # the server runs as another account
         os.kill(server.pid, signal.SIGKILL)
         settings = Settings(db_dsn=server.dsn, workers=())
         gave_up = "the embedded PostgreSQL gave up after 5 restarts in 60 s; the last cause was EmbeddedDatabaseError: "
@@ -260,7 +261,7 @@ async def test_a_server_that_keeps_ending_uses_up_its_restarts_and_ends_the_supe
             async with open_starting(settings, Tasks(), with_web=False, server=server) as supervisor:
                 await supervisor.wait_drained()
         started = note.read_text().split()
-    # On a slow machine more than five may come in more than a minute.
+    # On a slow machine, more than five may start in more than a minute.
     assert len(started) >= 1 + 5
     assert not server.is_running()
     said = [line for line in lines if line["event"] == "a part failed and is started again"]

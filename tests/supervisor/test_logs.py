@@ -1,4 +1,4 @@
-"""Log lines as they leave the process: one chain for structlog and stdlib, masked, never raising (Q16)."""
+"""Log lines as they leave the process: one chain for structlog and `logging`, masked, never raising (Q16)."""
 
 import fcntl
 import io
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 def out() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    root.handlers.clear()  # so that `force` closes none of pytest's
+    root.handlers.clear()  # so that `force` closes none of pytest's handlers
     yield io.StringIO()
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -182,7 +182,7 @@ def test_a_stream_that_is_gone_makes_no_call_raise(out: io.StringIO, format_: An
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[io.FileIO, io.TextIOWrapper]]:
-    """A pipe that is full, but for a page: its reader, and its writer."""
+    """Return the reader and the writer of a pipe that is full except for one page."""
     descriptors = os.pipe()
     reader, writer = os.fdopen(descriptors[0], "rb", 0), os.fdopen(descriptors[1], "w")
     os.set_blocking(reader.fileno(), False)
@@ -199,7 +199,7 @@ def test_an_unread_log_costs_one_wait_and_then_dropped_lines_are_counted(
     configure_logging("json", "info", writer)
     log = get_logger("dataloader.x")
     began = time.monotonic()
-    log.info("begun", text="y" * 10_000)  # goes on when there is room again
+    log.info("begun", text="y" * 10_000)  # continues when there is room again
     for number in range(1_000):
         log.info("dropped", number=number)
     assert WAIT_S <= time.monotonic() - began < 100 * WAIT_S

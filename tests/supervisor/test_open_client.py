@@ -1,4 +1,4 @@
-"""The client by the database: how it waits, and what it has. What all ways promise: test_jobs_contract.py."""
+"""The client by the database: its waits, and its members. test_jobs_contract.py has the promises of all ways."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_
 
 
 def open_waiting(dsn):
-    """A client, of which a wait reads its job only when it is notified, or when the listener connects."""
+    """Open a client whose waits read their jobs only after a notification, or when the listener connects."""
     return open_database_client(DatabaseOptions(dsn=dsn), Operator("test"), reread_s=math.inf)
 
 
@@ -48,7 +48,7 @@ async def test_a_wait_by_the_database_is_told_of_the_end_and_nothing_listens_bef
                 await raw.execute(END, first)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait, second)
-                # What ends while nobody listens is found by the look that follows on the next connection.
+                # An end during a lost connection is found by the read after the next connect.
                 await raw.execute(CUT)
                 await raw.execute(END, second)
     assert [job.status for job in ended] == [Status.SUCCEEDED] * 2

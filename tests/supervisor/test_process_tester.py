@@ -1,4 +1,4 @@
-"""The tester of processes: time passes by hand, a worker dies at will, and the trace tells what was."""
+"""The tester of processes: the test advances the time, a worker dies on request, and the trace has the events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_timers_run_one_after_the_other_as_time_is_advanced(database):
         assert await tester.processes.start("payment", "1", 5) == "reserved"
         await tester.advance(890)
         assert (await tester.trace("payment", "1")).payloads == ["reserved"]
-        # The timer is due, fails once, and is tried again some hundred seconds later.
+        # The timer is due, fails once, and is retried about a hundred seconds later.
         await tester.advance(400)
         trace = await tester.trace("payment", "1")
         assert trace.payloads == ["reserved", "captured"]

@@ -1,4 +1,4 @@
-"""Replicas share a queue and need nothing but the database."""
+"""Replicas share a queue and need nothing except the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources, opened once a process for its jobs, and what wraps every run."""
+"""Resources, opened once per process for its jobs, and wrappers of every run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dataloader.testing import run_task
 
 
 class Pool:
-    """Something that is opened and closed."""
+    """Resource that is opened and closed."""
 
 
 class Session:
-    """Another one."""
+    """Another resource."""
 
 
 def tasks_with_resources() -> tuple[Tasks, list[str]]:
-    """A registry with a Trio and an asyncio resource and a task of each flavour; and what happened."""
+    """Return a registry with a Trio and an asyncio resource and a task of each kind; and the recorded events."""
     tasks, told = Tasks(), []
 
     @tasks.resource
@@ -223,7 +223,7 @@ async def test_one_that_hangs_is_given_up_when_it_opens_and_cancelled_when_it_cl
 
     @tasks.task("it")
     async def it(job: Job) -> None:
-        """It needs nothing."""
+        """Handler that needs no resource."""
 
     began = trio.current_time()
     with capture_logs() as lines:
@@ -252,7 +252,7 @@ async def test_a_drain_does_not_wait_for_one_that_opens(database):
 
 @asynccontextmanager
 async def resources_opening(database, tasks, opening):
-    """A supervisor that has begun to open its tasks' resources."""
+    """Open a supervisor, until it has begun to open its tasks' resources."""
     from dataloader.supervisor.supervisor import open_starting  # noqa: PLC0415 - not public
 
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 2),))

@@ -1,4 +1,4 @@
-"""What a server, and the way to it, must be: looked at when a service or `migrate` starts, refused by one line (Q7)."""
+"""Requirements on a server and its pooler: checked when a service or `migrate` starts, refused in one line (Q7)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ IGNORED = frozenset(
     {"statement_timeout", "idle_in_transaction_session_timeout", "default_transaction_isolation", *PLANNER}
 )
 OLD = "max_client_conn = 50"
-"""Of a PgBouncer before 1.21, which does not know the setting that keeps prepared statements."""
+"""Setting of a PgBouncer before 1.21, which does not know the setting that keeps prepared statements."""
 
 
 @pytest.fixture
 def refused(start):
-    """What a command, `serve` by default, says of a database that it refuses: one line, with the code for wrong use."""
+    """Return a function that returns the output of a command, by default `serve`, that refuses a database.
+
+    The output is one line, with the exit code for wrong use.
+    """
 
     async def refused(command="serve", **settings):
         process = start(command, WORKERS_JSON="[]", DL_PORT="0", DL_LOG_FORMAT="json", **settings)
@@ -97,7 +100,7 @@ async def test_a_refused_connection_ends_the_service_without_a_wait(database, ra
     assert said.startswith(f"DL_DB_DSN: the server refuses the connection ({says}")
     assert "secret-word" not in said
     assert await refused("queues", DL_DB_DSN=dsn) == said
-    # Both addresses are looked at.
+    # Both addresses are checked.
     said = await refused(DL_DB_DSN=database.dsn, DL_DIRECT_DSN=dsn)
     assert said.startswith(f"DL_DIRECT_DSN: the server refuses the connection ({says}")
 
@@ -112,7 +115,7 @@ async def test_an_address_that_the_driver_can_not_use_is_refused_and_not_waited_
     ):
         with pytest.raises(ConfigError, match=f"^DL_DB_DSN: {re.escape(says)}"):
             await checked(f"{database.dsn}{'&' if '?' in database.dsn else '?'}{query}")
-    # Whoever needs no such file is told of the server alone.
+    # If no such file is needed, the error is only about the server.
     with pytest.raises(StoreUnavailable, match=r"can't be reached \(ConnectionRefusedError"):
         await checked(f"postgresql://u@127.0.0.1:1/x?sslmode=disable&sslrootcert={tmp_path}/no")
 

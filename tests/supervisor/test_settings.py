@@ -424,7 +424,7 @@ def test_each_layer_overrides_single_settings_of_pipelines(tmp_path: Path) -> No
     settings = load_settings(**layers, overrides=overrides).pipeline
     config = settings.config("other", {}, {})
     assert (config.workers, config.queue_size, config.batch_size, config.max_failures) == (14, 13, 12, 11)
-    # What is for one load is nearer to it than any value for all.
+    # A value for one load takes precedence over values for all loads.
     assert settings.config("ecb.rates", {}, {}).workers == 11
     sources = {row.name: row.source for row in explain(**layers, overrides=overrides)}
     assert sources[f"{PREFIX}…"] == "command line"
@@ -497,7 +497,7 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     assert [entry["token"] for entry in json.loads(tokens)] == [PLACEHOLDER]
     for name, value in examples:
         if PLACEHOLDER in value:
-            continue  # those must not work
+            continue  # these must not work
         dsn = {"DL_DB_DSN": DSN} if name == "DL_DIRECT_DSN" else {}
         load_settings({**dsn, name: value}, directory=ROOT / "no such directory")
 

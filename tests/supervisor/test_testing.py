@@ -1,4 +1,4 @@
-"""`dataloader.testing`, as the tests of a user's module would use it."""
+"""`dataloader.testing`, as used by the tests of a user's module."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_the_pytest_fixture_gives_each_test_a_separate_database(tmp_path):
         "    await assert_enqueued(dataloader_dsn, 'write')\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-o", "trio_mode=true", "-p", "no:cacheprovider", str(tmp_path)]
-    # In pytest's own folder it would close the folders of all other tests to PostgreSQL.
+    # In pytest's own folder it would make the folders of all other tests unreadable for PostgreSQL.
     command += ["--basetemp", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "3 passed" in done.stdout, done.stdout

@@ -1,4 +1,4 @@
-"""The thread that ends a process which hangs: what it takes from Trio it passes on."""
+"""The thread that ends a hanging process passes on all signals that it takes from Trio."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloader.supervisor import total_deadline
 
 
 async def test_the_private_parts_of_trio_that_we_use_exist():
-    """It has a wake-up socket for signals while it runs; what comes to ours in its place reaches it."""
+    """Trio has a wake-up socket for signals while it runs; signals that reach ours instead are passed on to it."""
     assert signal.SIGUSR1 not in total_deadline.SIGNALS, "it would end this process"
     trios = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(trios)

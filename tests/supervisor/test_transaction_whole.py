@@ -1,4 +1,4 @@
-"""A job that ends by its own transaction keeps what others keep: progress, log lines, the true time of its end."""
+"""A job that ends by its own transaction keeps the data that others keep: progress, log lines, its real end."""
 
 from __future__ import annotations
 

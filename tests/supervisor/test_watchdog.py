@@ -1,4 +1,4 @@
-"""The watchdog sees a loop that is blocked, and costs one that has nothing to do no turns."""
+"""The watchdog detects a blocked loop, and causes no turns of an idle one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloader.testing import run_task
 
 
 class Clock:
-    """The watchdog's clock, which the tests set; its thread looks at it in each round."""
+    """The watchdog's clock, which the tests set; its thread reads it in each round."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -32,7 +32,7 @@ class Clock:
         return self.now
 
     def let_it_look(self) -> None:
-        """Block until the thread has looked at what is now: the second look has begun after this."""
+        """Block until the thread has read the current time: its second read has begun after this."""
         while self._looks.acquire(blocking=False):
             pass
         for _ in range(3):
@@ -45,7 +45,7 @@ def clock():
 
 
 class Turns(trio.abc.Instrument):
-    """Counts the turns of the loop, and tells when the first one has ended in a wait."""
+    """Counts the turns of the loop, and reports when the first one has ended in a wait."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -58,13 +58,13 @@ class Turns(trio.abc.Instrument):
 
 
 def stalls(telemetry: Telemetry) -> tuple[int, float]:
-    """How many there were, and their seconds."""
+    """Return the number of stalls, and their seconds."""
     [found] = [measure for measure in telemetry.measures if measure.name == "dataloader_loop_stall_seconds"]
     return sum(found.distributions[()].counts), found.distributions[()].total
 
 
 def unheard(_for_s: float) -> None:
-    """Nobody listens."""
+    """Ignore the call."""
 
 
 async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted(clock):
@@ -93,7 +93,7 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted(clo
     assert len(logs) == 1
     assert report["event"] == "the event loop is blocked"
     assert "clock.let_it_look()" in report["stack"]
-    # Again and again, with how long it is by now: as long as the thread itself has seen it.
+    # Repeatedly, with the duration so far, as seen by the thread itself.
     assert told == sorted(told)
     assert 0 <= told[0] < told[-1] <= 2 * STALL_S
 
@@ -103,7 +103,7 @@ async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other():
 
     @tasks.task("block", asyncio=True)
     async def block(job: AioJob) -> bool:
-        await asyncio.sleep(0.01)  # for a turn of its own
+        await asyncio.sleep(0.01)  # in a separate turn
         for _ in range(1_000):
             if reported.is_set():
                 break
@@ -111,7 +111,7 @@ async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other():
         return reported.is_set()
 
     def hear(_for_s: float) -> None:
-        # Of a busy machine there may be others.
+        # A busy machine may have others.
         if any("in block\n" in line.get("stack", "") for line in logs):
             reported.set()
 

@@ -46,9 +46,9 @@ def tries():
 
 @pytest.fixture
 def apart(transactions, raw, tries):
-    """Return a function that stages rows with numbers from 0 on; those in `poison` are invalid.
+    """Return a function that stages rows with numbers from 0 on, in pieces of two requests.
 
-    In pieces of two requests.
+    The rows in `poison` are invalid.
     """
 
     async def apart(number, poison, *, most_in_a_row=NEVER, definition="id int"):
