@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests: a steady load, what a service says meanwhile, a server that a test may break."""
+"""Fixtures of the fault tests: a steady load, answers of a service meanwhile, a server that a test may break."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ KEYS = "SELECT idempotency_key, job_id FROM dl_jobs WHERE idempotency_key IS NOT
 
 @attrs.define(eq=False, kw_only=True)
 class Load:
-    """A job every `period_s` seconds, each asked for with an idempotency key, again and again until it was taken.
+    """A job every `period_s` seconds, each sent with an idempotency key until it is accepted.
 
-    `jobs` are the ids by key as they were answered, `refusals` the details of the 503s, `slowest_s` is how long the
-    slowest answer took. Any other answer, and none within the client's timeout, ends the test.
+    `jobs` has the IDs of the answers by key, `refusals` the details of the 503s, `slowest_s` the duration of the
+    slowest answer. Any other answer, and none within the client's timeout, ends the test.
     """
 
     client: httpx2.AsyncClient
@@ -73,7 +73,7 @@ class Load:
             await trio.sleep(0.2)
 
     async def more(self, number=3, *, within_s=60):
-        """Return when so many more jobs were taken."""
+        """Wait until `number` more jobs were accepted."""
         wanted = len(self.jobs) + number
 
         async def taken():
@@ -82,7 +82,7 @@ class Load:
         await until(taken, lambda count: count >= wanted, within_s=within_s)
 
     async def succeeded(self, fetch, *, within_s=40):
-        """Each key has exactly the job that its answer named, and all jobs succeed."""
+        """Check that each key has exactly the job of its answer, and that all jobs succeed."""
         await until(lambda: fetch(UNFINISHED), lambda rows: not rows, within_s=within_s)
         rows = await fetch(KEYS)
         assert len(rows) == self.asked
@@ -91,7 +91,7 @@ class Load:
 
 @pytest.fixture
 def load(client_of):
-    """A steady load on a service for the length of a block, whose end waits until every job was taken."""
+    """Return a context with a steady load on a service; its end waits until every job was accepted."""
 
     @contextlib.asynccontextmanager
     async def load(service, **options):
@@ -108,12 +108,12 @@ def load(client_of):
 
 @attrs.frozen
 class Asking:
-    """What a service says of itself and answers, over HTTP."""
+    """State and answers of a service, over HTTP."""
 
     client: httpx2.AsyncClient
 
     async def ready(self, status, *, within_s):
-        """Return when /ready has this status; each answer alone comes within the bound, too."""
+        """Wait until /ready has this status; each single answer must also arrive within the bound."""
 
         async def answer():
             with trio.fail_after(within_s):
@@ -122,32 +122,32 @@ class Asking:
         await until(answer, lambda answered: answered == status, within_s=within_s)
 
     async def metric(self, name):
-        """The value of a metric without labels, which must be there."""
+        """Return the value of a metric without labels, which must exist."""
         [value] = metrics_in((await self.client.get("/metrics")).text, f"dataloader_{name}")
         return value
 
     async def shows(self, name, value, *, within_s):
-        """Return when a metric has this value."""
+        """Wait until a metric has this value."""
         await until(partial(self.metric, name), lambda shown: shown == value, within_s=within_s)
 
     async def healthy(self):
-        """/health answers, and at once."""
+        """Check that /health answers immediately."""
         with trio.fail_after(patience_s()):
             assert (await self.client.get("/health")).status_code == 200
 
     async def trigger(self, task, *, queue="q", **fields):
-        """Ask for a job; the answer comes back."""
+        """Trigger a job; return the answer."""
         body = {"queue": queue, "task": task, "lock_key": fields.pop("lock_key", os.urandom(8).hex())} | fields
         return await self.client.post("/api/v1/jobs/trigger", json=body)
 
     async def added(self, task, **fields):
-        """Ask for a job that must be taken; its id comes back."""
+        """Trigger a job, which must be accepted; return its ID."""
         answer = await self.trigger(task, **fields)
         assert answer.status_code == 201, answer.text
         return answer.json()["job_id"]
 
     async def refused(self, *, within_s, **fields):
-        """A trigger gets a clear 503 in time. It is for a queue that nobody serves, should it have been added."""
+        """Check that a trigger gets a clear 503 in time. Its queue has no workers, in case the job was added."""
         with trio.fail_after(within_s):
             answer = await self.trigger("quick", queue="elsewhere", **fields)
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/store-unavailable"), answer.text
@@ -157,7 +157,7 @@ class Asking:
 
 @pytest.fixture
 def asking(client_of):
-    """Asks a service for the length of a block."""
+    """Return a context that sends requests to a service."""
 
     @contextlib.asynccontextmanager
     async def asking(service):
@@ -169,11 +169,11 @@ def asking(client_of):
 
 @pytest.fixture
 def calm():
-    """Checks that a service never ended, that no part of it failed, and that it saw nothing it does not know."""
+    """Return a function that checks that a service never ended, no part of it failed, and it logged no error."""
 
     def calm(service):
         assert service.process.poll() is None
-        # A loop that is held up for half a second may be the machine's fault.
+        # A loop that is blocked for half a second may be the machine's fault.
         wrong = [line for line in service.lines if line["level"] in {"error", "critical", "no JSON"}]
         assert [line for line in wrong if line["event"] != "the event loop is blocked"] == []
 
@@ -182,7 +182,7 @@ def calm():
 
 @pytest.fixture
 def own_server(request):
-    """A server of the test's own; its parameter are settings."""
+    """Run a separate server for the test; the fixture's parameter has settings."""
     with (
         TemporaryDirectory(prefix="dataloader-tests-") as data_dir,
         server_in(Path(data_dir), **getattr(request, "param", {})) as server,
@@ -192,7 +192,7 @@ def own_server(request):
 
 @pytest.fixture
 def small_disk():
-    """A file system of its own, of 240 MB."""
+    """Mount a separate file system of 240 MB."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root can mount a file system")
     with TemporaryDirectory(prefix="dataloader-tests-") as folder:
@@ -208,29 +208,32 @@ def small_disk():
 
 @pytest.fixture
 def server_on_a_small_disk(small_disk):
-    """A server that can fill its disk. No checkpoint comes by itself: without room for its files it ends the server."""
+    """Run a server that can fill its disk.
+
+    No checkpoint starts by itself: without space for its files it ends the server.
+    """
     with server_in(small_disk, checkpoint_timeout="1h") as server:
         yield server
 
 
 @attrs.define(eq=False)
 class Crowd:
-    """Takes a server's connections away from others."""
+    """Occupies all connections of a server."""
 
     _dsn: str
     _loop: object
     _connections: list[object] = attrs.field(factory=list)
 
     async def come(self):
-        """Take all that are free."""
+        """Occupy all free connections."""
         with contextlib.suppress(asyncpg.TooManyConnectionsError):
             while True:
                 self._connections.append(await self._loop.run(partial(asyncpg.connect, self._dsn, timeout=10)))
 
     async def push_out(self):
-        """End the sessions of our services, and take their places before they do.
+        """End the sessions of our services, and occupy their places before the services reconnect.
 
-        Until all places are ours: a session that is about to begin has one, and isn't seen by anybody yet.
+        Continue until all places are ours: a session that is about to begin has one, but is not visible yet.
         """
         places = await self._fetchval("SELECT setting::int FROM pg_settings WHERE name = 'max_connections'")
         await until(self._taken, lambda taken: taken == places, within_s=20)
@@ -245,14 +248,14 @@ class Crowd:
         return await self._loop.run(partial(self._connections[0].fetchval, timeout=10), sql)
 
     async def go(self):
-        """Leave."""
+        """Close all connections."""
         while self._connections:
             await self._loop.run(partial(self._connections.pop().close, timeout=3))
 
 
 @pytest.fixture
 def crowd():
-    """Those who take all connections of a server, for the length of a block."""
+    """Return a context in which all connections of a server are occupied."""
 
     @contextlib.asynccontextmanager
     async def crowd(dsn):

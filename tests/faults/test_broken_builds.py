@@ -1,4 +1,4 @@
-"""Each guard is taken out in turn, and its test must fail (tests/shared/broken.py has both)."""
+"""Each guard is taken out separately, and its test must fail (tests/shared/broken.py has both)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,20 @@ def guard_runs():
 
 @pytest.fixture
 def own_folder():
-    """A folder for a run's temporary files. In pytest's own, each run would close those of all others to PostgreSQL."""
+    """Return a folder for a run's temporary files.
+
+    A run in pytest's own would make those of others unreadable for PostgreSQL.
+    """
     with tempfile.TemporaryDirectory(prefix="guard-") as folder:
         yield Path(folder, "run")
 
 
 @pytest.fixture
 def run(guard_runs, postgres, own_folder, tmp_path):
-    """Runs a test without a guard on this session's server; returns the exit code and the output."""
+    """Return a function that runs a test without a guard on this session's server.
+
+    It returns the exit code and the output.
+    """
     postgres.template("migrated")
     folder = str(postgres.embedded.data_dir)
     options = ["-q", "-x", "-p", "no:cacheprovider", "--server", folder, "--pg", str(postgres.version)]
@@ -67,7 +73,7 @@ for name, guard in GUARDS.items():
 
 @pytest.mark.slow
 def test_each_guard_can_be_taken_out():
-    """Each in a child process. That its test then fails takes much longer to find out."""
+    """Each in a child process. A run of its test, which then fails, takes much longer."""
     paths = os.pathsep.join([str(ROOT / "tests" / "shared"), str(ROOT / "tests"), str(ROOT)])
     command, environment = [sys.executable, "-c", ONE_BY_ONE], os.environ | {"PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""Everything at once under faults for CHAOS_SECONDS (120): no guarantee is broken. `just chaos 3600` takes an hour."""
+"""All faults together for CHAOS_SECONDS (120): no guarantee is broken. `just chaos 3600` takes an hour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_mixed_load_under_random_faults_keeps_all_guarantees(unmeasured, tmp_p
     run_course(course)
     print(report(course))  # noqa: T201 - shown with the seed if the test fails
     assert course.broken == 0, report(course)
-    # It was one: all that could meet did.
+    # Every kind of operation has occurred.
     assert course.history.graph
     assert course.history.calls
     assert course.history.runs

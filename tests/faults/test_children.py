@@ -1,7 +1,7 @@
-"""Bodies in child processes: none outlives its lease, its service or its stop, whatever it does and whoever is killed.
+"""Handlers in child processes: none outlives its lease, its service or its stop, whatever it does and what is killed.
 
-A body holds a lock of the kernel's for its key (`flock`), and so does a daemon that it leaves behind: nothing but their
-end frees it.
+A handler holds a kernel lock for its key (`flock`), and so does a daemon that it leaves behind: only their end frees
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAULTS = {"service killed", "service stopped", "body", "guard killed", "guard st
 
 
 def state_of(pid):
-    """The state and the parent of a process; an ended one has none."""
+    """Return the state and the parent of a process; an ended one has none."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
     except OSError:
@@ -41,7 +41,7 @@ def is_alive(pid):
 
 
 def end(shown):
-    """End what a build without a guard leaves behind."""
+    """End the processes that a build without a guard leaves behind."""
     for pid in (shown["pid"], shown["daemon"]):
         with suppress(OSError):
             if b"DATALOADER_CHILD=" in Path(f"/proc/{pid}/environ").read_bytes():
@@ -49,7 +49,7 @@ def end(shown):
 
 
 def processes_with(variable):
-    """All live processes that have inherited this variable."""
+    """Return all live processes that have inherited this variable."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
@@ -60,7 +60,7 @@ def processes_with(variable):
 
 @pytest.fixture
 def ignoring(serve, add, raw):
-    """A service whose only job ignores everything; and what waits for its next run, in another service."""
+    """Return a context with a service whose only job ignores everything, and a second service for its next run."""
 
     @asynccontextmanager
     async def ignoring():
@@ -129,7 +129,7 @@ async def test_a_handler_whose_service_and_guard_are_suspended_dies_before_its_l
 
 @pytest.mark.full
 async def test_a_service_answers_and_cancels_beside_bodies_that_compute(serve, add, raw, counts, client_of):
-    """Answers take no longer than beside bodies that rest, on the same machine in the same seconds."""
+    """Answers take no longer than with idle handlers, on the same machine in the same seconds."""
     service = await serve({"q": 4}, tasks="child_tasks:tasks", child_grace_sec=1)
     for _ in range(2):
         await add("ignores")
@@ -161,7 +161,7 @@ async def test_a_service_answers_and_cancels_beside_bodies_that_compute(serve, a
 
 
 class Chaos:
-    """Two services, and faults that befall them and their children: one fault at a time a child."""
+    """Two services, and faults of them and their children: one fault at a time for each child."""
 
     def __init__(self, start, mark):
         self.start, self.mark, self.chance = start, mark, random.Random(0)
@@ -196,7 +196,7 @@ class Chaos:
                 os.kill(body, self.chance.choice((signal.SIGKILL, signal.SIGSTOP)))
         elif what == "guard killed":
             os.kill(guard, signal.SIGKILL)
-            await trio.sleep(1)  # its service has to live meanwhile
+            await trio.sleep(1)  # its service must live meanwhile
         else:
             os.kill(guard, signal.SIGSTOP)
             await trio.sleep(self.chance.choice((0.5, LEASE_S)))
@@ -207,7 +207,7 @@ class Chaos:
 @pytest.mark.long
 @pytest.mark.full
 async def test_chaos_never_runs_two_handlers_of_a_key_and_leaves_no_process(serve, add, counts, tmp_path):
-    """For `CHILD_CHAOS_SECONDS`, 60: services, guards and bodies are killed and stopped."""
+    """For `CHILD_CHAOS_SECONDS`, 60: services, guards and handlers are killed and stopped."""
     folder = tmp_path / "locks"
     folder.mkdir()
 

@@ -1,6 +1,6 @@
-"""Slow and hostile clients: they cost the service a bounded amount of memory and no job, and it ends them in time (Q5).
+"""Slow and hostile clients: their memory is bounded, no job is lost, and the service ends them in time (Q5).
 
-IDLE_CONNECTIONS says how many idle connections are opened, 2,000 if not given; 10,000 in a full run.
+IDLE_CONNECTIONS is the number of idle connections, by default 2,000; 10,000 in a full run.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ pytestmark = [pytest.mark.full, pytest.mark.requirement("Q5")]
 
 IDLE_CONNECTIONS = int(os.environ.get("IDLE_CONNECTIONS", "2000"))
 SPARE = 200
-"""Descriptors that a process has open besides its connections, at the most."""
+"""Maximum number of descriptors that a process has open besides its connections."""
 HEALTH_MS = 20
 KIB, MIB = 1 << 10, 1 << 20
 TRIGGER = "/api/v1/jobs/trigger"
 JSON, CHUNKED = "Content-Type: application/json", "Transfer-Encoding: chunked"
 HEADER_S, IDLE_S, BODY_S, STALLED_S = 10, 75, 30, 10
-"""When the server ends a connection without a header, an idle one, one without a body, one that takes no answer."""
+"""Seconds until the server ends a connection without a header, idle, without a body, or without reading."""
 GRACE_S = 15
-"""For a slow machine."""
+"""Additional seconds for a slow machine."""
 
 
 @pytest.fixture
 def descriptors():
-    """This process and those that it starts may have as many open as the hard limit allows."""
+    """Raise the limit of open files for this process and its children to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < IDLE_CONNECTIONS + SPARE:
         pytest.skip(f"the hard limit of open files is {hard}, too low for {IDLE_CONNECTIONS} connections")
@@ -51,7 +51,7 @@ def descriptors():
 
 
 def memory(service, name="VmRSS"):
-    """Bytes that the service has in memory, or (VmHWM) had at the most."""
+    """Return the bytes of memory of the service, now or (VmHWM) at most."""
     status = Path(f"/proc/{service.process.pid}/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * KIB
 
@@ -61,7 +61,7 @@ def open_files(service):
 
 
 def established(service):
-    """The connections that the kernel has on the service's side, whatever the service knows of them."""
+    """Return the number of connections that the kernel has on the service's side."""
     port = f":{urlsplit(service.url).port:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
@@ -85,7 +85,7 @@ def request(path="/health", *headers, method="GET"):
 
 
 async def answer(stream, ending=b'"}'):
-    """An answer of a few bytes, up to its end."""
+    """Return an answer of a few bytes, up to its end."""
     received = b""
     while not received.endswith(ending):
         part = await stream.receive_some(65_536)
@@ -95,7 +95,7 @@ async def answer(stream, ending=b'"}'):
 
 
 async def rest(stream):
-    """All that comes until the server ends the connection."""
+    """Return all bytes until the server ends the connection."""
     received = b""
     with suppress(trio.BrokenResourceError):
         async for part in stream:
@@ -104,7 +104,7 @@ async def rest(stream):
 
 
 async def health_ms(service, rounds):
-    """How long each of some requests for /health took, on one connection."""
+    """Return the durations of some requests for /health, on one connection."""
     took_ms = []
     stream = await connect(service)
     async with stream:
@@ -119,7 +119,7 @@ async def health_ms(service, rounds):
 
 @asynccontextmanager
 async def health_measured():
-    """Collects what /health took; in the end it is told, and the median is judged."""
+    """Collect durations of /health; in the end print them and check the median."""
     took_ms = []
     yield took_ms
     took_ms.sort()
@@ -130,7 +130,7 @@ async def health_measured():
 async def test_thousands_of_idle_connections_cost_little_and_block_no_request(
     unmeasured, descriptors, serve, add, row_when
 ):
-    """Each keeps its connection after an answer; some begin another request, and drip on.
+    """Each keeps its connection after an answer; some begin another request, and send it slowly.
 
     The bound: 100 KiB for a connection, and 32 MiB.
     """
@@ -177,7 +177,7 @@ async def test_thousands_of_idle_connections_cost_little_and_block_no_request(
 
 
 async def test_clients_that_go_leave_nothing_behind(serve):
-    """Whoever ends an idle connection, as probes and load balancers do, takes no descriptor along for longer."""
+    """A client that ends an idle connection, like probes and load balancers, frees its descriptor."""
     service = await serve()
     await health_ms(service, 1)
     files = open_files(service)
@@ -200,7 +200,7 @@ def _now(read, *args):
 
 @pytest.mark.long
 async def test_clients_that_say_nothing_or_too_little_are_ended_in_time(unmeasured, serve):  # noqa: C901 - a client each
-    """In 10 s without a whole header, also if it is about to come all the time; in 30 s without a whole body."""
+    """After 10 s without a whole header, even if it continues to arrive; after 30 s without a whole body."""
     service = await serve()
     ended = Counter()
 
@@ -255,7 +255,7 @@ async def test_clients_that_say_nothing_or_too_little_are_ended_in_time(unmeasur
 
 
 async def test_headers_without_an_end_are_refused(unmeasured, serve):
-    """The bound: 32 MiB for all of 40 clients, who send as much as they can."""
+    """The bound: 32 MiB for all of 40 clients, which send as much as they can."""
     service = await serve()
     await health_ms(service, 10)
     before = memory(service)
@@ -272,14 +272,14 @@ async def test_headers_without_an_end_are_refused(unmeasured, serve):
                 nursery.start_soon(pump, service, head, piece)
         took_ms.extend(await health_ms(service, 100))
     assert memory(service, "VmHWM") - before < 32 * MIB
-    # One who sends little more than is allowed is told so.
+    # A client that sends little more than is allowed gets the error.
     async with await connect(service) as stream:
         await stream.send_all(kinds["a header"] + b"x" * 20_000)
         assert b" 431 " in await rest(stream)
 
 
 async def pump(service, head, piece, *, within_s=30):
-    """Send without end until the server ends it; how many bytes it let us send."""
+    """Send endlessly until the server ends the connection; return the number of bytes sent."""
     stream = await connect(service)
     sent = 0
     with trio.fail_after(within_s), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -292,7 +292,7 @@ async def pump(service, head, piece, *, within_s=30):
 
 
 async def test_bodies_without_an_end_are_refused(unmeasured, serve, add):
-    """The bound: twice the longest body that is allowed for each of 42 clients, and 32 MiB."""
+    """The bound: twice the longest allowed body for each of 42 clients, and 32 MiB."""
     longest = MIB
     service = await serve(max_body_bytes=64 * KIB, max_batch_body_bytes=longest)
     job_id = await add("no such task", queue="x")
@@ -321,13 +321,14 @@ async def test_bodies_without_an_end_are_refused(unmeasured, serve, add):
         took_ms.extend(await health_ms(service, 100))
     print({kind: f"{count / MIB:.1f} MiB" for kind, count in sent.items()})  # noqa: T201 - as above
     assert memory(service, "VmHWM") - before < 42 * 2 * longest + 32 * MIB
-    # Each was ended, though it would have gone on: it sent what sockets hold, and what was dropped within a second.
+    # Each was ended, although it would have continued: it sent the contents of sockets, and the bytes dropped within a
+    # second.
     assert sent.keys() == heads.keys()
     assert all(count < 256 * MIB for kind, count in sent.items() if kind != "while it waits")
 
 
 async def test_clients_that_never_read_are_ended_and_hold_no_more_than_their_answers(unmeasured, serve, add):
-    """The bound: four times the answer for each of the five that ask for a long one, and 32 MiB."""
+    """The bound: four times the answer for each of the five that request a long one, and 32 MiB."""
     service = await serve()
     length = MIB * 3 // 2
     job_id = await add("no such task", {"long": "x" * length}, queue="x")
@@ -372,7 +373,7 @@ async def test_a_process_without_free_file_descriptors_runs_jobs_and_recovers(se
 
 
 def http_2(*, window=None):
-    """A client of HTTP/2; with `window` 0 it lets no byte of an answer come."""
+    """Return a client of HTTP/2; with `window` 0 it lets no byte of an answer through."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(validate_outbound_headers=False))
     if window is not None:
         values = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
@@ -388,7 +389,7 @@ def headers(method=b"GET", path=b"/health"):
 
 @pytest.mark.long
 async def test_connections_of_other_protocols_are_ended_in_time(unmeasured, serve):
-    """A WebSocket that was refused, and what knows HTTP/2: within the time that idle connections have."""
+    """A rejected WebSocket, and clients of HTTP/2: within the time for idle connections."""
     service = await serve()
 
     def says_nothing_more():
@@ -480,7 +481,7 @@ async def test_a_client_that_breaks_the_protocol_ends_no_connection_but_its_own(
                     await odd(stream)
                 with trio.move_on_after(1):
                     assert b"HTTP/1.1 500" not in await rest(stream), kind
-            # On the connection that was there before.
+            # On the connection that was opened before.
             await witness.send_all(request())
             assert b" 200 " in await answer(witness), kind
             # A blocked loop is the machine's fault, as in `calm`.

@@ -1,6 +1,6 @@
-"""Bodies beside Dask workers: at most one lives for a job, whoever is killed, frozen or cut off from the others.
+"""Handlers next to Dask workers: at most one lives for a job, whatever process is killed, frozen or disconnected.
 
-A body writes a row each moment as long as it lives: rows of two bodies of a job never alternate.
+A handler writes rows continuously while it lives: rows of two handlers of a job never alternate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parent_of(pid):
 
 
 class Line:
-    """A line to the scheduler that can be cut: what is sent is neither lost nor delivered until it is mended."""
+    """Connection to the scheduler that can be cut: sent data is neither lost nor delivered until it is restored."""
 
     def __init__(self, port):
         self.to = port
@@ -72,7 +72,10 @@ def cluster(port):
 
 @pytest.fixture
 def beating(serve, add, raw, database):
-    """A service whose job beats; after the block, the second run of the job beats, and no two of them have done so."""
+    """Return a context with a service whose job writes.
+
+    Afterwards its second run writes, and no two of them overlapped.
+    """
 
     @asynccontextmanager
     async def beating(dask, *, another=None):
@@ -118,7 +121,7 @@ async def test_a_handler_on_a_suspended_worker_dies_before_its_job_runs_again(be
 
 
 async def test_a_body_whose_scheduler_is_killed_dies_and_the_job_runs_on_the_next_one(beating, cluster):
-    """The next scheduler has another address: at the same one Dask may wait minutes for a former worker."""
+    """The next scheduler has another address: at the same one, Dask may wait minutes for a former worker."""
     with dask_cluster(1, 1) as following:
         async with beating(cluster.address, another=following.address) as (_, first):
             cluster.kill()

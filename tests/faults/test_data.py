@@ -1,5 +1,6 @@
-"""What the queue holds and who serves it: hostile values, unknown tasks, queues that come and go,
-deletion under readers (F40, F41, F44, F45).
+"""Data of the queue and its users: hostile values, unknown tasks, added and removed queues, deletion under readers.
+
+These are the faults F40, F41, F44 and F45.
 """
 
 from __future__ import annotations
@@ -120,11 +121,11 @@ SAID = {
     "a message of 10 MB": "failed",
     "1,000 errors in groups": "failed",
 }
-"""What the task `hostile` returns or raises, and how its job ends."""
+"""Results or errors of the task `hostile`, and how its job ends."""
 
 
 def bodies():
-    """What is sent to trigger jobs, by what is odd about it."""
+    """Return the bodies of triggers, by their oddity."""
     for number, (name, value) in enumerate(VALUES.items()):
         head = f'{{"queue": "q", "task": "quick", "lock_key": "value {number}", "max_attempts": 1, "args": {{"answer": '
         yield name, head.encode() + value + b"}}"
@@ -135,7 +136,7 @@ def bodies():
 
 
 def changes():
-    """What is sent to change jobs, one field at a time; none of it means a job that is there."""
+    """Return the bodies of changes, one field at a time; none of them matches an existing job."""
     for field, values in (FIELDS | {"created_from": INSTANTS, "created_to": INSTANTS}).items():
         if field in {"queue", "lock_key", "created_from", "created_to"}:
             for value in values:
@@ -167,7 +168,7 @@ async def test_f40_hostile_requests_are_refused_or_become_jobs_that_end_and_can_
             return answer
 
         for what, content in bodies():
-            # A connection is over after an answer that did not wait for the whole body.
+            # A connection is closed after an answer that did not wait for the whole body.
             headers = JSON | ({"Connection": "close"} if len(content) > 2**20 else {})
             answer = await asked(what, "POST", TRIGGER, content=content, headers=headers)
             if answer.is_success:
@@ -188,7 +189,7 @@ async def test_f40_hostile_requests_are_refused_or_become_jobs_that_end_and_can_
         await all_pages(asked)
         assert (await client.get("/ready")).status_code == 200
     assert not wrong, "\n".join(map(str, wrong))
-    # Some of each kind were stored and ended as what they were.
+    # Some of each kind were stored, and their results are unchanged.
     same = "SELECT status::text, args -> 'answer' = result AS same FROM dl_jobs WHERE job_id = $1"
     by_what = {what: job_id for job_id, what in accepted.items()}
     for what in ("1 MB", "a pair", "500 levels", "no NUL, it only looks like one"):
@@ -212,7 +213,7 @@ async def test_f40_a_job_ends_readable_with_any_output_of_its_handler(serve, add
             for path in ("", "/status", "/events"):
                 assert (what, (await client.get(f"/api/v1/jobs/{jobs[what]}{path}")).status_code) == (what, 200)
         assert (await client.get("/api/v1/jobs")).status_code == 200
-    # Its outcome is written as theirs are.
+    # Its outcome is written together with theirs.
     await row_when(quick, "succeeded")
 
 
@@ -223,7 +224,7 @@ async def test_f40_an_early_answer_to_a_long_body_closes_the_connection(serve, c
     async with client_of(service) as client:
         answer = await client.post(TRIGGER, content=b"x" * 2_000_000, headers=JSON)
         assert (answer.status_code, answer.headers.get("connection")) == (413, "close")
-        # So that a client with a pool does not send its next request into the end of this one.
+        # Otherwise a client with a pool would send its next request into the end of this one.
         assert (await client.get("/health")).status_code == 200
 
 
@@ -252,7 +253,7 @@ async def test_f41_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(
         async def metrics():
             return (await client.get("/metrics")).text
 
-        # The alarm, and the others are in nobody's way.
+        # The alarm is raised, and they do not delay other jobs.
         await until(metrics, lambda text: 'dataloader_queue_jobs{queue="q",state="unknown_task"} 1.0' in text)
     await row_when(await add("quick"), "succeeded")
     skipped = await raw.fetchrow("SELECT waits_for, attempt, crashes FROM dl_jobs WHERE job_id = $1", waiting)
@@ -272,7 +273,7 @@ async def test_f41_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(
     assert old.process.poll() is None
 
 
-# F44: queues that come and go
+# F44: added and removed queues
 
 
 @pytest.mark.full
@@ -329,7 +330,7 @@ async def test_f44_a_queue_restarted_with_fewer_slots_keeps_its_new_limit(serve,
     wide = await serve({"q": 6}, drain_timeout_sec=0.3, **PATIENT)
     jobs = [await add("visit", {"s": 600}, lease_ttl_sec=PATIENT_LEASE_S) for _ in range(8)]
     await until(ledger.visits, lambda visits: len(visits) == 6)
-    # Who claims them next finds something shorter to do.
+    # The next handler has a shorter task.
     await raw.execute("""UPDATE dl_jobs SET args = '{"s": 1.5}'""")
     narrow = await serve({"q": 2}, **PATIENT)
     wide.signal(signal.SIGTERM)

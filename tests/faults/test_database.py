@@ -1,8 +1,8 @@
-"""The database goes away, and comes back: service resumes by itself, and says the truth meanwhile (Q5, Q6, Q8, Q12).
+"""Outages of the database: service resumes by itself, and reports its state correctly meanwhile (Q5, Q6, Q8, Q12).
 
-Each fault is made outside of the service: on a server of the test's own, by SQL of another session, or in the network
-between. A steady load of jobs is asked for by HTTP, each with an idempotency key until it is taken, and all of them
-succeed in the end; none runs twice at once; the process never ends, and no part of it fails.
+Each fault is caused outside of the service: on a separate server, by SQL of another session, or in the network. A
+steady load of jobs is sent by HTTP, each with an idempotency key until it is accepted, and all of them succeed in the
+end. None runs twice concurrently; the process never ends, and no part of it fails.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND 
 SUCCEEDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
 NEXT_ID = "SELECT pg_current_xact_id()"
 UNHURRIED = {"reaper_period_sec": 60, "heartbeat_sec": 30, "claim_backoff_sec": 60}
-"""Requests have the pool to themselves."""
+"""Settings that leave the whole pool to requests."""
 IMPATIENT = {"connect_timeout_sec": 2, "statement_timeout_sec": 2}
 """Half-open connections are noticed when a statement on them takes too long."""
 WRITE_BOUND_S = 2 + 2 + 2
-"""The longest a write takes with these: connecting, the statement, and a little (`DatabaseOptions`)."""
+"""Maximum duration of a write with these settings: connecting, the statement, and a little (`DatabaseOptions`)."""
 
 
 async def worked(visits, number=5):
-    """Return when so many jobs have begun."""
+    """Wait until `number` jobs have begun."""
     await until(visits, lambda visits: len(visits) >= number)
 
 
@@ -94,7 +94,7 @@ async def test_f14_a_database_that_crashes_under_load_costs_no_job(serve, own_se
 
     service = await serve({"q": 10}, dsn=own_server.dsn, **FAST)
     await until(succeeded, lambda count: count > 200)
-    # The end of any backend ends all sessions; the server recovers and takes connections again.
+    # The death of any backend ends all sessions; the server recovers and accepts connections again.
     [[pid]] = await own_server.fetch("SELECT pid FROM pg_stat_activity WHERE application_name ~ 'recorder'")
     os.kill(pid, signal.SIGKILL)
     await until(succeeded, lambda count: count == 600, within_s=240)
@@ -174,7 +174,7 @@ async def test_f16_replies_lost_after_the_commit_add_no_second_job_or_run(
             await row_when(job_id, "succeeded")
             proxy.cut("recorder")
             proxy.thaw()
-            # The recorder goes on, and took what it had written for written.
+            # The recorder continues, and has recognized its former writes.
             await row_when(await ask.added("visit", lock_key="k"), "succeeded")
             assert await ask.metric("writes_fenced_total") == 0
     assert len(await ledger.visits(job_id)) == 1
@@ -189,7 +189,7 @@ async def test_f17_a_network_that_swallows_everything_is_noticed_by_an_idle_serv
     serve, add, asking, calm, ledger, row_when, database
 ):
     async with open_proxy(database.dsn) as proxy:
-        # Nothing but a notification starts a job here.
+        # Only a notification starts a job here.
         service = await serve(dsn=proxy.dsn, poll_sec=60, **IMPATIENT, **FAST)
         async with asking(service) as ask:
             await row_when(await add("visit", lease_ttl_sec=LEASE_S), "succeeded")
@@ -200,7 +200,7 @@ async def test_f17_a_network_that_swallows_everything_is_noticed_by_an_idle_serv
             await ask.refused(within_s=2 * WRITE_BOUND_S + 6)
             await ask.healthy()
             for role, links in before.items():
-                # Who has noticed has tried to connect again.
+                # A role that has noticed the outage has tried to connect again.
                 await until(_new_links(proxy, role, links), within_s=LISTENER_BOUND_S + 20)
             await ask.shows("listener_connected", 0, within_s=10)
             await ask.shows("database_up", 0, within_s=10)
@@ -241,7 +241,7 @@ async def test_f17_a_trigger_that_the_network_swallows_is_answered_within_its_de
     serve, asking, calm, raw, database
 ):
     async with open_proxy(database.dsn) as proxy:
-        # With the timeouts that a service has unless it is told others.
+        # With the default timeouts of a service.
         service = await serve(dsn=proxy.dsn, **UNHURRIED)
         async with asking(service) as ask:
             await until(partial(raw.fetchval, IDLE_SESSIONS, "pool", 0.5))
@@ -299,7 +299,7 @@ async def test_f18_a_service_whose_database_only_reads_is_not_ready(serve, askin
 
 
 async def _fail_over(raw, database, change):
-    """Sessions that begin from now on are of another kind, and all that there are end."""
+    """Make all new sessions differ by `change`, and end the existing ones."""
     await raw.execute(f"ALTER DATABASE {database.name} {change}")
     pids = [record["pid"] for record in await raw.fetch(OURS)]
     assert pids
@@ -331,9 +331,9 @@ async def test_f19_a_locked_table_is_retried_with_growing_pauses(
 ):
     async with raw_connection(database.dsn) as other:
         if of_the_role:
-            # Ours wins over the role's statement timeout; there is none of ours for locks.
+            # Our statement timeout takes precedence over the role's; we set none for locks.
             await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {of_the_role} = '300ms'")
-        # More slots than there are jobs at once: without a free one nothing is claimed, and no claim is tried.
+        # More slots than concurrent jobs: without a free one, nothing is claimed, and no claim is tried.
         service = await serve(
             {"q": 100}, statement_timeout_sec=1, connect_timeout_sec=2, poll_sec=0.2, log_level="debug", **FAST
         )
@@ -356,7 +356,7 @@ async def test_f19_a_locked_table_is_retried_with_growing_pauses(
             await ask.ready(200, within_s=30)
             await jobs.more()
     pauses = [line["again_in_s"] for line in tries]
-    # The first may be of a statement that was slow before.
+    # The first may be that of a statement that was slow before.
     assert all(1.2 < after / before < 3.2 for before, after in [*pairwise(pauses)][-2:]), "twice, up to a fifth off"
     assert len(tries) * SECONDS_A_TRY[of_the_role] <= took_s + 1
     await jobs.succeeded(raw.fetch)
@@ -365,7 +365,7 @@ async def test_f19_a_locked_table_is_retried_with_growing_pauses(
 
 
 def tries_of(service, part):
-    """The tries of a part that failed."""
+    """Return the failed attempts of a part."""
     return [line for line in [*service.lines] if line["event"] == "a try failed" and line["part"] == part]
 
 
@@ -387,10 +387,10 @@ async def test_f22_jobs_start_within_the_poll_until_notifications_return(
         async with asking(service) as ask:
             await until(partial(no_claim_is_due, service, proxy))
             proxy.freeze("listener")
-            # Polls are up to a fifth earlier or later.
+            # Polls are up to 20 % earlier or later.
             took_s = await one_after_another(3, within_s=poll_s * 1.2 + 15)
             assert took_s > 2 * poll_s * 0.8, "something else than the poll has started them"
-            # What falls due later has to be made ready first; the next sweep is a minute away.
+            # A job that falls due later must be made ready first; the next sweep is a minute away.
             soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
             await row_when(await ask.added("quick", available_at=soon), "succeeded", within_s=2 * poll_s * 1.2 + 15)
             await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 20)
@@ -415,7 +415,7 @@ async def test_f23_a_full_queue_of_notifications_is_an_outage_that_passes(serve,
         await sleeper.execute("LISTEN nobody")
         await sleeper.execute("BEGIN")
         await sleeper.execute("SELECT 1")
-        # When these end there is something to notify of: the next job of the key, and that one is to run again.
+        # The ends of these cause notifications: the next job of the key becomes ready, and the other one runs again.
         held = await ask.added("visit", lock_key="k", args={"s": 8})
         fails = await ask.added("visit", lock_key="f", args={"s": 8, "fails": 1})
         await worked(ledger.visits, 2)
@@ -428,7 +428,7 @@ async def test_f23_a_full_queue_of_notifications_is_an_outage_that_passes(serve,
         await until(_failed_with(service, "too many notifications"), within_s=20)
         await until(ledger.visits, lambda visits: all(visit["ended_at"] for visit in visits))
         await ask.healthy()
-        # The session that kept the queue full ends. Nobody does anything else about it.
+        # The session that kept the queue full ends. Nothing else is done about it.
         await sleeper.execute("ROLLBACK")
 
         async def taken():
@@ -456,7 +456,7 @@ async def _notify_on_and_on(connection):
 async def test_f25_leases_are_renewed_and_jobs_run_while_the_pool_is_stuck(
     serve, add, asking, calm, ledger, raw, row_when, database
 ):
-    # By their statements: others that wait for this lock have a `lock_timeout`, and free their connection soon.
+    # By their statements: other sessions that wait for this lock have a `lock_timeout`, and soon free their connection.
     stuck = """
         SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name LIKE '% pool' AND wait_event_type = 'Lock'
@@ -466,7 +466,7 @@ async def test_f25_leases_are_renewed_and_jobs_run_while_the_pool_is_stuck(
         long_job = await add("visit", {"s": LEASE_S + 3}, lease_ttl_sec=LEASE_S)
         await row_when(long_job, "running")
         await other.execute("BEGIN; LOCK TABLE dl_workers IN ACCESS EXCLUSIVE MODE")
-        # The process shows itself there, and this request reads it: those are the two connections of the pool.
+        # The process writes its sign of life, and this request reads it: those are the two connections of the pool.
         nursery.start_soon(_read_workers_on_and_on, ask.client)
         await until(partial(raw.fetchval, stuck), lambda count: count == 2)
         await ask.refused(within_s=2 + 3)
@@ -527,7 +527,7 @@ async def test_f26_a_server_without_a_free_connection_is_waited_for_at_the_start
 
 
 def _address_of(service):
-    """Where a service listens that has not said so yet."""
+    """Return the address of a service that has not logged it yet."""
     process = Path("/proc", str(service.process.pid))
     sockets = {str(file.readlink()) for file in (process / "fd").iterdir()}
     for line in (process / "net/tcp").read_text().splitlines()[1:]:
@@ -544,16 +544,16 @@ async def test_f27_a_full_disk_is_waited_for(serve, load, asking, calm, ledger, 
     postmaster = server.cluster.postmaster().pid
     service = await serve(dsn=server.dsn, **FAST)
     filler = small_disk / "filler"
-    # Large rows, so that what is free in the tables' pages is soon used up.
+    # Large rows, so that the free space in the tables' pages is soon used up.
     async with load(service, ballast=700, period_s=0.05, s=0.05, keys=8) as jobs, asking(service) as ask:
         await worked(ledger.visits)
-        # Room in the write-ahead log, whose end would be the server's; the disks of the two are often not the same.
+        # Make space in the write-ahead log, without which the server would end; often the two have different disks.
         await server.fetch("SELECT pg_switch_wal()::text")
         await server.fetch("CHECKPOINT")
         try:
             await trio.to_thread.run_sync(_fill, filler)
             await until(_refusals_of(jobs), lambda refusals: len(refusals) > 10, within_s=25)
-            # Signs of life are updates in place, which need no room.
+            # Signs of life are updates in place, which need no space.
             await ask.ready(503, within_s=20)
             await ask.healthy()
             with pytest.RaisesGroup(asyncpg.DiskFullError, flatten_subgroups=True):
@@ -577,7 +577,7 @@ async def test_a_server_that_accepts_no_writes_before_a_wraparound_is_waited_for
     await own_server.fetch("CREATE TABLE pin (n int)")
     await _bring_close_to_the_wraparound(own_server, left=3_000)
     async with raw_connection(own_server.dsn) as pin:
-        # A vacuum against the wraparound waits for this lock, so that the oldest id stays in use.
+        # A vacuum against the wraparound waits for this lock, so that the oldest ID stays in use.
         await pin.execute("BEGIN")
         await pin.execute("LOCK TABLE pin IN SHARE UPDATE EXCLUSIVE MODE")
         assert await pin.fetchval("SELECT age(relfrozenxid) FROM pg_class WHERE relname = 'pin'") > 2_000_000_000
@@ -610,12 +610,12 @@ async def test_a_server_that_accepts_no_writes_before_a_wraparound_is_waited_for
 
 
 async def _bring_close_to_the_wraparound(server, *, left):
-    """Move the server's next transaction id to `left` before the stop limit."""
+    """Move the server's next transaction ID to `left` before the stop limit."""
     [[oldest]] = await server.fetch("SELECT min(datfrozenxid::text::bigint) FROM pg_database")
     await server.stop("fast")
     next_id = oldest + 2**31 - 1 - 3_000_000 - left
     directory = server.cluster.directory
-    # The states of the transactions around this id: a server that has got there by itself has made the file.
+    # The states of the transactions around this ID: a server that has reached it normally has created the file.
     segment = directory / "pg_xact" / f"{next_id // 2**20:04X}"
     segment.write_bytes(bytes(256 * 1024))
     owner = (directory / "PG_VERSION").stat()
@@ -632,7 +632,7 @@ async def _use_up_transaction_ids(raw):
 
 
 async def _freeze_all(server):
-    """Give the server its transaction ids back, as its log tells an operator to do."""
+    """Give the server transaction IDs again, in the way that its log recommends to an operator."""
     address = urlsplit(server.dsn)
     for row in await server.fetch("SELECT datname FROM pg_database WHERE datallowconn"):
         async with raw_connection(address._replace(path=f"/{row['datname']}").geturl()) as raw:
@@ -651,7 +651,7 @@ async def test_f27_a_full_disk_that_ends_the_server_costs_no_job(
         await worked(ledger.visits)
         try:
             await trio.to_thread.run_sync(_fill, filler)
-            # The write-ahead log can't grow, which is the server's end, and it can't start either.
+            # The write-ahead log cannot grow, which ends the server, and it cannot start either.
             with pytest.RaisesGroup(pytest.RaisesExc((asyncpg.PostgresError, OSError)), flatten_subgroups=True):
                 while True:
                     await server.fetch("SELECT pg_logical_emit_message(true, '', repeat('x', 1000000))")
@@ -671,7 +671,7 @@ async def test_f27_a_full_disk_that_ends_the_server_costs_no_job(
 
 
 def _fill(path):
-    """A file as large as the disk lets it be."""
+    """Write a file that fills the disk."""
     with path.open("wb", buffering=0) as file:
         for size in (1 << 20, 4_096):
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):

@@ -1,8 +1,8 @@
-"""Deaths: an accepted job ends or waits to run, whatever dies (promises 1 and 4).
+"""Deaths: an accepted job ends or waits to run, whatever process dies (promises 1 and 4).
 
-Processes are killed at chosen and at random moments, by signals, by native code, and by tables that are emptied under
-them. What must hold is read from the rows, the journal and the ledger. MANY_JOBS is how many jobs two processes share:
-3,000 if not given, 20,000 in a full run.
+Processes are killed at chosen and at random moments, by signals, by native code, and by tables that are emptied while
+they run. The guarantees are checked in the rows, the event histories and the ledger. MANY_JOBS is the number of jobs
+that two processes share: by default 3,000; 20,000 in a full run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WHERE began_at < others_until
 
 @pytest.fixture
 def all_succeeded(counts):
-    """Waits until every job has ended, and all have succeeded."""
+    """Return a function that waits until every job has ended, and checks that all have succeeded."""
 
     async def all_succeeded(number, *, within_s=60):
         await until(counts, lambda found: found == {"succeeded": number}, within_s=within_s)
@@ -81,7 +81,7 @@ async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_an
     lease_until = await raw.fetchval("SELECT lease_expires_at FROM dl_jobs")
     done = await row_when(job_id, "succeeded")
     assert (done["attempt"], done["crashes"]) == (2, 1)
-    # Not before the dead process's lease had ended, and by the next sweep.
+    # After the end of the dead process's lease, and by the next sweep.
     picked = await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'picked' ORDER BY event_id")
     assert 0 < (picked[1]["ts"] - lease_until).total_seconds() < SWEEP_S + 8
 
@@ -199,7 +199,7 @@ async def test_thousands_of_jobs_of_two_processes_one_of_them_killed_half_way(un
     assert await raw.fetchval("SELECT count(DISTINCT job_id) FROM ledger") == JOBS
     assert await raw.fetchval("SELECT count(*) FROM ledger") == JOBS
     assert await raw.fetchval(OVERLAPS) == 0
-    # Both had a share of it.
+    # Both have run some of them.
     shares = await raw.fetch(
         "SELECT count(*) FROM dl_job_events WHERE kind = 'picked' GROUP BY payload->>'worker' ORDER BY 1"
     )
@@ -267,7 +267,7 @@ async def test_f03_a_claim_whose_reply_was_lost_is_released_and_repeated(serve, 
     async with open_proxy(database.dsn) as proxy:
         await serve(dsn=proxy.dsn, poll_sec=3_600)
         proxy.freeze_at("locks", b"its claim")
-        # Its lease outlives the test: not the reaper is to find it.
+        # Its lease is longer than the test, so that the reaper does not find it.
         job_id = await add("visit", lock_key="its claim", lease_ttl_sec=600)
         claimed = await row_when(job_id, "running")
         proxy.cut("locks")
@@ -333,7 +333,7 @@ async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_and_others
     assert (row["attempt"], row["crashes"]) == (2, 2)
     assert row["error"].startswith("worker lost: the lease of ")
     assert row["finished_at"] is not None
-    # Without the claims that met somebody's look at the key, which are no attempts.
+    # Without the claims that encountered a check of the key, which are not attempts.
     told = """
         SELECT kind, payload ->> 'reason', payload ->> 'attempt' FROM dl_job_events
         WHERE job_id = $1 AND payload ->> 'reason' IS DISTINCT FROM 'lock_key' ORDER BY event_id"""
@@ -361,7 +361,7 @@ async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_runni
         for _ in range(3):
             services = await all_at_once(*[partial(serve, {"q": 8}, dsn=proxy.dsn)] * 2)
             await raw.execute(VISITS, 600, 600, 60, 0.05)
-            # Now some claim is under way at almost any time.
+            # Now a claim is in progress at almost any time.
             proxy.delay_s, proxy.jitter_s = 0.01, 0.03
             pids = {service.process.pid for service in services}
             await until(at_work, pids.issubset)
@@ -373,7 +373,7 @@ async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_runni
             assert (await counts()).keys() == {"queued", "succeeded"}
     await serve({"q": 30})
     await all_succeeded(1_800, within_s=240)
-    # Nothing ran twice: what was claimed has run, or has gone back before it began, with its attempt.
+    # No job ran twice: each claimed one has run, or was released before it began, with its attempt.
     assert [visit["how"] for visit in await ledger.visits()] == ["returned"] * 1_800
     assert await raw.fetch("SELECT * FROM dl_jobs WHERE attempt <> 1") == []
 

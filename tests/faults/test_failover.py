@@ -1,7 +1,7 @@
-"""The primary is killed under load and its streaming standby promoted: what is promised of it, by recorded histories.
+"""The primary is killed under load and its streaming standby promoted: the promises, checked by recorded histories.
 
-Services and clients have an address with both hosts. What ran when is in a file that the handlers write, what was
-accepted is what clients were told; the checks compare these with the promoted database.
+Services and clients have an address with both hosts. The handlers write their runs to a file, and clients record their
+answers; the checks compare these with the promoted database.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ REPLAYED = "SELECT pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn()"
 
 @pytest.fixture
 def pair(request):
-    """A primary with its standby; the parameter says whether it is synchronous."""
+    """Run a primary with its standby; the parameter says whether it is synchronous."""
     with standby_pair(synchronous=request.param) as pair:
         yield pair
 
 
 @attrs.define(eq=False)
 class Clients:
-    """Programs that enqueue and call until they are told that it was taken, each with a key.
+    """Programs that enqueue and call with a key, again and again until the request is accepted.
 
-    `acked` has, for each job, when the request was sent that was answered, and when that was.
+    `acked` has, for each job, the times of the answered request and of its answer.
     """
 
     dsn: str
@@ -81,7 +81,7 @@ class Clients:
                 return got.job_id
 
     def start(self, nursery, jobs, processes):
-        """Ask for jobs and call each account, in tasks of the nursery, until `over` is set."""
+        """Enqueue jobs and call each account, in tasks of the nursery, until `over` is set."""
         nursery.start_soon(self.keep_enqueueing, jobs, nursery)
         for number in range(ACCOUNTS):
             nursery.start_soon(self.keep_calling, processes, f"a{number}", "caller")
@@ -109,7 +109,7 @@ class Clients:
                     answer = await processes.call(
                         "account", account, "add", name, key=f"{account} {name}", start=None, timeout_s=20
                     )
-                except (StoreUnavailable, CallTimeout, Draining, ProcessNotFound):  # the last: its call was lost
+                except (StoreUnavailable, CallTimeout, Draining, ProcessNotFound):  # the last one: its call was lost
                     await trio.sleep(0.2)
                 else:
                     self.calls[account, name] = time.monotonic()
@@ -118,7 +118,7 @@ class Clients:
             await trio.sleep(0.2)
 
     async def more(self, jobs, calls):
-        """Return when so many more jobs and calls were taken."""
+        """Wait until this number of further jobs and calls was accepted."""
         jobs, calls = len(self.acked) + jobs, len(self.calls) + calls
 
         async def taken():
@@ -129,14 +129,14 @@ class Clients:
 
 @attrs.frozen
 class Failover:
-    """What is known from outside of one failover, and the database that came out of it."""
+    """External view of one failover, and the resulting database."""
 
     history: History
     killed_at: float
     pair: Pair
 
     async def continued(self):
-        """Jobs, schedules and processes have gone on by themselves, and nothing is stuck or has run twice too often."""
+        """Check that jobs, schedules and processes have continued, and none is stuck or has run too often."""
         new = self.pair.standby
         assert await new.fetchval("SELECT count(*) FROM dl_processes WHERE status <> 'running'") == 0
         assert await new.fetchval("SELECT count(*) FROM dl_processes") == ACCOUNTS
@@ -153,12 +153,12 @@ class Failover:
         assert await new.fetch(twice) == []
 
     def nothing_is_given_out_twice(self):
-        """No token and no key of a step or a delivery has had two meanings."""
+        """Check that no token and no key of a step or a delivery was used for two things."""
         assert self.history.repeated_tokens() == []
         assert self.history.repeated_keys() == {}
 
     async def results(self):
-        """By job, the run whose result the promoted database has."""
+        """Return, by job, the run whose result the promoted database has."""
         rows = await self.pair.standby.fetch(
             "SELECT job_id, result #>> '{}' AS run FROM dl_jobs WHERE queue IN ('q', 'far')"
         )
@@ -166,14 +166,14 @@ class Failover:
 
 
 async def serving(services):
-    """The services, when they serve: together they take long to start."""
+    """Wait until all services are ready, and return them: together they take long to start."""
     for service in services:
         await service.logged("serving", within_s=180)
     return services
 
 
 async def when_running(path, jobs):
-    """Return when the file shows a run of each of the jobs."""
+    """Wait until the file has a run of each of the jobs."""
 
     async def begun():
         return {run.job for run in History.read(path).runs}
@@ -182,7 +182,7 @@ async def when_running(path, jobs):
 
 
 async def promoted(pair):
-    """Promote the standby once it has replayed what it has. The tokens of the runs that it knows come back."""
+    """Promote the standby once it has replayed its log. Return the tokens of the runs that it knows."""
     await until(lambda: pair.standby.fetchval(REPLAYED))
     survivors = {row["token"] for row in await pair.standby.fetch(SURVIVORS)}
     await pair.standby.run("promote")
@@ -211,7 +211,7 @@ async def test_a_synchronous_failover_loses_nothing_accepted_and_overlaps_no_run
     assert found.history.overlaps() == []
     found.nothing_is_given_out_twice()
     await found.continued()
-    # All was asked for until it was taken, so that is all there is.
+    # All requests were repeated until they were accepted, so there are no other jobs.
     results = await found.results()
     assert len(clients.acked) == clients.asked
     assert clients.acked.keys() <= results.keys()
@@ -223,7 +223,7 @@ async def test_a_synchronous_failover_loses_nothing_accepted_and_overlaps_no_run
 
 
 async def when_all_is_done(pair):
-    """Return when the promoted server has no unfinished job but those of schedules, and no process at work."""
+    """Wait until the promoted server has no unfinished jobs except those of schedules, and no working process."""
     await until(lambda: pair.standby.fetch(UNFINISHED), lambda rows: not ours(rows), within_s=90)
     await until(lambda: pair.standby.fetchval(STIRRING), lambda left: left == 0, within_s=60)
 
@@ -236,7 +236,7 @@ async def ended(services):
 
 
 def ours(rows):
-    """Those of jobs that are no schedule's: one may have been added at this moment."""
+    """Return the rows of jobs that do not belong to a schedule, which may have added one just now."""
     return [row for row in rows if row["task"] != "tick"]
 
 
@@ -256,7 +256,7 @@ async def test_runs_whose_claims_an_asynchronous_failover_lost_stop_and_change_n
             async with trio.open_nursery() as nursery:
                 clients.start(nursery, jobs, processes)
                 await clients.more(40, 20)
-                # Replicated as queued, and due when nothing is replicated any more: their claims will be lost.
+                # Replicated as queued, and due when replication has stopped: their claims will be lost.
                 soon = datetime.now(UTC) + timedelta(seconds=5)
                 held = await held_jobs(clients, jobs, soon, tmp_path)
                 replicated_at = time.monotonic()
@@ -284,19 +284,20 @@ async def test_runs_whose_claims_an_asynchronous_failover_lost_stop_and_change_n
     found = Failover(History.read(file), killed_at, pair)
     found.nothing_is_given_out_twice()
     await found.continued()
-    # A run overlaps another only if its claim was lost. It ends within its lease, whether it reaches a database or not.
+    # A run overlaps another one only if its claim was lost. It ends within its lease, whether it reaches a database or
+    # not.
     void = found.history.void(killed_at, survivors)
     names = {run.name for run in void}
     assert {run.job for run in void} >= set(held)
     overlaps = found.history.overlaps()
-    # With pytest -s: how long they were, and when those runs ended.
+    # With pytest -s: the durations, and the ends of those runs.
     print([round(overlap.seconds, 2) for overlap in overlaps], sorted(round(run.end - killed_at, 2) for run in void))  # noqa: T201
     assert {overlap.former.name for overlap in overlaps} <= names
     assert all(run.end < killed_at + LEASE_S for run in void)
     # Their ends change nothing.
     results = await found.results()
     assert names.isdisjoint(results.values())
-    # What was replicated is there, and what the promoted server has accepted.
+    # All replicated jobs are there, and all that the promoted server has accepted.
     acked = clients.acked.items()
     assert {job for job, (asked, answered) in acked if answered < replicated_at or asked > killed_at} <= results.keys()
 
@@ -316,7 +317,7 @@ async def test_a_request_sent_again_is_answered_when_the_standby_has_it(pair):
             with pytest.raises(StoreUnavailable):
                 await jobs.enqueue_many([job])
             assert not await raw.run(try_sql)
-        # Each is there by now, on the primary alone.
+        # Each exists by now, only on the primary.
         assert await pair.primary.fetchval("SELECT count(*) FROM dl_jobs") == 2
         await pair.join()
         [answer] = await jobs.enqueue_many([job])
@@ -328,7 +329,7 @@ async def test_a_request_sent_again_is_answered_when_the_standby_has_it(pair):
 
 
 async def _aio_try(sql, connection):
-    """Whether the statement is answered within two seconds; if not, the driver cancels it."""
+    """Return whether the statement is answered within two seconds; if not, the driver cancels it."""
     try:
         await connection.fetchval(sql, timeout=2)
     except TimeoutError:
@@ -337,7 +338,7 @@ async def _aio_try(sql, connection):
 
 
 async def held_jobs(clients, jobs, at, folder):
-    """Jobs that are due at a time; a file lets them end: their former runs, or all but those."""
+    """Enqueue jobs that are due at a time; one file lets their former runs end, and another one all other runs."""
     ends = [str(folder / "end"), str(folder / "end of the former")]
     options = {"available_at": at, "max_attempts": 50, "lease_ttl_sec": LEASE_S}
     new = [NewJob(task="plain", args={"until": end}, **options) for end in ends * 2]
@@ -347,7 +348,7 @@ async def held_jobs(clients, jobs, at, folder):
 
 
 async def until_ended(path, killed_at, survivors):
-    """Return when all runs that lost their claim have ended."""
+    """Wait until all runs that lost their claim have ended."""
 
     async def left():
         return [run for run in History.read(path).void(killed_at, survivors) if run.how is None]

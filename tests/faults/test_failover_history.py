@@ -1,4 +1,4 @@
-"""The checker of failovers, on histories that are made up."""
+"""The checker of failovers, on invented histories."""
 
 from __future__ import annotations
 

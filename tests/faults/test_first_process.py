@@ -1,4 +1,4 @@
-"""A service that is process 1, as in a container: it hands signals on, and no ended process stays."""
+"""A service that is process 1, as in a container: it passes signals on, and no ended process remains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def children_of(parent):
-    """The children of a process, ended ones that nobody has waited for included."""
+    """Return the children of a process, including ended ones without a wait."""
     found = set()
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):

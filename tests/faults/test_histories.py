@@ -1,4 +1,4 @@
-"""The checker of recorded histories finds what breaks a guarantee, and nothing in a history that keeps them all."""
+"""The checker of recorded histories finds each violation of a guarantee, and nothing in a correct history."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ done = partial(Row, task="work", status="succeeded")
 
 
 def found(history):
-    """The names of the checks that have found something."""
+    """Return the names of the checks that have found a violation."""
     return {name for name, sentences in violations(history).items() if sentences}
 
 
 def two(first, second, **more):
-    """A history of two runs, of a job each if they name different ones."""
+    """Return a history of two runs, of one job or of the two that they name."""
     jobs = {run.job for run in (first, second)}
     return History(runs=[first, second], rows=[done(job=job, attempt=2) for job in jobs], **more)
 
 
 def kept():
-    """A history of each kind, which keeps all guarantees."""
+    """Return a history of each kind that keeps all guarantees."""
     return History(
         runs=[
             work(job="a", key="k", began=0, ended=1, how="killed"),
@@ -79,32 +79,32 @@ def changed(**fields):
 
 
 def with_row(job, **fields):
-    """The same, but for a row."""
+    """Return the same with a changed row."""
     return changed(rows=[attrs.evolve(row, **fields) if row.job == job else row for row in kept().rows])
 
 
 def with_job(**fields):
-    """The same, and a row of the job x."""
+    """Return the same with a row of the job x."""
     return changed(rows=[*kept().rows, done(job="x", **fields)])
 
 
 def with_run(**fields):
-    """The same, and another run."""
+    """Return the same with another run."""
     return changed(runs=[*kept().runs, work(**fields)])
 
 
 def with_call(**fields):
-    """The same, but for the call of 2."""
+    """Return the same with a changed call of 2."""
     return changed(calls=[attrs.evolve(call, **fields) if call.by == 2 else call for call in kept().calls])
 
 
 def with_plan(jobs, end=14, **fields):
-    """The same, but for the schedule: its times are 10 and 12."""
+    """Return the same with a changed schedule: its times are 10 and 12."""
     return changed(plans=[Plan(name="s", begin=10, end=end, period_s=2, jobs=jobs, **fields)])
 
 
 def with_records(*numbers):
-    """The same, but for the table of the load."""
+    """Return the same with a changed table of the load."""
     return changed(loads={"keyless": (kept().loads["keyless"][0], [*numbers])})
 
 
@@ -169,7 +169,7 @@ def test_a_broken_guarantee_is_found(name):
 
 
 def suspended(*, deadline, ended, begins=6.0, silence=(1.0, 9.0)):
-    """A run whose process is suspended from second 1 to 9, and another run that begins meanwhile."""
+    """Return a run whose process is suspended from second 1 to 9, and another run that begins meanwhile."""
     first = work(job="a", process="p", began=0, ended=ended, deadlines=((0, 3.0), (0.9, deadline)))
     second = work(job="a", process="q", began=begins, ended=begins + 1)
     return two(first, second, silences={"p": [silence]})

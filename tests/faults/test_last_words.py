@@ -1,7 +1,7 @@
-"""A part that uses up its restarts ends its process, whose last line says which part, why, and what to do (Q15).
+"""A part that uses up its restarts ends its process, whose last line has the part, the cause, and the remedy (Q15).
 
-Of a whole process that can be seen by its claims only: the other parts wait for whatever the database refuses them.
-What each of them does when it fails in another way is in tests/actors/test_database_away.py.
+With a whole process, only claims show this: the other parts wait for whatever the database refuses them. Their
+reactions to other failures are tested in tests/actors/test_database_away.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CREATE TRIGGER refuse BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN (NEW.status = '
 
 @attrs.frozen
 class Refusal:
-    """A change of the database that makes it refuse claims, how it is undone, and the words of the log line."""
+    """Change of the database that makes it refuse claims, its reversal, and the words of the log line."""
 
     sql: str
     undo: str
@@ -44,7 +44,7 @@ REFUSALS = {
 
 
 async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_do(serve, database):
-    """What takes the time is the pauses between the restarts."""
+    """The pauses between the restarts take most of the time."""
     service = await serve(drain_timeout_sec=0.5, poll_sec=0.2)
     await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_known")
     await trio.to_thread.run_sync(database.psql, ADD)
@@ -58,13 +58,13 @@ async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_d
     assert "the claims of q gave up after 20 restarts in 60 s; the last cause was " in line["cause"]
     for words in ("SchemaError", "function dl_claim_known", "does not exist"):
         assert words in line["cause"]
-    # Whoever reads only this line knows what became of the jobs, and that somebody has to start the process again.
+    # A reader of only this line learns the state of the jobs, and that the process must be started again.
     assert "start" in line.get("what_to_do", "")
 
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 async def test_refused_claims_are_retried_and_logged(serve, database, refusal):
-    """The process continues to serve until somebody corrects the database (docs/outages.md has the table)."""
+    """The process continues to serve until the database is corrected (docs/outages.md has the table)."""
     psql = partial(trio.to_thread.run_sync, database.psql)
     with service_role(database) as role:
         service = await serve(dsn=role.dsn, poll_sec=0.2)
@@ -82,7 +82,7 @@ async def test_refused_claims_are_retried_and_logged(serve, database, refusal):
 
 
 async def test_the_advice_about_a_missing_function_repairs_it(serve, add, row_when, database):
-    """The advice is the schema's own script: as far as the migrations know they were all applied."""
+    """The advice is the schema's own script: by the list of migrations, all were applied."""
     await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_known")
     service = await serve(poll_sec=0.2)
     job_id = await add("quick")
@@ -102,9 +102,9 @@ BROKEN = {"stager", "sign of life"}
 
 
 async def test_a_part_that_cannot_work_keeps_trying_and_logs_it(serve, add, raw, row_when):
-    """What the database refuses to the parts besides the claims costs their duty, and is said."""
+    """A refusal of the database to a part other than the claims stops only its work, and is logged."""
     service = await serve(poll_sec=0.2, reaper_period_sec=0.2, claim_backoff_sec=0.2, heartbeat_sec=0.2)
-    # A job that waits for its key, without which nobody looks at keys.
+    # A job that waits for its key; without it, no part checks keys.
     await raw.execute("SELECT pg_advisory_lock(hashtext('held'))")
     held = await add("quick", lock_key="held")
     await until(partial(raw.fetchval, "SELECT waits_for = 'lock' FROM dl_jobs WHERE job_id = $1", held))

@@ -1,7 +1,7 @@
-"""A running service whose tables hold rows that nobody expects: everything else continues.
+"""A running service whose tables have unexpected rows: everything else continues.
 
 Each table gets a copy of its rows for each column and each hostile value of the column's type. Then each loop of the
-service must finish twice without an error, and jobs, schedules, processes, pages and lists must go on as before.
+service must finish twice without an error, and jobs, schedules, processes, pages and lists must continue as before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOOPS = {
     "sign of life",
     "period ends",
 }
-"""The loops that read stored rows, by the names under which they report."""
+"""Loops that read stored rows, by the names in their reports."""
 TABLES = {
     "loads": (
         "dl_etl_cursors", "dl_etl_details", "dl_etl_failures", "dl_etl_former", "dl_etl_history", "dl_etl_logs",
@@ -69,9 +69,9 @@ TABLES = {
     "suppliers": ("dl_sources",),
     "tasks": ("dl_tasks",),
 }  # fmt: skip
-"""The tables of one service each. What most loops read has a service to itself."""
+"""Tables of one service each. The tables that most loops read have a separate service."""
 OF_ONE_ROW = {"dl_depths": set(), "dl_notice_watch": {"notifier"}}
-"""The tables that can have no second row, and the loops that read them. Requests read the depths."""
+"""Tables that can have only one row, and the loops that read them. Requests read the depths."""
 OF_MIGRATIONS = {"dl_function_sets", "dl_history", "dl_migrations"}
 """Tables about the schema and the database itself."""
 
@@ -100,7 +100,7 @@ INSERT INTO dl_etl_observed VALUES ('t', now(), '{1}');
 
 @attrs.define
 class Loops:
-    """The number of times that each loop has worked, and the last error of each since it worked."""
+    """Number of times that each loop has worked, and the last error of each since then."""
 
     worked: dict[str, int] = attrs.field(factory=dict)
     errors: dict[str, str] = attrs.field(factory=dict)
@@ -108,7 +108,7 @@ class Loops:
 
 @pytest.fixture
 def loops(monkeypatch):
-    """The reports of the loops; loops that rest for long make none."""
+    """Record the reports of the loops; loops with long pauses make none."""
     seen = Loops()
     worked, failed = Outage.worked, Outage.failed
 
@@ -133,7 +133,7 @@ def loops(monkeypatch):
 
 
 def program():
-    """Tasks, a schedule, a process, a sink: something of each kind."""
+    """Return tasks, a schedule, a process, and a sink: a program with one of each kind."""
     tasks, processes = Tasks(), Processes()
     kind = processes.define("counter", state=int)
 
@@ -169,7 +169,7 @@ def program():
 
 
 async def fill(supervisor, raw):
-    """Leave something in as many tables as a service does by itself."""
+    """Write rows to as many tables as a service does by itself."""
     jobs = supervisor.jobs
     for task in ("beat", "narrow", "newest", "fails"):
         job = await jobs.enqueue(task, {"n": 1})
@@ -189,7 +189,7 @@ async def fill(supervisor, raw):
 
 @asynccontextmanager
 async def running(database):
-    """A service with all of this, and a client of it."""
+    """Run a service with all of this, and a client of it."""
     settings = Settings(
         db_dsn=database.dsn, port=0, workers=(Worker("q", 8), Worker("process.counter", 4)), poll_s=0.2,
         reaper_period_s=0.3, claim_backoff_s=0.3, heartbeat_s=0.3, drain_timeout_s=5, sinks=(Sink(name="books"),),
@@ -205,7 +205,7 @@ async def running(database):
 
 
 ADDRESSES = sorted({route.path for route in (*ROUTES, *PAGES) if route.method == "GET" and "<" not in route.path})
-"""All that can be read without naming one thing; what needs a query answers 4xx."""
+"""All paths that can be read without an ID; those that need a query answer 4xx."""
 
 
 async def all_loops(loops, raw, names=LOOPS):
@@ -222,7 +222,7 @@ async def all_loops(loops, raw, names=LOOPS):
 
 
 async def everything_goes_on(supervisor, client, loops, raw, lines):
-    """Loops work, a job runs, a schedule ticks, a process answers, and what can be read is read."""
+    """Check that loops work, a job runs, a schedule ticks, a process answers, and all paths can be read."""
     await all_loops(loops, raw)
     job = await supervisor.jobs.enqueue("beat", priority=0)
     assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
@@ -242,7 +242,7 @@ async def everything_goes_on(supervisor, client, loops, raw, lines):
 
 
 def _where(error):
-    """An error and the last places it came through."""
+    """Return an error with the last places of its traceback."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)

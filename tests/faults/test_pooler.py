@@ -1,4 +1,4 @@
-"""Behind a pooler in transaction mode, set up as docs/postgresql.md says: sessions are shared, none is lost (F24).
+"""Behind a pooler in transaction mode, configured by docs/postgresql.md: sessions are shared, none is lost (F24).
 
 With the tests' own pooler, which assigns its connections in turn, and with PgBouncer 1.21 or later if it is installed.
 """
@@ -35,7 +35,7 @@ OF_THE_ROLE = {
 
 @pytest.fixture
 def documented():
-    """The parameters that a pooler is to be told to ignore."""
+    """Return the parameters that a pooler must ignore."""
     text = Path(__file__).parents[2].joinpath("docs/postgresql.md").read_text()
     [listed] = re.findall(r"`ignore_startup_parameters = ([^`]+)`", text)
     return frozenset(name.strip() for name in listed.split(","))
@@ -43,13 +43,13 @@ def documented():
 
 @pytest.fixture(params=["the tests' own", "PgBouncer"])
 def program(request):
-    """PgBouncer, or None. Apart from `pooled`: pytest knows no skip that comes while Trio's fixtures are set up."""
+    """Return PgBouncer, or None. Separate from `pooled`: pytest knows no skip while Trio's fixtures are set up."""
     return request.getfixturevalue("new_bouncer") if request.param == "PgBouncer" else None
 
 
 @pytest.fixture
 def pooled(program, raw, database, documented):
-    """A pooler with few connections to the test's database, whose role has what the pooler ignores."""
+    """Open a pooler with few connections to the test's database; the role has the settings that the pooler ignores."""
 
     async def pooled():
         for name, value in OF_THE_ROLE.items():
@@ -166,7 +166,7 @@ async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connect
         added = 0
 
         async def is_time():
-            """While jobs are done, run and wait, and share connections with the queue's own statements."""
+            """Return whether jobs have ended, run and wait, and share connections with the queue's own statements."""
             nonlocal added
             rows = await raw.fetch("SELECT status, count(*) AS n FROM dl_jobs GROUP BY status")
             count = {row["status"]: row["n"] for row in rows}
@@ -184,7 +184,7 @@ async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connect
             await add("fill", lease_ttl_sec=LEASE_S)
         done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
         await until(lambda: raw.fetchval(done), lambda count: count == added + 50, within_s=120)
-    # Were rows committed without their success, or the other way round, there would be more or fewer.
+    # If rows were committed without their success, or vice versa, there would be more or fewer.
     assert await raw.fetchval("SELECT count(*) FROM target") == (added + 50) * 20
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE crashes = 1") > 0
     calm(survivor)

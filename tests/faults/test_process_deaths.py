@@ -1,7 +1,7 @@
-"""Processes under load while their workers are killed: what callers see is what one counter would answer (P3, P4, P7).
+"""Processes under load while their workers are killed: callers get the answers of a single counter (P3, P4, P7).
 
-Each call is noted with its beginning and its answer, then a search looks for an order of all of them, true to time, in
-which a counter gives these answers (Wing and Gong). A call that was answered by an error must have changed nothing.
+Each call is recorded with its beginning and its answer. Then a search looks for an order of all of them, consistent
+with the times, in which a counter gives these answers (Wing and Gong). A call with an error must have changed nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUMS = """
 SELECT p.aux_state::int, sum(e.payload::int) FROM dl_processes p LEFT JOIN dl_process_events e USING (key)
 GROUP BY p.key
 """
-# In no snapshot: who waits has a job that will look at it.
+# Empty in every snapshot: each waiting request has a job that will process it.
 FORGOTTEN = """
 SELECT p.type, p.process_id, t.task_id, j.status, j.waits_for
 FROM dl_process_tasks t JOIN dl_processes p USING (key) LEFT JOIN dl_jobs j ON j.job_id = p.job_id
@@ -42,7 +42,7 @@ ANSWER = "SELECT status, response, error FROM dl_process_tasks WHERE task_id = $
 
 @attrs.frozen
 class Call:
-    """What a client asked for, when, and the answer."""
+    """Request of a client, its time, and the answer."""
 
     method: str
     args: object
@@ -51,7 +51,7 @@ class Call:
     answer: object
 
     def on(self, value):
-        """The counter after it; None if the counter would have answered otherwise."""
+        """Return the counter's value after it; None if the counter would have answered otherwise."""
         match self.method:
             case "add":
                 return value + self.args if self.answer == value + self.args else None
@@ -63,7 +63,7 @@ class Call:
 
 
 def is_linear(calls):
-    """Whether a counter that begins at 0 can have answered so."""
+    """Return whether a counter that begins at 0 can have given these answers."""
     seen, stack = set(), [(frozenset(range(len(calls))), 0)]
     while stack:
         left, value = stack.pop()
@@ -80,7 +80,7 @@ def is_linear(calls):
 
 @attrs.define(eq=False)
 class Client:
-    """Asks one thing after the other, of counters at random, until each has an answer: by `asker`, or alone."""
+    """Sends requests to random counters until each has an answer: by `asker`, or singly."""
 
     raw: object
     asker: Asker | None
@@ -95,7 +95,7 @@ class Client:
         for turn in itertools.count():
             if self.over.is_set() and turn >= CALLS:
                 return
-            # Now and then at once: at the same moment as the last word of a run.
+            # Sometimes immediately: at the same moment as the end of a run.
             await trio.sleep(self.dice.random() * self.dice.choice([0, 0.2]))
             self.asked += 1
             kind, counter = ("again", "fragile")[turn % 2], f"c{self.dice.randrange(2)}"
@@ -168,7 +168,7 @@ async def test_counters_whose_workers_are_killed_answer_as_if_there_was_one_coun
     assert sum(map(len, history.values())) + errors == asked
     for (kind, counter), calls in history.items():
         assert is_linear(calls), (kind, counter, calls)
-    # What is stored is what the events add up to: a step that was killed has left neither.
+    # The stored state equals the sum of the events: a killed step has left neither.
     assert all(state == (total or 0) for state, total in await raw.fetch(SUMS))
     assert not await raw.fetch("SELECT FROM dl_processes WHERE running_task IS NOT NULL OR job_id IS NOT NULL")
     assert not database.deadlocks()
@@ -199,7 +199,7 @@ def test_the_search_finds_an_order_and_knows_when_there_is_none():
 
 
 def booking(tasks):
-    """A type whose step writes a row and its outcome in one transaction, which takes a while."""
+    """Define a type whose step writes a row and its outcome in one transaction, which takes a while."""
     processes = Processes()
     kind = processes.define("account", state=int)
 

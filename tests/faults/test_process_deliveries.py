@@ -1,4 +1,4 @@
-"""Services that tell and send messages are killed: sinks get all at least once and in order, messages come once."""
+"""Services that deliver are killed: sinks get all events at least once and in order, messages arrive once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENTS = "SELECT process_id, payload::int FROM dl_process_events JOIN dl_process
 
 
 class Hook:
-    """A webhook that keeps what it gets, refuses some of it, and is slow, so that deliveries are under way."""
+    """Webhook that stores its requests, refuses some of them, and is slow, so that deliveries are in progress."""
 
     def __init__(self):
         self.got = []
@@ -71,7 +71,7 @@ async def test_services_are_killed_that_deliver_and_nothing_is_lost_or_passed_on
             )
             await raw.run(aio_ask, request, LEASE_S)
             if number % 10 == 5 and number < 10 * KILLS:
-                # Something was stored and not delivered, or was delivered and not noted.
+                # Stored and not delivered, or delivered and not recorded.
                 with trio.fail_after(patience_s()):
                     while not await raw.fetchval("SELECT count(*) FROM dl_process_outbox"):  # noqa: ASYNC110
                         await trio.sleep(0.001)
@@ -88,7 +88,7 @@ async def test_services_are_killed_that_deliver_and_nothing_is_lost_or_passed_on
 
 
 def check(got, rows):
-    """What was told is what is stored, in its order, and what was passed on is what was sent."""
+    """Check that the deliveries equal the stored events, in their order, and the passed-on messages the sent ones."""
     events = defaultdict(list)
     for process_id, payload in rows:
         events[process_id].append(payload)

@@ -1,4 +1,4 @@
-"""Older copies of the tables are brought back in place, at random moments, under workers and steps that run (F46)."""
+"""Older copies of the tables are restored in place, at random moments, under running workers and steps (F46)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORGED = "SELECT job_id FROM dl_jobs WHERE queue = 'q' AND status = 'succeeded' 
 
 @attrs.define(eq=False)
 class Ran:
-    """A run of a handler, as its worker has seen it."""
+    """Run of a handler, from its worker's view."""
 
     worker: int
     job_id: object
@@ -47,7 +47,7 @@ class Ran:
 
 @attrs.define(eq=False)
 class Ledger:
-    """The view of an external system: runs, and the meaning of each key of a step or a delivery."""
+    """View of an external system: runs, and the meaning of each key of a step or a delivery."""
 
     runs: list[Ran] = attrs.field(factory=list)
     faults: list[str] = attrs.field(factory=list)
@@ -69,7 +69,7 @@ class Ledger:
 
 
 def tasks_of(ledger, worker):
-    """Tasks whose result is the token of their run, and processes that pay, confirm by a timer, and pass on."""
+    """Return tasks whose result is the token of their run, and processes that pay, confirm by a timer, and pass on."""
     tasks, processes = Tasks(), Processes()
 
     async def work(job, key=None):
@@ -83,7 +83,7 @@ def tasks_of(ledger, worker):
             return str(run.token)
         finally:
             with trio.move_on_after(0.05, shield=True):
-                await trio.sleep(0.02)  # what its clean-up takes
+                await trio.sleep(0.02)  # the time of its cleanup
             run.is_live = False
 
     @tasks.task("plain", queue="q")
@@ -137,12 +137,12 @@ def settings(database):
 
 
 def soon(choice):
-    """Now, or so late that a copy has the job as queued that runs when the copy is brought back."""
+    """Return now, or a time so late that a copy has the job as queued while it runs when the copy is restored."""
     return datetime.now(UTC) + timedelta(seconds=choice.random()) if choice.random() < 0.6 else None
 
 
 async def act(choice, supervisor):
-    """Something that programs do; what a restore interrupts may be lost."""
+    """Do something that programs do; a restore may lose interrupted work."""
     with suppress(DataloaderError):
         match choice.randrange(5):
             case 0 | 1:
@@ -176,17 +176,17 @@ async def test_no_restore_doubles_a_run_gives_a_key_out_again_or_leaves_anything
                         backups.append(Backup(restore))
                         await backups[-1].make(raw)
                 await choice.choice(backups).restore(raw)
-                await raw.execute(DUE)  # as a stager would that looks at this moment
+                await raw.execute(DUE)  # like a stager at this moment
 
             async def twice():
-                """Jobs that have two live runs: the former one is stopped at its worker's next heartbeat."""
+                """Return the jobs with two live runs: the former one is stopped at its worker's next heartbeat."""
                 jobs = [run.job_id for run in ledger.live()]
                 return {job_id for job_id in jobs if jobs.count(job_id) > 1}
 
             await until(twice, lambda found: not found)
 
             async def strangers():
-                """Live runs whose rows the restore has taken away, or given back as they were before."""
+                """Return live runs whose rows the restore has removed, or reset to a former state."""
                 rows = {row["token"] for row in await raw.fetch("SELECT token FROM dl_jobs WHERE status = 'running'")}
                 return [run.token for run in ledger.live() if run.token not in rows]
 
@@ -198,7 +198,7 @@ async def test_no_restore_doubles_a_run_gives_a_key_out_again_or_leaves_anything
             statuses = await raw.fetch("SELECT status::text, count(*) FROM dl_jobs WHERE queue = 'q' GROUP BY 1")
             assert {row["status"] for row in statuses} <= {"succeeded"}
             assert await raw.fetchval("SELECT count(*) FROM dl_processes WHERE status = 'error'") == 0
-            # Looks inside: what a process remembers of jobs that have ended is shown nowhere.
+            # This reads private fields: a process shows nowhere what it keeps in memory of ended jobs.
             assert not first._parts.runs._newest
             assert not second._parts.runs._newest
     assert ledger.faults == []

@@ -1,8 +1,8 @@
-"""No secret comes out of a process: not in its logs, errors, journals, metrics, answers, nor in the list of processes.
+"""No secret leaves a process: not in its logs, errors, event histories, metrics, answers, nor in the list of processes.
 
-What tells a secret from another value is its name (`password`) or its shape (`https://user:…@`), no more; under another
-name it is shown. `args`, `progress` and `result`, and what a job is found by, its queue, task and keys, are stored as
-they were given and masked when they are shown: who may read the tables reads them.
+Only its name (`password`) or its form (`https://user:…@`) distinguishes a secret from other values; under another name
+it is shown. `args`, `progress` and `result`, and the values by which jobs are found, queue, task and keys, are stored
+unchanged and masked when they are shown: a role that may read the tables can read them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SELECT string_agg(row::text, E'\n') FROM (
   UNION ALL SELECT to_jsonb(w) FROM dl_workers w
 ) AS kept (row)
 """
-"""All that is kept of jobs, operators and processes, but for what is kept as it was given."""
+"""All stored data of jobs, operators and processes, except the values that are stored unchanged."""
 SESSIONS = """
 SELECT string_agg(application_name || query, E'\n') FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -52,7 +52,7 @@ def bearer(role):
 
 @contextmanager
 def roles(database):
-    """Two roles of the database whose passwords are canaries: their addresses, by role."""
+    """Create two roles of the database whose passwords are canaries; yield their addresses, by role."""
     passwords = {f"{use}_of_{database.name}": f"{CANARY}-password-of-{use}" for use in ("pool", "locks")}
     for role, password in passwords.items():
         database.psql(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{password}'")
@@ -67,7 +67,7 @@ def roles(database):
 
 
 async def lock_out(service, raw, addresses):
-    """The passwords are changed, the connections ended; as soon as the service has complained, all is as before."""
+    """Change the passwords and end the connections; restore them as soon as the service has logged an error."""
     for role in addresses:
         await raw.execute(f"ALTER ROLE {role} PASSWORD 'another'")
     await raw.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = ANY ($1)", [*addresses])
@@ -83,7 +83,7 @@ async def lock_out(service, raw, addresses):
 
 
 async def spill_all(client, raw):
-    """A job for each way to end, all of which tell secrets; their ids, once they have ended."""
+    """Run a job for each way to end, all of which contain secrets; return their IDs, once they have ended."""
     ids = {}
     for how, status in ENDS.items():
         job = {
@@ -107,7 +107,7 @@ async def spill_all(client, raw):
 
 
 async def fail_to_load(raw, ids):
-    """What a run of a load keeps of what failed, as if somebody had put it there who masks nothing."""
+    """Store failures of a load's run, as if written by a program that masks nothing."""
     told = f"password={CANARY} refused by https://u:{CANARY}@h/"
     for job_id in ids:
         await raw.execute("INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, 'spill', 'load')", job_id)
@@ -122,7 +122,10 @@ async def fail_to_load(raw, ids):
 
 
 async def fail_to_plan(raw):
-    """A schedule with secrets, and what is on record about it, as somebody may have written them; its error group."""
+    """Store a schedule with secrets, and its events, as another program may have written them.
+
+    Return its error group.
+    """
     told = f"password={CANARY} refused by https://u:{CANARY}@h/"
     spec = {"task": "spill", "every_s": 3_600, "args": canaries("schedule"), "job": {"queue": "q"}}
     await raw.execute(
@@ -142,7 +145,7 @@ async def fail_to_plan(raw):
 
 
 async def fail_to_step(raw):
-    """A durable process with secrets in all that it keeps; the id of a task of it."""
+    """Store a durable process with secrets in all its fields; return the ID of a task of it."""
     told, secrets = f"password={CANARY} refused by https://u:{CANARY}@h/", json.dumps(canaries("process"))
     key = await raw.fetchval(
         "INSERT INTO dl_processes (type, process_id, status, detail, error_group, aux_state, metadata, last_event_id)"
@@ -163,7 +166,7 @@ async def fail_to_step(raw):
 
 
 async def crawl(client, ids, group, task_id):
-    """Every page that can be read, by its address, with its headers."""
+    """Return every page that can be read, by its address, with its headers."""
     chosen = {"action": "run_now", "lock_key": f"token={CANARY}-lock_key-return"}
     begun = await client.post("/api/v1/bulk", json=chosen, headers=bearer("admin"))
     parts = {"load": "spill", "run_id": "{job_id}", "kind": "draining", "group": group} | dict.fromkeys(
@@ -189,7 +192,7 @@ async def crawl(client, ids, group, task_id):
 
 
 async def ask_wrongly(client):
-    """The answers to requests that are refused, with secrets in each."""
+    """Return the answers to rejected requests, with secrets in each."""
     job = {"queue": "q", "task": "spill", "lock_key": "k", "args": canaries("refused")}
     trigger, operator = "/api/v1/jobs/trigger", bearer("operate")
     answers = {
@@ -260,9 +263,9 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_is_shown_anywhere
     events = [line["event"] for line in service.lines]
     assert sum(event.startswith("password=*** and client_secret: '***'") for event in events) >= 2 * len(ENDS)
     assert "caught" in events
-    # What has neither the name nor the shape of a secret is shown.
+    # Values with neither the name nor the form of a secret are shown.
     assert (shown["args"]["remark"], shown["lock_key"]) == ("shown as it is", "token=***")
-    # What is sent as a job's arguments is kept as it is: that is what runs.
+    # The args of a job are stored unchanged: the job runs with them.
     kept = await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE args->>'password' LIKE $1", f"{CANARY}%")
     assert kept == len(ENDS)
 

@@ -1,4 +1,4 @@
-"""A service and its signals: it ends in good order, or at least in time (Q15)."""
+"""Signals to a service: it ends in good order, or at least in time (Q15)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy import open_proxy
 from services import FAST, LEASE_S, all_at_once
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Two of a kind that come together are one; these are three."""
+"""Two equal pending signals are merged; these are three."""
 
 
 @pytest.mark.full
@@ -56,20 +56,20 @@ async def test_f12_an_unread_log_delays_no_drain(serve, add, row_when):
     service.is_read.clear()
     log = os.open(f"/proc/{service.process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
     try:
-        for _ in range(10):  # until the reader, too, has taken its last piece
+        for _ in range(10):  # until the reader has also taken its last piece
             await until(partial(fill, log), lambda written: not written)
             await trio.sleep(0.1)
     finally:
         os.close(log)
     service.signal(signal.SIGTERM)
-    # At the drain's bound the process would leave with 1.
+    # At the limit of the drain the process would exit with 1.
     assert await service.exit_code(within_s=40) == 0
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
     assert not any(line["event"] == "drained" for line in service.lines)
 
 
 async def fill(pipe):
-    """Write what goes into a pipe; its reader takes one more piece before he stops."""
+    """Fill a pipe; its reader takes one more piece before it stops."""
     written = 0
     with suppress(BlockingIOError):
         while True:
@@ -117,7 +117,7 @@ async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, 
 @pytest.mark.full
 @pytest.mark.requirement("Q15")
 async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, no_claim_is_due, database):
-    """Four at once, each with a queue of its own: what takes the time is that none gives up early."""
+    """Four run concurrently, each with a separate queue: the test takes long because none gives up early."""
     codes = {"cut busy": 1, "cut idle": 0, "freeze busy": 1, "freeze idle": 0}
     async with AsyncExitStack() as stack:
         proxies = {queue: await stack.enter_async_context(open_proxy(database.dsn)) for queue in codes}
@@ -172,9 +172,9 @@ async def test_a_client_that_stops_reading_holds_nothing_up(serve, client_of):
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.connect((address.hostname, address.port))
-        # More than the system's buffers take, one answer after the other.
+        # More than the system's buffers hold, one answer after the other.
         client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * (10_000_000 // size))
-        await trio.to_thread.run_sync(client.recv, 1)  # the answer has begun, and gets no further
+        await trio.to_thread.run_sync(client.recv, 1)  # the answer has begun, and is blocked
         service.signal(signal.SIGTERM)
         assert await service.exit_code(within_s=0.2 + 10 + 20) == 0
 
@@ -194,7 +194,7 @@ async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, d
 @pytest.mark.parametrize("signals", [1, 3])
 async def test_f07_a_handler_that_blocks_the_loop_does_not_prevent_the_exit(serve, add, ledger, signals):
     service = await serve(drain_timeout_sec=0.2 if signals == 1 else 3_600)
-    # The second never lets Python's handler of a signal run.
+    # The second never lets Python's signal handler run.
     await add("visit", {"block": 3_600} if signals == 3 else {"native": True})
     await until(ledger.visits)
     await service.logged("the event loop is blocked")
@@ -204,7 +204,7 @@ async def test_f07_a_handler_that_blocks_the_loop_does_not_prevent_the_exit(serv
 
 
 async def chats_to_nobody(service, add, ledger):
-    """A handler that is blocked by its own lines, since nobody reads the process's log any more."""
+    """Run a handler that is blocked by its own lines, since the process's log is not read any more."""
     service.is_read.clear()
     job_id = await add("visit", {"chat": 500}, lease_ttl_sec=LEASE_S)
     await until(ledger.visits)
@@ -239,7 +239,7 @@ async def test_f07_a_process_blocked_on_its_log_exits_after_its_leases_and_the_g
 async def test_signals_of_forked_children_are_not_the_process_s_own(serve, add, row_when):
     service = await serve(drain_timeout_sec=1)
     await row_when(await add("children"), "succeeded")
-    await trio.sleep(2)  # three signals of its own would have ended it by now
+    await trio.sleep(2)  # three signals sent to it would have ended it by now
     await row_when(await add("quick"), "succeeded")
     assert service.process.poll() is None
     service.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A write whose database is silent does not hold up the end of its run: the service goes on (F17)."""
+"""A write without an answer of the database does not delay the end of its run: the service continues (F17)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELECT count(*) FROM dl_jobs WHERE status = 'running' AND lease_expires_at < now
 
 
 async def outlasts_the_lease(proxy, service, raw):
-    """Let the whole network be silent from now on for longer than the leases, and see that the service goes on."""
+    """Silence the whole network for longer than the leases, and check that the service continues."""
     await until(proxy.is_frozen)
     proxy.freeze()
     await until(lambda: raw.fetchval(ENDS), within_s=LEASE_S + 20)

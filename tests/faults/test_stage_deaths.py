@@ -1,4 +1,4 @@
-"""Processes that are killed at each point of a stage (R6): none is left out, none runs twice at once."""
+"""Processes that are killed at each point of a stage (R6): each stage runs, and never twice concurrently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataloader.store.queue.enqueue import enqueue
 
 pytestmark = pytest.mark.full
 
-# The point at which a process ends is its argument: in a handler, before the move is sent, after it is committed.
+# The argument is the point at which a process ends: in a handler, before the move is sent, after it is committed.
 PROGRAM = """
 import os, signal, sys
 import trio
@@ -79,7 +79,7 @@ async def test_stages_whose_processes_are_killed_at_each_point_are_all_gone_thro
         " WHERE kind = 'moved' GROUP BY 1"
     )
     assert [row["stages"] for row in moved] == [["s.b", "s.c"]] * 3
-    # Each run began after the one before had ended, or had lost its lease.
+    # Each run began after the former one had ended, or had lost its lease.
     kinds = await raw.fetch(
         "SELECT job_id, string_agg(kind, ' ' ORDER BY event_id) AS kinds FROM dl_job_events"
         " WHERE kind IN ('picked', 'moved', 'requeue', 'done') GROUP BY 1"

@@ -1,7 +1,7 @@
-"""Stalls: never two runs of a job or a key at once, and a late write changes nothing (promises 2 and 3).
+"""Stalls: never two concurrent runs of a job or a key, and a late write changes nothing (promises 2 and 3).
 
-Processes that are stopped, blocked or cut off come back later and find that others have gone on with their jobs; keys
-are fought for by two processes, by a foreign service and by lost sessions; cancels race with everything.
+Processes that are stopped, blocked or cut off resume later, when others have continued with their jobs. Two processes,
+another service and lost sessions compete for keys; cancels race with everything.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_datab
 FOREIGN_PID = 0
 
 STEPS = {Step.CLAIM, Step.SUCCEED, Step.FAIL, Step.CANCEL, Step.PARK, Step.RETRY, Step.REVIVE}
-"""All that may happen to jobs whose processes live."""
+"""All transitions of jobs whose processes live."""
 
 
 @pytest.fixture
 def story_of(raw):
-    """All that the row and the journal say of a job, but for the heartbeats of whoever runs it now."""
+    """Return a function that reads the row and the events of a job, without the heartbeats of its current run."""
 
     async def story_of(job_id):
         row = dict(await raw.fetchrow("SELECT * FROM dl_jobs WHERE job_id = $1", job_id))
@@ -57,7 +57,7 @@ def story_of(raw):
 
 @pytest.fixture
 def goes_on(add, row_when):
-    """A process, the only one with the queue `own`, still takes jobs."""
+    """Return a function that checks that a process, the only one with the queue `own`, still claims jobs."""
 
     async def goes_on(service):
         await row_when(await add("quick", queue="own", lease_ttl_sec=LEASE_S), "succeeded", within_s=30)
@@ -89,7 +89,7 @@ async def test_f06_writes_of_a_process_suspended_beyond_its_leases_change_nothin
     assert old["how"] == "returned"
     await stopped.logged("late outcomes changed nothing: the jobs belong to another worker now")
     await goes_on(stopped)
-    # Two runs, each with its outcome void, or known to be lost before it had one.
+    # Two runs, each with a void outcome, or known to be lost before it had one.
     void = await metric(stopped, "dataloader_writes_fenced_total")
     assert void >= 1
     assert void + await metric(stopped, "dataloader_leases_lost_total") >= 2
@@ -111,7 +111,7 @@ async def test_f06_a_suspended_process_continues_if_its_handlers_stop_promptly(
     await until(partial(raw.fetchval, over))
     service.signal(signal.SIGCONT)
     for job in jobs:
-        # Whether the first run counts depends on what was noticed first: that the lease had ended, or the key was lost.
+        # Whether the first run counts depends on which was noticed first: the end of the lease, or the loss of the key.
         await row_when(job, "succeeded")
         assert [visit["how"] for visit in await ledger.visits(job)] == ["Cancelled", "returned"]
     assert await ledger.overlaps() == []
@@ -255,7 +255,7 @@ async def test_a_terminated_lock_session_loses_no_key_to_a_waiting_worker(serve,
         await until(partial(raw.fetchval, "SELECT waits_for = 'lock' FROM dl_jobs WHERE job_id = $1", job_id))
     [holder] = await raw.fetchval(HOLDERS)
     assert await raw.fetchval(END_SESSIONS, "locks", [holder]) == 1
-    # Whoever waits looks now, and not when the next sweep wakes it.
+    # The waiting job is checked now, not at the next sweep.
     await raw.execute("UPDATE dl_jobs SET waits_for = NULL, available_at = now() WHERE waits_for = 'lock'")
     await trio.sleep(3)
     (tmp_path / "end").touch()
@@ -344,7 +344,7 @@ async def test_f08_f29_a_process_with_a_stuck_handler_exits_before_its_job_runs_
         await raw.execute(BRIEF, job_id)
         await serve(**FAST)
         proxy.freeze()
-        # As if the machine's clock had moments between the end of a lease and a sweep, whose order is what counts.
+        # As if the machine's clock had ticks between the end of a lease and a sweep: their order matters.
         later = "UPDATE dl_jobs SET lease_expires_at = lease_expires_at + interval '6 s' WHERE status = 'running'"
         assert await raw.execute(later) == "UPDATE 1"
         assert await cut_off.exit_code(within_s=LEASE_S + 20) == 1
@@ -357,7 +357,7 @@ async def test_f08_f29_a_process_with_a_stuck_handler_exits_before_its_job_runs_
 
 
 async def confirms_cancel(client, job_id):
-    """Cancel a job, and wait for a second if it runs; whether it is canceled now."""
+    """Cancel a job, and wait for a second if it runs; return whether it is canceled now."""
     answer = await client.post(f"/api/v1/jobs/{job_id}/cancel")
     if answer.json()["status"] == "running":
         answer = await client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 1})
@@ -409,7 +409,7 @@ async def test_f43_confirmed_cancels_are_never_undone_by_races(unmeasured, serve
         statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], step]
     assert statuses == {job_id: row["status"] for job_id, row in rows.items()}
     assert await ledger.overlaps() == []
-    # Each race was run.
+    # Each race has occurred.
     too_late = sum(row["cancel_requested"] and row["status"] == "succeeded" for row in rows.values())
     revived = await raw.fetchval("SELECT count(*) FROM dl_audit WHERE action = 'retry'")
     told = f"{canceled_from}, {too_late} had returned before, {revived} were queued again"

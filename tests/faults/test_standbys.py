@@ -1,4 +1,4 @@
-"""A server that is still in recovery, as after a failover that has led to a standby before its promotion."""
+"""A server that is still in recovery, as after a failover to a standby before its promotion."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Everybody at the same rows: no deadlock, and what the server rolls back is tried again, with a bound (F21).
+"""Many clients change the same rows: no deadlock, and rolled-back statements are repeated, up to a limit (F21).
 
-STORM_SECONDS is how long the storm lasts: 15, or 300 for the full one.
+STORM_SECONDS is the duration of the storm: 15, or 300 for the full one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader%' 
 
 @attrs.define
 class Storm:
-    """Those who take part in it, each on its own until it is over, and what they were answered."""
+    """Clients that work independently until it is over, and their answers."""
 
     clients: list
     dsn: str
@@ -89,12 +89,12 @@ class Storm:
         number = random.randrange(600)
         job = {"queue": QUEUES[number % 3], "task": "whim", "lock_key": f"key {number % KEYS}", "lease_ttl_sec": 5}
         if number < 150:
-            # Many send the same ones at once, each batch in another order.
+            # Many clients send the same ones concurrently, each batch in another order.
             return job | {"idempotency_key": f"request {number}"}
         if number < 250:
             return job | {"available_at": (datetime.now(UTC) + timedelta(seconds=0.3)).isoformat()}
         if number < 290:
-            # Runs long enough to be taken from its worker.
+            # Runs long enough to lose its lease.
             return job | {"task": "sleep", "args": {"s": 3}}
         return job | {"priority": number % 7}
 
@@ -175,7 +175,7 @@ class Storm:
 
 
 async def check_journal(raw):
-    """Each job's lines, by the table of transitions, lead to the status that it has."""
+    """Check that the events of each job lead to its status, by the table of transitions."""
     rows = {row["job_id"]: row["status"] for row in await raw.fetch("SELECT job_id, status::text FROM dl_jobs")}
     told = dict.fromkeys(rows, Status.QUEUED)
     for line in await raw.fetch(
@@ -209,13 +209,13 @@ async def test_f21_a_storm_of_concurrent_operations_has_no_deadlock_and_all_jobs
     lines = [line for service in services for line in service.lines]
     rolled_back = re.compile(r"Deadlock|Serialization|\b40P01\b|\b40001\b|a request failed")
     assert [line for line in lines if rolled_back.search(str(line))] == []
-    # Their backends have told what they counted by the time they are gone.
+    # Backends have reported their statistics when they have ended.
     await until(lambda: raw.fetchval(OTHERS), lambda count: count == 0)
     assert await raw.fetchval(DEADLOCKS) == 0, database.deadlocks()
     await check_journal(raw)
     unclean = "finished_at IS NULL OR lease_expires_at IS NOT NULL OR waits_for IS NOT NULL OR claimed_by IS NOT NULL"
     assert await raw.fetch(f"SELECT * FROM dl_jobs WHERE {unclean}") == []
-    # It was one: all that could meet did.
+    # Every kind of operation has occurred.
     actions = {row["action"] for row in await raw.fetch("SELECT DISTINCT action FROM dl_audit")}
     assert actions >= {"cancel", "retry", "set_priority", "run_now", "cancel_many", "retry_many", "pause", "resume"}
     reasons = await raw.fetch("SELECT DISTINCT payload ->> 'reason' AS reason FROM dl_job_events")
@@ -240,7 +240,7 @@ async def test_f21_a_deadlock_with_a_foreign_session_is_retried_unseen_by_client
         async def cancel_both():
             answers.append(await client.post("/api/v1/jobs/cancel", json={"queue": "q"}))
 
-        # Whose patience ends first is the one that the server rolls back.
+        # The server rolls back the session whose timeout ends first.
         await other.execute("SET deadlock_timeout = '1min'")
         await other.execute("BEGIN")
         await other.fetch(lock, second)
@@ -261,7 +261,7 @@ async def test_f21_a_deadlock_with_a_foreign_session_is_retried_unseen_by_client
 
 @pytest.fixture
 def roll_back(raw):
-    """Lets the server roll back the first `times` changes of a job for which `when` is true, with an error's code."""
+    """Return a function that makes the server roll back the first `times` job changes that match `when`."""
 
     async def roll_back(code, times, when):
         await raw.execute(f"""

@@ -1,4 +1,4 @@
-"""Somebody locks the jobs' table: whoever waits for it is not silent, and a commit that waits ends with its lease."""
+"""A lock on the jobs' table: a session that waits for it is not silent, and a waiting commit ends with its lease."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAITING = """
 SELECT count(*) FROM pg_stat_activity
 WHERE application_name LIKE '% ' || $1 AND wait_event_type = 'Lock' AND state = 'active'
 """
-"""Sessions of role $1 that wait for a lock."""
+"""Number of sessions of role $1 that wait for a lock."""
 
 
 @pytest.mark.requirement("Q8", "Q12")
@@ -33,7 +33,7 @@ async def test_a_table_lock_beyond_the_leases_ends_no_process_and_repeats_no_com
         commits.touch()
         for role in ("locks", "transaction"):
             await until(lambda role=role: raw.fetchval(WAITING, role))
-        # As long as the leases, and the grace of a handler that does not stop.
+        # For the leases, and the grace of a handler that does not stop.
         await trio.sleep(LEASE_S + 2)
         assert service.process.poll() is None, service.lines[-1]
         await other.execute("ROLLBACK")

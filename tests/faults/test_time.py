@@ -1,4 +1,4 @@
-"""Clocks that are wrong: a worker's own (F31), and the database's (F32). Leases and due times go by the database's."""
+"""Wrong clocks: a worker's (F31), and the database's (F32). Leases and due times go by the database's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STATUS = "SELECT status::text FROM dl_jobs WHERE job_id = $1"
 
 
 def wrong_clock(*, ahead_s=0, step_s=0):
-    """The environment of a service whose clock is wrong, or will be after a SIGUSR1."""
+    """Return the environment of a service whose clock is wrong, or will be after a SIGUSR1."""
     path = os.pathsep.join([str(FOLDER / "wrong_clock"), str(FOLDER)])
     return {"PYTHONPATH": path, "CLOCK_AHEAD_S": str(ahead_s), "CLOCK_STEP_S": str(step_s)}
 
 
 async def clock_of(service, client):
-    """How many seconds the service's clock is ahead of ours, by what it logs."""
+    """Return the seconds by which the service's clock is ahead of ours, by its log."""
     before = len(service.lines)
     await client.get("/nowhere")
 
@@ -80,7 +80,7 @@ async def test_f31_the_uptime_of_a_process_is_right_after_its_clock_has_stepped_
 
 
 async def jumped(service, by_s):
-    """The line that tells of this jump; a sweep that came seconds late tells of one that small."""
+    """Return the line about this jump; a sweep that was seconds late reports a small one."""
 
     async def line():
         lines = [line for line in [*service.lines] if "the database's clock jumped: this sweep" in line["event"]]
@@ -100,7 +100,7 @@ async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
     end = {"s": 2 * LEASE_S + 3, "until": str(tmp_path / "end")}
     jobs = [await add("visit", end, keyed=n % 2 == 0, lease_ttl_sec=LEASE_S) for n in range(6)]
     await until(ledger.visits, lambda visits: len(visits) == 6)
-    # By then each reaper has seen the clock as it was.
+    # By then each reaper has read the former clock.
     await until(lambda: raw.fetchval("SELECT min(heartbeat_at - started_at) > interval '3.5 s' FROM dl_jobs"))
     await set_clock(by_s)
     for service in services:
@@ -108,7 +108,7 @@ async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
     (tmp_path / "end").touch()
     rows = [await row_when(job_id, "succeeded") for job_id in jobs]
     assert [(row["attempt"], row["crashes"]) for row in rows] == [(1, 0)] * 6
-    # They needed their leases by the new clock: by the old one those were over, or lasted for minutes.
+    # They needed their leases by the new clock: by the old one, these were over, or lasted for minutes.
     assert all(abs((row["finished_at"] - row["started_at"]).total_seconds() - by_s) < 60 for row in rows)
     visits = await ledger.visits()
     assert [visit["how"] for visit in visits] == ["returned"] * 6
@@ -120,7 +120,7 @@ async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
 async def test_f32_a_worker_that_is_cut_off_when_the_clock_jumps_overlaps_no_other(
     serve, add, raw, ledger, set_clock, database, tmp_path
 ):
-    """As when a server with another clock takes over: all sessions end, and all leases have by its clock."""
+    """As when a server with another clock takes over: all sessions end, and by its clock all leases have ended."""
     end = {"until": str(tmp_path / "end")}
     async with open_proxy(database.dsn) as proxy:
         cut_off = await serve({"q": 2}, dsn=proxy.dsn, ready=None, **PATIENT)
@@ -175,7 +175,7 @@ async def test_f32_a_jump_of_the_database_clock_skips_a_sweep_and_sweeps_stay_bo
     )
     service = await serve(**FAST | {"reaper_period_sec": 8})
     running = "SELECT count(*) FROM dl_jobs WHERE status = 'running'"
-    # The one whose lease had ended is taken: the reaper has seen the clock as it was.
+    # The job with the expired lease was reclaimed: the reaper has read the former clock.
     await until(lambda: raw.fetchval(running), lambda count: count == 5_000)
     await set_clock(TEN_MINUTES_S)
     told = await jumped(service, TEN_MINUTES_S)

@@ -1,4 +1,4 @@
-"""This release on the schema of the next one, as after a step back (F42)."""
+"""This release on the schema of the next one, as after a downgrade (F42)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INSERT INTO dl_function_sets (number, hash, oldest) VALUES ({function_set.NUMBER
 
 @pytest.fixture
 def newer_database(postgres):
-    """A database that the release after this one has brought up to date, as this one can still work with it."""
+    """Return a database that the next release has migrated, so that this one can still work with it."""
     with postgres.database("migrated") as newer:
         newer.psql(OF_THE_NEXT_RELEASE)
         yield newer
