@@ -21,7 +21,7 @@ from dataloader.testing import Signals, run_task
 
 @pytest.fixture
 def data() -> Path:
-    """The folder of the data sets; what needs them is skipped where they are not."""
+    """Return the folder of the data sets; tests that need them are skipped without it."""
     if not DATA.is_dir():
         pytest.skip(f"the data sets are not at {DATA}; DATALOADER_TEST_DATA says where they are")
     return DATA
@@ -29,20 +29,20 @@ def data() -> Path:
 
 @pytest.fixture
 def service():
-    """A service without data: `.url`, `.put(path, answer)`, `.requests`, `.misbehave(…)`; see source_app.py."""
+    """Return a service without data: `.url`, `.put(path, answer)`, `.requests`, `.misbehave(…)`; see source_app.py."""
     with open_source_app() as app:
         yield app
 
 
 @pytest.fixture
 def source_app(data, service):
-    """The service, with the data sets."""
+    """Return the service with the data sets."""
     return service
 
 
 @pytest.fixture
 def items(service, database):
-    """Records that the service has, see etl_tasks.py; a table for them is in the database."""
+    """Return the records of the service, see etl_tasks.py, and create a table for them."""
     database.psql(ITEM)
     items = Items(service)
     service.put("/items", items.answer)
@@ -51,7 +51,7 @@ def items(service, database):
 
 @pytest.fixture
 def details(items, database):
-    """The ids for which details were asked for, in order; a table for them is in the database."""
+    """Return the IDs of the requests for details, in order, and create a table for them."""
     database.psql(DETAIL)
 
     def answer(seen):
@@ -63,26 +63,26 @@ def details(items, database):
 
 @attrs.define
 class TestLimits:
-    """The limits of a test's runs, by now."""
+    """Current limits of a test's runs."""
 
     __test__ = False
 
     now: PipelineLimits = LIMITS
 
     def set(self, **values):
-        """Change some of them for the runs that are declared later."""
+        """Change some of them for runs that are declared later."""
         self.now = attrs.evolve(self.now, **values)
 
 
 @pytest.fixture
 def limits():
-    """The limits of the runs of `outcome_of` and `supervised`."""
+    """Return the limits of the runs of `outcome_of` and `supervised`."""
     return TestLimits()
 
 
 @pytest.fixture
 def outcome_of(database, limits):
-    """Runs a load once, as a worker would, with `args`, or a task in its place."""
+    """Return a function that runs a load, or tasks instead, once like a worker with `args`."""
 
     async def outcome_of(load, **args):
         tasks = load if isinstance(load, Tasks) else Tasks()
@@ -96,7 +96,7 @@ def outcome_of(database, limits):
 
 @pytest.fixture
 def counts_of(outcome_of):
-    """Runs a load, which must succeed; its counts."""
+    """Return a function that runs a load, which must succeed, and returns its counts."""
 
     async def counts_of(load, **args):
         outcome = await outcome_of(load, **args)
@@ -108,7 +108,10 @@ def counts_of(outcome_of):
 
 @pytest.fixture
 def counts_of_failed(outcome_of):
-    """Runs a load in which too much fails, and which has written what is good; its counts."""
+    """Return a function that runs a load with too many failures, whose valid rows are written.
+
+    It returns the counts.
+    """
 
     async def counts_of_failed(load, **args):
         outcome = await outcome_of(load, **args)
@@ -120,7 +123,7 @@ def counts_of_failed(outcome_of):
 
 @pytest.fixture
 def table(raw):
-    """The rows of a table as texts, in order."""
+    """Return a function that reads the rows of a table as texts, in order."""
 
     async def table(columns="t", name="item"):
         return [row[0] for row in await raw.fetch(f"SELECT ({columns})::text FROM {name} t ORDER BY 1")]
@@ -130,13 +133,13 @@ def table(raw):
 
 @pytest.fixture
 def soon(limits):
-    """Let runs send requests again immediately, and show their progress all the time."""
+    """Make runs repeat requests immediately, and write their progress continuously."""
     limits.set(retry_s=(0.001, 0.001), show_s=0.01)
 
 
 @pytest.fixture
 def supervised(database, limits):
-    """Opens a supervisor with the queue `q` for loads, or a registry of tasks."""
+    """Return a function that opens a supervisor with the queue `q` for loads, or for a registry of tasks."""
 
     @asynccontextmanager
     async def supervised(*loads, **settings):

@@ -1,4 +1,4 @@
-"""Runs of a span of the past: loads that keep versions weave it in, and no run leaves something out silently."""
+"""Runs for a span of the past: loads with versions weave it in, and no run silently leaves data out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_backfill_weaves_older_windows_into_the_history(items, counts_of
         item(2, 4, "a"),
     ]
     await counts_of(load, to="2026-01-05")
-    # The source has corrected the second day, and knows a day more at the beginning of the backfill.
+    # The source has corrected the second day, and has one more day at the beginning of the backfill.
     items.records += [item(1, 2, "c"), item(2, 3, "d")]
     items.service.requests.clear()
     counts = await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-04"})
@@ -208,7 +208,7 @@ async def test_a_snapshot_without_any_record_closes_nothing_and_says_so(items, o
 @pytest.mark.slow
 @pytest.mark.parametrize("complete", [True, False])
 async def test_snapshots_of_an_earlier_release_are_known_by_their_segments(items, counts_of, versions, raw, complete):
-    """The backfill goes to the end, since unchanged rows were not recorded."""
+    """The backfill continues to the end, since unchanged rows were not recorded."""
     load = versions_load(items.service.url, complete=complete)
     items.records = [item(1, number, "a") for number in (1, 2, 3, 4)]
     await counts_of(load, to="2026-01-05")

@@ -1,4 +1,4 @@
-"""A run is stopped at once, what has come in is written, and nothing is taken for done or gone that is not (E4)."""
+"""A run stops immediately; received rows are written, and nothing is wrongly recorded as done or gone (E4)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.requirement("E4")
 OPERATOR = Operator("test", None)
 NEVER_S = 3_600
 AT_ONCE_S = 1e-9
-"""Over before anything else is done."""
+"""Expires before anything else is done."""
 DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
 
 
 @pytest.fixture
 def cancelled_by():
-    """A registry with a load that stops when the token says so."""
+    """Return a function that returns a registry with a load that the token stops."""
 
     def cancelled_by(token, load):
         tasks = Tasks()
@@ -44,7 +44,7 @@ def cancelled_by():
 
 @pytest.fixture
 def record(raw):
-    """What stands on record: the rows' ids, the cursor's day, the run's and the task's status, whether all are free."""
+    """Return a function that reads the rows' IDs, the cursor's day, the statuses, and whether all slots are free."""
 
     async def record():
         ids = [row["id"] for row in await raw.fetch("SELECT id FROM item ORDER BY id")]
@@ -60,7 +60,7 @@ def record(raw):
 
 @pytest.fixture
 def progress_of(raw):
-    """The progress of the job."""
+    """Return a function that reads the progress of the job."""
 
     async def progress_of():
         return json.loads(await raw.fetchval("SELECT progress FROM dl_jobs") or "{}")
@@ -130,7 +130,7 @@ async def test_another_thread_s_cancel_stops_a_run_in_its_pause(items, cancelled
     assert len(items.service.requests) == 1
     counts = {"requests": 1, "records": 1, "inserted": 1, "segments": 1}
     assert outcome.result["counts"].items() >= counts.items()
-    # The first day was done; the run waits no more.
+    # The first day was done; the run does not wait any more.
     assert await record() == ([1], "02", ("canceled", "canceled"))
     assert "waiting" not in outcome.progress[-1]
 
@@ -150,7 +150,7 @@ async def test_a_token_stops_a_run_in_a_response_and_what_was_queued_is_written(
     ended.set()
     assert outcome.status == "canceled"
     assert items.asked() == ["2026-01-01/1", "2026-01-02/1", "2026-01-02/2"]
-    # What has come of the second day is written; nothing of it is taken for gone, nor the day for done.
+    # Received rows of the second day are written; none is marked as gone, and the day is not done.
     assert await record() == ([1, 2, 3, 9], "02", ("canceled", "canceled"))
     assert await raw.fetchval("SELECT count(*) FROM item WHERE deleted_at IS NOT NULL") == 0
     assert (outcome.result["counts"]["inserted"], outcome.result["counts"]["segments"]) == (3, 1)
@@ -228,7 +228,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
             release.wait(20)
         return record
 
-    # The first page's records are in a worker, the second page's behind them; the third page does not come.
+    # The first page's records are in a worker, the second page's behind them; the third page never arrives.
     items.service.misbehave("page=3", delay_s=NEVER_S)
     load = items_load(items.service.url, page_size=2, target=DELETING, transform=transform, pipeline={"workers": 2})
     async with supervised(load) as supervisor:
@@ -239,7 +239,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
 
         await until(asked, lambda number: number == 3)
         await cancel(supervisor.database, job.job_id, OPERATOR)
-        # The slot is given back: the request is over, while the record is still being processed.
+        # The slot is returned: the request has ended, while the record is still being processed.
         await until(partial(raw.fetchval, "SELECT holder IS NULL FROM dl_sources"))
         assert processing.is_set()
         assert await raw.fetchval("SELECT status::text FROM dl_jobs") == "running"

@@ -41,7 +41,7 @@ async def load(items, raw):
 
 @pytest.fixture
 def price_at(raw):
-    """The price of product 1 at a time in January."""
+    """Return a function that reads the price of product 1 at a time in January."""
 
     async def price_at(time):
         return await raw.fetchval(

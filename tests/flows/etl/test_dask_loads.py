@@ -1,4 +1,4 @@
-"""Loads whose pages are read, and made rows, beside the workers of a Dask cluster (E2)."""
+"""Loads whose pages are read and transformed next to the workers of a Dask cluster (E2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_S = 4
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Its workers have a folder in which transforms show their processes."""
+    """Run a cluster with a folder in which transforms record their processes."""
     folder = tmp_path_factory.mktemp("shows")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEAVY_SHOWS", str(folder))
@@ -45,7 +45,7 @@ def seen(shows):
 
 @pytest.fixture
 async def numbers(raw, tmp_path, cluster):
-    """A load of one file for each number, into a table `numbers`."""
+    """Return a function that returns a load of one file for each number, into a table `numbers`."""
     await raw.execute("CREATE TABLE numbers (n int PRIMARY KEY, pid int)")
 
     def numbers(transform, count=4, **fields):
@@ -122,7 +122,7 @@ async def test_large_pages_cross_and_processes_are_kept_for_the_next_run(numbers
             assert {row["n"]: row["text"] for row in rows} == {n: f"{n:012000d}" for n in range(1_000)}
             pids += {row["pid"] for row in rows}
     assert len(pids) == 3
-    assert len(set(pids)) <= 2  # one a worker
+    assert len(set(pids)) <= 2  # one per worker
 
 
 async def test_a_cancel_kills_running_transforms_and_their_child_processes(numbers, seen, supervised):

@@ -1,4 +1,4 @@
-"""Real data through the whole pipeline, over real sockets, to the figures that are known of it (E2, E3, E6, E7, E8)."""
+"""Real data through whole loads, over real sockets, compared with known figures (E2, E3, E6, E7, E8)."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ AT_ONCE = {"rate_min": 0, "rate_max": 0}
 
 @pytest.fixture
 def names_archive(data):
-    """The path of the names' archive."""
+    """Return the path of the names' archive."""
     return str(data / "ssa-names" / "ssa-names-1998-2023.tar.xz")
 
 
 @pytest.fixture
 def run(database):
-    """Runs a load once, as a worker would; its counts come back."""
+    """Return a function that runs a load once like a worker, and returns its counts."""
 
     async def run(load, **args):
         tasks = Tasks()
@@ -88,7 +88,7 @@ async def test_all_rates_of_the_ecb_by_month_windows_and_nothing_when_they_come_
     assert (corrected["updated"], corrected["unchanged"]) == (1, again["records"] - 1)
     usd = "SELECT rate FROM ecb_rate WHERE day = '2008-07-15' AND currency = 'USD'"
     assert await raw.fetchval(usd) == Decimal("1.6")
-    # Neither run was about what is new.
+    # Neither run was for new data.
     assert await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'ecb.rates'") == cursor
 
 
@@ -213,7 +213,7 @@ async def test_eleven_details_that_fail_in_a_row_end_the_run_as_failed(database,
     assert outcome.result["status"] == "failed"
     assert outcome.result["counts"]["details_failed"] == len(outcome.result["failures"]) == 11
     assert len(source_app.asked("/countries/[a-z]+$")) == 11
-    # The list was written before; of the details nothing.
+    # The list was written before, but no details.
     assert await raw.fetchval("SELECT count(*) FROM country") == 261
     assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
 
@@ -321,6 +321,6 @@ async def test_a_load_resumes_after_a_kill_half_way_and_its_memory_stays_flat(ra
 
 
 def memory_mib(pid):
-    """What a process has in memory."""
+    """Return the memory of a process in MiB."""
     [pages] = Path(f"/proc/{pid}/statm").read_text().split()[1:2]
     return int(pages) * resource.getpagesize() / 2**20

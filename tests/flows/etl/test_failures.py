@@ -1,4 +1,4 @@
-"""What fails is named, counted and kept, and the rest goes on, unless too much fails in a row (E9, E10)."""
+"""Failures are recorded with names and numbers; the rest continues, unless too many occur in a row (E9, E10)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENDED = ("status", "seconds", "counts", "phases")
 
 @pytest.fixture
 def failures(raw):
-    """The failures on record: phase, key, error."""
+    """Return a function that reads the recorded failures: phase, key, error."""
 
     async def failures(columns="phase, key, error"):
         return [tuple(row) for row in await raw.fetch(f"SELECT {columns} FROM dl_etl_failures ORDER BY failure_id")]
@@ -91,7 +91,7 @@ async def test_a_failed_page_is_skipped_and_the_walk_continues_after_it(
     assert [phase for phase, _, _ in await failures()] == ["request"]
     items.service.behave()
     asked = len(items.service.requests)
-    # The page alone: the walk has been behind it.
+    # Only the page: the scan has continued behind it.
     assert (await counts_of(load, failures="all"))["inserted"] == 2
     assert items.asked()[asked:] == ["2"]
 
@@ -112,7 +112,7 @@ async def test_a_failed_last_known_page_ends_its_walk_and_the_next_segment_is_lo
     assert await failures("phase") == [("request",)]
     items.service.behave()
     asked = len(items.service.requests)
-    # From there on: nothing behind it has been asked for.
+    # From there on: no later page has been requested.
     await counts_of(load, failures="all")
     assert items.asked()[asked:] == [f"2026-01-01/{number}" for number in range(page, 4)]
     assert len(await table("id")) == 10
@@ -128,7 +128,7 @@ async def test_pages_that_repeat_for_ever_are_asked_for_no_further_and_not_tried
     assert len(items.service.requests) == 4
     assert outcome.error.startswith("2 of 2 segments could not be loaded")
     assert "page 2 has the same records as page 1" in outcome.error
-    # Page 2 alone would leave out what is behind it, with nothing to say so.
+    # A retry of page 2 alone would leave out the pages behind it without any notice.
     assert [requests for (requests,) in await failures("requests")] == ["[]", "[]"]
     items.service.behave()
     items.records = [item(number) for number in range(5)]
@@ -208,7 +208,7 @@ async def test_a_row_refused_by_the_database_fails_alone_in_its_batch(items, out
     assert await table("id") == ["0", "1", "3", "4"]
     [line] = [line for line in outcome.log if line.message == "rows were refused and are left out"]
     assert (line.level, line.fields["rows"], line.fields["staged"]) == ("warning", 1, 4)
-    # Which can be tried again by itself.
+    # It can be retried separately.
     items.records[2]["day"] = "2026-01-01"
     assert (await counts_of(load, failures="all"))["inserted"] == 1
     assert await failures("solved_at IS NOT NULL") == [(True,)]
@@ -246,7 +246,7 @@ async def test_a_load_of_which_every_row_is_refused_takes_few_statements(items, 
     assert [key for _, key, _ in kept[:10]] == [str(number) for number in range(10)]
     assert kept[-1][1].endswith(" of their batch")
     assert outcome.result["counts"]["rows_failed"] == 20_000
-    # For each of two batches: as a whole, the way to its first row, two for each that was refused, and the rest.
+    # For each of two batches: the whole, the search for its first row, two for each refused row, and the rest.
     assert len(kept) < 2 * (10 + 13)
     assert 2 * 10 < staging.tries() <= 2 * (1 + 13 + 2 * 10 + 13)
 
@@ -296,7 +296,7 @@ async def test_rows_staged_by_an_aborted_search_for_refused_rows_are_written(ite
     pipeline = BEARS_ALL | {"batch_size": 200}
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=pipeline))
     counts = outcome.result["counts"]
-    # Up to the last transaction of the search that was committed, in the order of the rows.
+    # Up to the last committed transaction of the search, in the order of the rows.
     written = int(counts["inserted"])
     assert 0 < written < 50
     assert sorted(map(int, await table("id"))) == [*range(0, 2 * written, 2)]
@@ -364,7 +364,7 @@ async def test_failures_of_a_partial_window_are_solved_by_a_later_run_over_all_o
     async def resolved():
         return [resolved for (resolved,) in await failures("solved_at IS NOT NULL")]
 
-    # Of the fourth day only a part is loaded: not all of what failed.
+    # Only a part of the fourth day is loaded, not all of the failed data.
     await counts_of(load, to="2026-01-04T11:59:59+00:00")
     assert await resolved() == [True, False]
     await counts_of(load, **{"from": "2026-01-04", "to": "2026-01-05"})
@@ -445,7 +445,7 @@ async def test_failures_whose_commit_is_broken_off_by_the_run_s_end_are_on_recor
         if is_cancelled:
             await until(lambda: trio.to_thread.run_sync(items.asked), lambda asked: "2026-01-03" in asked)
             token.cancel()
-        # The commit of the first day, with its failure, is ended by the eleventh, or when the time to write is over.
+        # The commit of the first day, with its failure, is ended by the eleventh, or when the time for writing is over.
         await until(lambda: raw.fetchval(waiting), lambda pids: pids and first not in pids)
         await locking.execute("COMMIT")
     [outcome] = outcomes
@@ -462,7 +462,7 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
           RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = 'not this table';
         END $$;
         ALTER TABLE item ADD CHECK (look(id))""")
-    # Of each three rows one is taken, and goes with the search that is refused itself.
+    # One of each three rows is accepted, and is rolled back with the search, which is refused itself.
     items.records = [item(number) for number in range(36)]
     limits.set(most_rows=3)
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
@@ -475,7 +475,7 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
 @pytest.mark.slow
 @pytest.mark.parametrize(("refused", "is_a_row"), [(9, False), (14, True)])
 async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, refused, is_a_row):
-    # A page with a part that is no record and six records that fail, then pages that are refused.
+    # A page with a part that is not a record and six records that fail, then pages that are refused.
     page = json.dumps({"items": [1, *({**item(n), "id": None} for n in range(6))], "total": 700}).encode()
     items.service.misbehave(body=page)
     items.service.misbehave(times=refused, status=404)
@@ -495,7 +495,7 @@ async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
 
 @pytest.mark.slow
 async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, outcome_of, soon):
-    # With time to read the answer of the eleventh before ten more have failed.
+    # Enough time to read the answer of the eleventh before ten more have failed.
     items.service.misbehave("from=2026-01-12", status=404, delay_s=2)
     items.service.misbehave("from=2026-01-(0|10|1[3-9]|2[01])", times=None, status=404)
     paused = BEARS_ALL | {"workers": 1, "rate_min": 0.02, "rate_max": 0.02}
@@ -617,7 +617,7 @@ async def test_failures_can_be_retried_alone(items, counts_of_failed, counts_of,
     items.service.behave()
     items.service.misbehave("from=2026-01-03", times=None, status=404)
     asked = len(items.service.requests)
-    # Two at a time; what fails once more waits for another run.
+    # Two per batch; repeated failures wait for another run.
     counts = await counts_of_failed(load, failures="all")
     assert items.asked()[asked:] == ["2026-01-02", "2026-01-03", "2026-01-05"]
     assert (counts["inserted"], counts["segments"], counts["segments_failed"]) == (2, 1, 1)
@@ -640,7 +640,7 @@ async def test_failures_can_be_retried_alone(items, counts_of_failed, counts_of,
 async def test_a_failure_whose_retry_fails_is_solved_by_a_run_over_its_window(
     items, details, counts_of, outcome_of, failures, soon, raw
 ):
-    # A page of a walk, a record, a row, a detail: each of a day of its own.
+    # A page of a scan, a record, a row, a detail: each on a different day.
     items.records = [item(number, number) for number in range(1, 6)]
     items.records[1]["id"] = None
     items.records[2]["value"] = "x"
@@ -674,7 +674,7 @@ async def test_failures_whose_rows_are_refused_when_they_are_tried_again_stay_op
     items.records = [item(number, 1, "unknown") for number in range(2)]
     counts = await counts_of_failed(load, failures="all")
     assert (counts["segments_failed"], counts["requests"]) == (1, 1)
-    # They say what is missing, and what is needed to have it; the cursor is behind it.
+    # They name the missing data, and the requests that get it; the cursor is behind it.
     assert await failures("phase, solved_at") == [("record", None)] * 2
     await raw.execute("INSERT INTO known VALUES ('unknown')")
     await counts_of(load, failures="all")
@@ -709,7 +709,7 @@ async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of
 async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, database, args, said):
     tasks = Tasks()
     add_loads(tasks, items_load(items.service.url))
-    # As a job that a program has added which does not know the load.
+    # Like a job added by a program that does not know the load.
     tasks.check_args("items", dict)
     outcome = await run_task(tasks, "items", args, dsn=database.dsn)
     assert (outcome.status, said in outcome.error) == ("failed", True)
@@ -769,7 +769,7 @@ async def test_many_failed_records_are_partly_named_and_stored_page_by_page(item
     assert outcome.result["counts"]["records_failed"] == 5_000
     kept = await failures()
     assert (kept[1_000][1], kept[2_001][1], len(kept)) == ("2000 more records", "1000 more records", 2_002)
-    # Each page's by itself, in a transaction of its own.
+    # Those of each page separately, in one transaction.
     assert await raw.fetchval("SELECT count(DISTINCT failed_at) FROM dl_etl_failures") == 2
 
 

@@ -25,7 +25,7 @@ CSV = Csv()
 
 @attrs.frozen
 class Watched(Files):
-    """Files that count how often they are listed, and each is read."""
+    """Files that count their listings, and the reads of each."""
 
     seen: Counter = attrs.field(factory=Counter, kw_only=True, eq=False)
 
@@ -94,7 +94,7 @@ async def test_an_archive_is_listed_once_and_its_members_load_in_window_order(tm
     source = Watched(tmp_path / "days.tar.gz", members="*.csv", format=CSV, record_source=False, window_of=BY_DAY)
     counts = await counts_of(people(source, segment="day"), to="2025-01-10")
     assert (counts["inserted"], counts["updated"], counts["segments"]) == (1, 2, 3)
-    # The last day is the last word.
+    # The value of the last day remains.
     assert await raw.fetchval("SELECT value FROM item") == "3"
     assert source.seen == {"listed": 1, **{f"2025-01-0{day}.csv": 1 for day in days}}
 
@@ -105,7 +105,7 @@ async def test_only_rows_of_a_file_s_own_window_are_taken_for_gone(tmp_path, cou
     (tmp_path / "2025.csv").write_text(csv("1,2025-01-01,a"))
     source = Watched(f"{tmp_path}/*.csv", format=CSV, record_source=False, window_of=BY_YEAR)
     counts = await counts_of(people(source, delete_missing="deleted_at"), to="2025-03-01")
-    # Of the whole year, though the run goes to March only: the file was read whole.
+    # In the whole year, although the run ends with March: the file was read as a whole.
     assert (counts["inserted"], counts["deleted"]) == (1, 1)
     assert [row["id"] for row in await raw.fetch("SELECT id FROM item WHERE deleted_at IS NOT NULL")] == [8]
 
@@ -116,7 +116,7 @@ CREATE TABLE item (id int, value text, valid_from date NOT NULL, valid_to date, 
 
 
 async def daily_versions(folder, raw):
-    """Make the table of versions, and a file of each of three days; return the load that has their history."""
+    """Create the table of versions, and a file of each of three days; return the load that has their history."""
     await raw.execute(VERSIONS)
     for day, value in (("2025-01-05", "a"), ("2025-01-20", "b"), ("2025-02-03", "c")):
         (folder / f"{day}.csv").write_text(f"id,value\n1,{value}\n")

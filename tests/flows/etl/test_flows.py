@@ -1,4 +1,4 @@
-"""Flows and dimensions: several tasks as one run, tables made of tables (E8, E12)."""
+"""Flows and dimensions: several tasks as one run, tables built from tables (E8, E12)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CREATE TABLE fact_people (country text PRIMARY KEY, people bigint CHECK (people 
 
 @pytest.fixture
 async def cities(raw, tmp_path):
-    """A file of cities, and the load that brings it into the table `city`."""
+    """Create a file of cities; return the load that loads it into the table `city`."""
     await raw.execute(TABLES)
     path = tmp_path / "cities.csv"
     path.write_text("name,country,people\nParis,fr,20\nLyon,fr,5\nRome,it,28\n")
@@ -60,7 +60,7 @@ STARS = Dimensions(name="dwd", tables=(COUNTRIES, PEOPLE))
 
 @pytest.fixture
 def run(database):
-    """Runs a flow once, as a worker would."""
+    """Return a function that runs a flow once like a worker."""
 
     async def run(flow, **args):
         tasks = Tasks()
@@ -179,7 +179,7 @@ async def test_a_retried_run_continues_with_the_tasks_that_have_not_succeeded(da
     @tasks.task("nightly")
     async def nightly(job):
         await run_flow(flow, job, stops)
-        # The worker dies behind the first layer: the job runs again.
+        # The worker dies after the first layer: the job runs again.
         return await run_flow(flow, job)
 
     await raw.execute("ALTER TABLE dim_country RENAME COLUMN cities TO towns")

@@ -1,4 +1,4 @@
-"""A record that cannot be loaded is recorded, whatever it says, and the run continues (E10)."""
+"""A record that cannot be loaded is recorded with any content, and the run continues (E10)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class UnspeakableError(Exception):
 
 
 def days_load(url, read):
-    """A load of five days, one request each."""
+    """Return a load of five days, one request each."""
     return Load(
         name="days",
         source=Http(url, endpoint="/days", params=lambda w: {"day": f"{w.start:%Y-%m-%d}"}, format=read),
@@ -74,7 +74,7 @@ async def test_a_broken_record_with_a_nul_is_recorded_and_later_segments_are_loa
 
 @attrs.frozen
 class OneAnswer(Source):
-    """A source of one's own, whose only page is given."""
+    """Custom source with a single, given page."""
 
     page: Page
 
@@ -143,7 +143,7 @@ async def test_a_record_that_becomes_no_row_is_recorded_with_any_content(items, 
 
 
 async def test_an_id_that_no_request_can_have_is_a_failure_of_its_record(items, details, outcome_of, raw):
-    # JSON of a service cannot contain it, a transform can produce it.
+    # JSON of a service cannot contain it, but a transform can produce it.
     load = items_load(items.service.url, windows=None)
     detail = Detail(
         id=lambda record: ["1", "\ud800", "a\x00"][record["id"] - 1],

@@ -1,4 +1,4 @@
-"""How a run ends by what failed in it: a run with failures is not plainly succeeded (E10, E12)."""
+"""End of a run by its failures: a run with failures does not simply succeed (E10, E12)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITH_FAILURES = "succeeded_with_failures"
 
 @pytest.fixture
 def statuses(raw):
-    """What stands of runs and of their tasks, in order."""
+    """Return a function that reads the statuses of runs and of their tasks, in order."""
 
     async def statuses():
         runs = await raw.fetch("SELECT name, status FROM dl_etl_runs ORDER BY started_at")
@@ -34,7 +34,7 @@ def statuses(raw):
 
 @pytest.fixture
 def days(raw):
-    """How far the load `items` has come."""
+    """Return a function that reads the cursor of the load `items`."""
 
     async def days():
         return await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
@@ -43,7 +43,7 @@ def days(raw):
 
 
 def some_bad(good, bad):
-    """Records of the first of January, of which the last ones fail."""
+    """Return records of the first of January, of which the last ones fail."""
     return [*(item(number) for number in range(good)), *({**item(number), "id": None} for number in range(bad))]
 
 
@@ -53,7 +53,7 @@ def some_bad(good, bad):
         ({"records": 100, "rows": 100}, "succeeded"),
         ({"records": 100, "rows": 99, "records_failed": 1}, WITH_FAILURES),
         ({"records": 100, "rows": 98, "records_failed": 2}, "failed"),
-        # A row that the table refuses counts as a record that fails does; of a record there may be many.
+        # A row that the table refuses counts like a failed record; a record may have many rows.
         ({"records": 100, "rows": 99, "records_failed": 1, "rows_failed": 1}, "failed"),
         ({"records": 10, "rows": 1_000, "rows_failed": 10}, WITH_FAILURES),
         ({"records": 10, "rows": 1_000, "rows_failed": 11}, "failed"),
@@ -61,9 +61,9 @@ def some_bad(good, bad):
         ({"details": 98, "details_failed": 2}, "failed"),
         ({"segments": 1, "segments_failed": 1}, WITH_FAILURES),
         ({"segments": 1, "segments_failed": 2}, "failed"),
-        # Of a segment that lacks a page the rest is written, unless nothing of it is taken.
+        # Of a segment without one of its pages, the rest is written, unless none of it is accepted.
         ({"segments_failed": 1, "records": 200, "rows": 200, "inserted": 199, "rows_failed": 1}, WITH_FAILURES),
-        # What was rolled back with its segment is not written.
+        # Rows that were rolled back with their segment are not written.
         ({"segments_failed": 1, "records": 200, "rows": 200}, "failed"),
         ({"segments_failed": 1, "records": 0}, "failed"),
     ],
@@ -77,7 +77,7 @@ def test_failures_are_judged_as_a_share_of_the_tries(counts, end):
 def test_the_first_failure_that_is_named_matches_the_reason():
     progress = LoadProgress(load="items", max_failures=10, began=0)
     progress.counts.update(segments=9, records=100)
-    # A row that is refused does not fail its segment.
+    # A refused row does not fail its segment.
     for phase in ("row", "detail", "request"):
         progress.failed(Failure(load="items", segment="s", phase=phase, key="1", error="bad"))
     progress.counts.update(segments_failed=1)
@@ -90,7 +90,7 @@ def test_the_first_failure_that_is_named_matches_the_reason():
 @pytest.mark.parametrize(("good", "end"), [(0, "failed"), (1, WITH_FAILURES)])
 def test_where_any_share_may_fail_not_all_may(what, good, end):
     progress = LoadProgress(load="items", max_failures=10, began=0)
-    # A request for a detail that fails is none of the details.
+    # A failed request for a detail does not count as a detail.
     progress.counts.update({f"{what}_failed": 9, what: good + (9 if what == "records" else 0)})
     assert judge(progress, PipelineConfig(max_failed_share=1)).end == end
 
@@ -125,7 +125,7 @@ async def test_a_run_with_too_many_failed_records_fails_but_writes_the_good_ones
     assert outcome.result["reason"] == outcome.error
     assert await statuses() == [("items", "failed")] * 2
     assert len(await table("id")) == 98
-    # They are on record, and can be tried again by themselves: no reason to ask for all the others again.
+    # They are recorded, and can be retried separately: there is no reason to request all others again.
     assert await days() == "02"
 
 
@@ -192,7 +192,7 @@ async def test_details_that_fail_count_by_their_own_share(items, outcome_of, raw
 
 @pytest.fixture
 def closed():
-    """The address of a source that refuses each connection."""
+    """Return the address of a source that refuses each connection."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""One run of a load at a time, however it is started; a load declares its queue and its schedule (E6, R7)."""
+"""Only one run of a load at a time, however it is started; a load declares its queue and its schedule (E6, R7)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CREATE TABLE versions (id int, day date, value text, valid_from timestamptz NOT 
 
 @pytest.fixture
 def looks_often(limits):
-    """A run that waits checks often whether the other one has ended."""
+    """Make a waiting run check often whether the other one has ended."""
     limits.set(wait_s=(0.05, 0.05))
 
 
 @pytest.fixture
 def gate(items):
-    """The service answers when it is set."""
+    """Return an event without which the service does not answer."""
     gate = threading.Event()
     items.before = lambda _seen: gate.wait(60)
     items.records = [item(number, number) for number in (1, 2, 3)]
@@ -48,7 +48,7 @@ def gate(items):
 
 
 async def spans(raw):
-    """When runs of the load have begun and ended, in order."""
+    """Return the begins and ends of runs of the load, in order."""
     rows = await raw.fetch("SELECT started_at, finished_at FROM dl_etl_tasks WHERE task = 'items' ORDER BY started_at")
     return [(row["started_at"], row["finished_at"]) for row in rows]
 

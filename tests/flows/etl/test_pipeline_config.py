@@ -1,4 +1,4 @@
-"""How pipelines are set up: defaults, layers, a load's own settings, and refusals that say what is wrong (E5)."""
+"""Configuration of loads: defaults, layers, a load's own settings, and errors that name the fault (E5)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_load_is_refused_at_its_declaration():
         items_load("http://source", pipeline={"rate_min": 3, "rate_max": 2})
     with pytest.raises(ValueError, match=r"^pipeline\.batch_size: must be .*, not 0$"):
         items_load("http://source", pipeline={"batch_size": 0})
-    # Also beside one end of the pause, which is judged with the other one when the run begins.
+    # Also together with one end of the pause, which is checked with the other one when the run begins.
     with pytest.raises(ValueError, match=r"^pipeline\.workers: must be .*, not 0$"):
         attrs.evolve(items_load("http://source"), pipeline={"workers": 0, "rate_min": 30})
     with pytest.raises(ValueError, match=r"^pipeline\.rate_max: must be .*, not -1$"):

@@ -1,4 +1,4 @@
-"""Loads whose pages are read, and made rows, in processes of their own, for work that keeps a core busy (E2)."""
+"""Loads whose pages are read and transformed in separate processes, for work that occupies a core (E2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEASE_S = 4
 
 @pytest.fixture
 async def numbers(raw, tmp_path):
-    """A load of one file for each number, in processes, into a table `numbers`."""
+    """Return a function that returns a load of one file for each number, in processes, into a table `numbers`."""
     await raw.execute("CREATE TABLE numbers (n int PRIMARY KEY, pid int)")
 
     def numbers(transform, count=4, **fields):
@@ -45,7 +45,7 @@ async def numbers(raw, tmp_path):
 
 @pytest.fixture
 def seen(monkeypatch, tmp_path_factory):
-    """The process ids that transforms have shown."""
+    """Return a function that reads the process IDs that transforms have recorded."""
     folder = tmp_path_factory.mktemp("shows")
     monkeypatch.setenv("HEAVY_SHOWS", str(folder))
     return lambda: sorted(int(path.name) for path in folder.iterdir())
@@ -53,7 +53,7 @@ def seen(monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def failures_of(raw):
-    """The failures on record, which it takes away."""
+    """Return a function that reads and deletes the recorded failures."""
 
     async def failures_of():
         rows = await raw.fetch("DELETE FROM dl_etl_failures RETURNING phase, key, error, sample")

@@ -1,4 +1,4 @@
-"""All parts of a service on a database with a publication for all tables, as a replica or Debezium makes it."""
+"""All parts of a service on a database with a publication for all tables, as for a replica or Debezium."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEDULED = "SELECT count(*) FROM dl_jobs WHERE schedule = 'often' AND status = 
 
 
 def everything(url):
-    """Tasks with limits and without, a schedule, a load with rate limits and details, a type of processes."""
+    """Return tasks with and without limits, a schedule, a load with rate limits and details, a type of processes."""
     tasks = Tasks()
     supplier = Supplier("s", rate_limits=(RateLimit(1_000, per_s=60), RateLimit(1_000, per="day")))
 

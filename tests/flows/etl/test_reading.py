@@ -1,4 +1,4 @@
-"""A transform may read the database, each worker on a connection of its own, which can't write (E2)."""
+"""A transform may read the database; each worker has a separate connection, which cannot write (E2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE
 
 @pytest.fixture
 async def names(raw):
-    """A table that transforms look things up in."""
+    """Create a table for lookups by transforms."""
     await raw.execute("CREATE TABLE name (id int PRIMARY KEY, value text)")
     await raw.execute("INSERT INTO name VALUES (1, 'one'), (2, 'two')")
 

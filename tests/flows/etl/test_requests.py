@@ -1,4 +1,4 @@
-"""One polite request at a time, over all runs and processes, with pauses between them (E1)."""
+"""Only one request at a time, over all runs and processes, with pauses between them (E1)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_pause_is_drawn_evenly_between_the_two_settings_for_each_request
     assert drawn == [(7, 11)] * 20
     assert 6 < min(pauses) < 8.5
     assert 9.5 < max(pauses) <= 11
-    # A load gives its settings to it; the last pause is kept by whoever comes next.
+    # A load passes its settings to it; the next caller keeps the last pause.
     await counts_of(items_load(items.service.url, pipeline={"rate_min": 0.15, "rate_max": 0.2}), to="2026-01-04")
     assert len(items.gaps()) == 2
     assert min(items.gaps()) >= 0.15
@@ -77,7 +77,7 @@ async def test_a_slow_response_does_not_eat_the_pause(items, counts_of):
 async def test_the_pause_after_the_last_request_of_a_run_holds_for_the_next_run(items, counts_of, raw):
     load = items_load(items.service.url, windows=None, pipeline=PAUSED)
     await counts_of(load)
-    # As if the first run had ended a little before: what counts is when its pause is over, by the database.
+    # As if the first run had ended a little earlier: the end of its pause, by the database, matters.
     await raw.execute("UPDATE dl_sources SET free_at = clock_timestamp() + interval '0.5 s'")
     free_at = await raw.fetchval("SELECT free_at FROM dl_sources")
     asked_at = []
@@ -92,7 +92,7 @@ async def test_a_pause_is_not_delayed_by_the_processing(items, counts_of):
     entry = trio.lowlevel.current_trio_token()
 
     def transform(record):
-        # The first record's processing ends only when the second request has come.
+        # The first record's processing ends only when the second request has arrived.
         if record["id"] == 1:
             trio.from_thread.run(_watched, second, trio_token=entry)
         return record
@@ -129,7 +129,7 @@ async def _succeed(tasks, name, dsn):
 @pytest.mark.slow
 @pytest.mark.requirement("E1", "S4")
 async def test_several_rate_limits_apply_together_and_over_two_runs(items, counts_of, raw):
-    # The third, which nobody reaches, keeps all calls on record.
+    # The third, which is never reached, keeps all calls recorded.
     rate_limits = (RateLimit(2, 0.4), RateLimit(3, 0.9), RateLimit(1_000, 3_600))
     for _ in range(2):
         load = items_load(items.service.url, rate_limits=rate_limits)
@@ -148,7 +148,7 @@ async def test_a_run_that_waits_for_its_rate_limit_says_so(items, outcome_of, so
 
 
 def waits_of(outcome):
-    """What a run has waited for, as its progress said."""
+    """Return the waiting reasons of a run, from its progress."""
     return [progress["waiting"] for progress in outcome.progress if "waiting" in progress]
 
 

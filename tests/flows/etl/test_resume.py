@@ -1,4 +1,4 @@
-"""A run that was cut off goes on where it was: nothing is asked for twice, lost, doubled or passed over (E6, E10)."""
+"""An interrupted run continues where it was: no data is requested twice, lost, doubled or skipped (E6, E10)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ from dataloader.testing import drain_queue
 pytestmark = pytest.mark.requirement("E6", "E10")
 NEVER_S = 3_600
 AT_ONCE_IN = {"batch_timeout": 0.001}
-"""Details are merged as they come."""
+"""Details are merged as they arrive."""
 
 
 class Stumble(Exception):  # noqa: N818 - no error of ours
-    """What ends an attempt in the middle."""
+    """Ends an attempt in the middle."""
 
 
 @pytest.fixture
 def two_attempts_of(items, database, raw, limits):
-    """Runs a job of a load whose first attempt ends in the request that matches, and its second one to the end."""
+    """Return a function that runs a job of a load.
 
-    # The answer that never comes is not waited for.
+    Its first attempt ends in the matching request, its second one normally.
+    """
+
+    # The run does not wait for the answer that never arrives.
     limits.set(linger_s=0)
 
     async def two_attempts_of(load, stumbles_at, until_day, ends="succeeded", metrics=None):
@@ -77,7 +80,7 @@ def two_attempts_of(items, database, raw, limits):
 
 @pytest.fixture
 def cursor(raw):
-    """The day that the load has come to."""
+    """Return a function that reads the load's cursor as a day."""
 
     async def cursor():
         return await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'YYYY-MM-DD') FROM dl_etl_cursors")
@@ -91,7 +94,7 @@ async def test_the_next_attempt_asks_for_no_segment_that_is_committed(items, two
     first, second = await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 6)
     assert items.asked() == [day(number) for number in (1, 2, 3, 3, 4, 5)]
     assert (first["segments"], first["inserted"]) == (2, 2)
-    # The job's result is about all of it.
+    # The job's result covers both attempts.
     assert (second["segments"], second["inserted"]) == (5, 5)
     assert await table("id") == ["1", "2", "3", "4", "5"]
     assert await cursor() == day(6)
@@ -119,7 +122,7 @@ async def test_a_segment_that_was_not_whole_is_asked_for_again_and_not_passed_ov
     items.service.misbehave(f"from={day(1)}", status=404)
     first, second = await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 5)
     assert (first["requests_failed"], first["inserted"]) == (1, 1)
-    # All that were sent, also those of which nothing is on record.
+    # All sent requests, including those without a record.
     assert (first["requests"], second["requests"]) == (3, 6)
     assert items.asked() == [day(number) for number in (1, 2, 3, 1, 3, 4)]
     assert second["inserted"] == 4
@@ -142,7 +145,7 @@ async def test_work_of_an_earlier_attempt_is_counted_once_in_the_metrics(items, 
     await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 6, metrics=metrics)
     for counts, _ in (one.measures for one in metrics):
         counted.update({name: number for (_, name), number in counts.counts.items()})
-    # The request that the first attempt ended in was sent twice.
+    # The request in which the first attempt ended was sent twice.
     assert (counted["inserted"], counted["segments"], counted["requests"]) == (5, 5, 6)
 
 
@@ -174,14 +177,14 @@ async def test_after_a_kill_another_process_continues_and_the_table_is_complete(
     await until(done, lambda number: number == 15)
     service.signal(signal.SIGKILL)
     await service.exit_code(within_s=10)
-    # The source is the dead one's until the job's lease ends, not for the time of a whole request.
+    # The dead run has the source until the job's lease ends, not for the duration of a whole request.
     assert await raw.fetchval("SELECT holder IS NOT NULL AND held_until > now() + interval '30 s' FROM dl_sources")
     await serve(tasks="etl_tasks:tasks", environment=environment, **fast)
     row = await row_when(job_id, "succeeded", within_s=40)
     assert row["attempt"] == 2
     assert items.asked() == [day(number) for number in (*range(1, 17), *range(16, 31))]
     assert await table("id") == sorted(map(str, range(600)))
-    # Of the requests that were sent the killed process has put no more on record than those of its segments.
+    # The killed process has recorded only the requests of its segments.
     counts = {"segments": 30, "inserted": 600, "requests": 30}
     assert json.loads(row["result"])["counts"].items() >= counts.items()
     assert await cursor() == day(31)
@@ -193,7 +196,7 @@ async def test_after_a_kill_another_process_continues_and_the_table_is_complete(
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 async def test_details_that_have_come_in_are_not_asked_for_again(items, details, serve, add, row_when, raw, table, how):
     items.records = [item(number) for number in range(40)]
-    # A drain writes what has come in; before a kill it is written every tenth of a second.
+    # A drain writes the received rows; before a kill they are written every 0.1 s.
     pipeline = {"batch_timeout": 3_600 if how == "SIGTERM" else 0.1}
     environment = {"ITEMS_URL": items.service.url, "ITEMS_PIPELINE": json.dumps(pipeline)}
     fast = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
@@ -229,7 +232,7 @@ async def test_details_that_have_come_in_are_merged_though_the_next_one_takes_lo
 
     items.service.put("/detail", slow)
     items.records = [item(number) for number in range(2)]
-    # Each row is a batch: nothing is left to be written when the time is over, but the details are not merged yet.
+    # Each row is a batch: nothing remains to be written when the time is over, but the details are not merged yet.
     load = detailed_load(items.service.url, pipeline={"batch_size": 1, "batch_timeout": 1})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, load)
@@ -245,7 +248,7 @@ async def test_details_that_have_come_in_are_merged_though_the_next_one_takes_lo
 async def test_a_detail_is_merged_whose_rows_were_staged_before_its_slot_was_returned(
     items, details, outcome_of, raw, broken
 ):
-    """The fetcher returns the slot only after that, and no other rows come that would make the writer merge."""
+    """The fetcher returns the slot only after that, and no other rows arrive that would make the writer merge."""
     answered, released, seen_of_first = threading.Event(), threading.Event(), []
     last = 1 + broken
 
@@ -345,7 +348,7 @@ async def test_a_failed_retry_stays_open_if_the_attempt_ends_before_its_job(item
     load = items_load(items.service.url, pipeline=BEARS_ALL)
     await outcome_of(load, to="2026-01-02")
     items.records[0]["id"] = 0
-    # The database refuses the first record of the load's end.
+    # The database refuses the first write of the load's end.
     await raw.execute("""
         CREATE SEQUENCE ends;
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -369,7 +372,7 @@ async def test_a_failed_retry_stays_open_if_the_attempt_ends_before_its_job(item
     for _ in range(2):
         await raw.execute("UPDATE dl_jobs SET available_at = now()")
         ends += await drain_queue(database.dsn, tasks)
-    # What failed again counts in the second attempt, too, which has nothing to ask for.
+    # The repeated failure counts in the second attempt, too, which has nothing to request.
     assert [(end.status, "records_failed" in end.result["counts"]) for end in ends] == [
         ("queued", True),
         ("succeeded", True),
@@ -382,7 +385,7 @@ async def test_a_failed_retry_stays_open_if_the_attempt_ends_before_its_job(item
 @pytest.mark.slow
 @pytest.mark.requirement("E3")
 async def test_the_memory_of_a_process_stays_where_it_is_in_a_long_load(items, serve, add, row_when, raw, unmeasured):
-    # The same 2,000 rows a day, each with what the process has taken by then: 20 MB in all.
+    # The same 2,000 rows each day, with the memory of the process by then: 20 MB in total.
     rows = [item(number) | {"text": "x" * 200} for number in range(2_000)]
     await raw.execute("ALTER TABLE item ADD text text")
 

@@ -1,4 +1,4 @@
-"""A load writes what each row brings, whoever its neighbours are, and uses up no number for the rest (E6)."""
+"""A load writes the values of each row, whatever its neighbors are, and uses up no number for the others (E6)."""
 
 from __future__ import annotations
 

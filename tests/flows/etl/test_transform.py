@@ -1,4 +1,4 @@
-"""Several process responses, one writes rows in batches, and a full queue holds up the next request (E2, E3)."""
+"""Several workers process responses, one writes rows in batches, and a full queue delays the next request (E2, E3)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WATCHDOG_S = 20
 
 @pytest.fixture
 def staged(database):
-    """How many rows each batch had that the writer has sent to the database: `staged()`."""
+    """Return a function that returns the number of rows of each batch that the writer has sent to the database."""
     return StagingWatch(database).rows
 
 
@@ -74,7 +74,7 @@ async def test_a_place_in_the_queue_is_taken_before_a_request_is_sent(items, out
 
         def transform(record):
             if not sent:
-                # One response is here, one is in the queue: the third request has no place.
+                # One response is here, one is in the queue: there is no place for the third request.
                 assert _wait_for(lambda: [line for line in lines if "queue is full" in line["event"]])
                 threading.Event().wait(0.2)
                 sent.append(len(items.service.requests))
@@ -107,7 +107,7 @@ async def test_no_request_is_sent_while_too_many_bytes_wait_to_be_written(items,
     items.records = [item(number, number, "x" * 1_000) for number in range(1, 6)]
     limits.set(most_bytes=500)
     written = []
-    # An answer alone is too much: the next request comes when it is written, although there is room in the batch.
+    # One answer fills it: the next request comes when it is written, although there is room in the batch.
     items.before = lambda _seen: written.append(len(staged()))
     outcome = await outcome_of(items_load(items.service.url, pipeline={"batch_timeout": 3_600}), to="2026-01-06")
     assert (outcome.result["counts"]["inserted"], written, staged()) == (5, [0, 1, 2, 3, 4], [1] * 5)
@@ -146,7 +146,8 @@ async def test_of_two_rows_of_one_key_the_later_request_s_counts_whichever_worke
 @pytest.mark.requirement("E3", "E9")
 async def test_a_lagging_writer_is_reported_once_and_again_when_it_has_caught_up(items, counts_of, database, raw):
     items.records = [item(number, number) for number in range(1, 31)]
-    # No row is staged before the first word of the lag; then the writer goes on to lag for some of the answers.
+    # No row is staged before the first log line about the lag; then the writer continues to lag for some of the
+    # answers.
     StagingWatch(database, "PERFORM pg_advisory_xact_lock_shared(4711); PERFORM pg_sleep(0.05);")
     await raw.execute("SELECT pg_advisory_lock(4711)")
     with capture_logs() as lines:
@@ -178,7 +179,7 @@ async def test_a_lagging_writer_is_reported_once_and_again_when_it_has_caught_up
 
 
 def _waits_for_place():
-    """Whether a task waits for a place in a processing queue, by its stack."""
+    """Return whether a task waits for a place in a processing queue, by its stack."""
     tasks = [trio.lowlevel.current_root_task()]
     for task in tasks:
         tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
@@ -214,7 +215,7 @@ async def test_u4_log_lines_are_limited_for_each_task_of_a_flow_and_the_rest_cou
         job = await supervisor.jobs.enqueue("nightly", {"to": "2026-01-11"}, queue="q")
         assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
         view = await get_run_view(supervisor.database, job.job_id)
-        # And two for each: that there were more, and how many.
+        # And two for each: that there were more, and the number.
         assert [(task.task, task.lines, task.warnings) for task in view.tasks] == [("items", 7, 2), ("others", 7, 2)]
         for task in view.tasks:
             wanted = LinesWanted(task=task.ordinal)
@@ -236,7 +237,7 @@ async def test_rows_are_written_in_batches_across_responses_and_at_the_segments_
     items.records = [item(number) for number in range(25)] + [item(25, 2)]
     load = items_load(items.service.url, page_size=4, pipeline={"batch_size": 10})
     assert (await counts_of(load, to="2026-01-03"))["inserted"] == 26
-    # As soon as ten have gathered, those of the response that made them ten included.
+    # As soon as there are ten, including all rows of the response that completed them.
     assert staged() == [12, 12, 1, 1]
 
 
@@ -252,7 +253,7 @@ async def test_a_response_with_very_many_rows_is_written_in_several_batches(item
 @pytest.mark.requirement("E3")
 async def test_a_batch_that_is_not_full_is_written_after_its_timeout(items, counts_of, staged):
     items.records = [item(number) for number in range(5)]
-    # The second page comes only when the rows of the first are written, of which there are too few for a batch.
+    # The second page arrives only when the rows of the first, too few for a batch, are written.
     items.before = lambda seen: seen.query["page"] == "2" and _wait_for(staged)
     load = items_load(items.service.url, page_size=3, pipeline={"batch_timeout": 0.05})
     assert (await counts_of(load, to="2026-01-02"))["inserted"] == 5
@@ -263,7 +264,7 @@ async def test_a_batch_that_is_not_full_is_written_after_its_timeout(items, coun
 @pytest.mark.requirement("E3")
 async def test_one_writes_at_a_time_however_many_process(items, counts_of, database, raw):
     items.records = [item(number, 1 + number // 4) for number in range(40)]
-    # A transaction that writes while another one does is counted by the second sequence.
+    # The second sequence counts transactions that write while another one does.
     write = "IF NOT pg_try_advisory_xact_lock(4711) THEN PERFORM nextval('beside'); END IF; PERFORM pg_sleep(0.01);"
     await raw.execute(f"""
         CREATE SEQUENCE commits;
@@ -293,7 +294,7 @@ async def test_a_run_ends_when_all_that_was_asked_for_is_processed_and_written(i
 
     counts = await counts_of(items_load(items.service.url, transform=transform), to="2026-01-04")
     assert counts["inserted"] == await raw.fetchval("SELECT count(*) FROM item") == 30
-    # The stage is gone with the run.
+    # The stage is dropped with the run.
     assert await raw.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl_stage%'") == 0
 
 
@@ -366,7 +367,7 @@ async def test_rows_are_unchanged_by_their_hash_whatever_the_columns_say(items, 
     items.records = [{**item(1), "price": 1.10}, {**item(2), "price": 2}]
     assert (await counts_of(load))["inserted"] == 2
     assert await table("left(content_hash, 2)") == [f"{HASH_VERSION}:"] * 2
-    # Another value alone is no change, since it is left out; nor is another way to write a number.
+    # A changed value that is left out is no change, nor is another notation of a number.
     items.records = [{"price": 1.1, **item(1, value="b")}, {**item(2), "price": 3}]
     counts = await counts_of(load)
     assert (counts["updated"], counts["unchanged"]) == (1, 1)

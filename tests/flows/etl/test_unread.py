@@ -1,4 +1,4 @@
-"""An answer that was cut, or is a page of HTML with a good status, is a failure that is tried again (E10)."""
+"""A truncated answer, or a page of HTML with a good status, is a failure that is retried (E10)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HTML = b"<!DOCTYPE html>\n<html><body><h1>We are back soon</h1></body></html>\n"
 
 @contextmanager
 def ending_with_the_connection(*bodies):
-    """The address of a service that says no length: an answer's end is that of its connection."""
+    """Return the address of a service that sends no length: an answer ends with its connection."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -41,7 +41,7 @@ def ending_with_the_connection(*bodies):
             self.wfile.write(bodies[min(len(asked), len(bodies)) - 1])
 
         def log_message(self, *args):
-            """Not to the terminal."""
+            """Suppress output to the terminal."""
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -67,7 +67,7 @@ def load_of(url, form, **fields):
     ("form", "whole", "part"),
     [
         (JsonLines(), LINES, LINES[:40]),
-        # Cut where a line ends: nobody can tell.
+        # Cut at the end of a line, which cannot be detected.
         (JsonLines(), LINES, LINES[: len(LINES) // 2]),
         (Csv(), TABLE, TABLE[: len(TABLE) // 2]),
     ],
@@ -112,7 +112,7 @@ async def test_a_document_shows_its_end_itself(items, outcome_of, soon):
     ],
 )
 async def test_a_page_of_html_with_a_good_status_is_asked_for_again(form, good, items, outcome_of, soon, raw):
-    # Well-formed, so that it could be taken for XML without items.
+    # Well-formed, so that it could be read as XML without items.
     items.service.put("/", Answer(good))
     items.service.misbehave(body=b"<html><body><h1>We are back soon</h1></body></html>", status=200, times=2)
     outcome = await outcome_of(load_of(items.service.url, form))
@@ -164,7 +164,7 @@ async def test_a_list_that_could_not_be_read_at_first_has_its_details_asked_for(
 
 
 class EndsBadly:
-    """A format that can say that a request failed, and whose records may end in an error that shows as one goes."""
+    """Format that can report a failed request, and whose records may end in an error during iteration."""
 
     reports_errors = True
     has_end = True

@@ -1,4 +1,4 @@
-"""Windows: where a run begins and ends, and how it is cut (E6)."""
+"""Windows: the begin and the end of a run, and its division (E6)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_day_is_as_long_as_its_zone_has_it():
         ("Africa/Cairo", date(2024, 4, 26), "2024-04-26T01:00:00+03:00"),
         ("Asia/Beirut", date(2024, 3, 31), "2024-03-31T01:00:00+03:00"),
         ("America/Havana", date(2024, 3, 10), "2024-03-10T01:00:00-04:00"),
-        ("America/Havana", date(2024, 11, 3), "2024-11-03T00:00:00-04:00"),  # its midnight comes twice
-        ("America/Toronto", date(1919, 3, 31), "1919-03-31T00:30:00-04:00"),  # the clock left out 23:30 to 00:30
+        ("America/Havana", date(2024, 11, 3), "2024-11-03T00:00:00-04:00"),  # its midnight occurs twice
+        ("America/Toronto", date(1919, 3, 31), "1919-03-31T00:30:00-04:00"),  # the clock skipped 23:30 to 00:30
         ("Pacific/Apia", date(2011, 12, 30), "2011-12-31T00:00:00+14:00"),  # there is no such day
         ("Europe/Berlin", date(2024, 3, 31), "2024-03-31T00:00:00+01:00"),
     ],

@@ -24,7 +24,7 @@ OPERATOR = Operator("test", None)
 
 
 def check_rate_limits(service, rate_limits):
-    """In no span of a rate limit more requests have come than it has, at any place."""
+    """Check that no span of a rate limit has more requests than it allows, at any position."""
     came_at = [seen.began_at for seen in service.requests]
     for requests, per_s in rate_limits:
         spans = [last - first for first, last in zip(came_at, came_at[requests:], strict=False)]
@@ -33,7 +33,7 @@ def check_rate_limits(service, rate_limits):
 
 
 def redirecting(items, draw, part=0.3):
-    """The service, which redirects a part of all requests, sometimes twice, and takes its time."""
+    """Make the service redirect a part of all requests, sometimes twice, with delays."""
     items.service.put("/moved", items.answer)
 
     def answer(seen):
@@ -92,7 +92,7 @@ async def test_each_hop_of_a_redirect_counts_as_a_request_with_a_pause(items, co
         items_load(items.service.url, windows=None, pipeline=paused, rate_limits=(RateLimit(2, 0.8),))
     )
     assert [str(seen) for seen in items.service.requests] == ["/items", "/second?x=1", "/third?sig=2"]
-    # What may be signed in it is not stored.
+    # Its signed parameters are not stored.
     assert await raw.fetchval("SELECT source_endpoint FROM item") == f"{items.service.url}/third"
     assert (counts["requests"], counts["inserted"]) == (3, 1)
     assert min(items.service.pauses()) >= 0.15
@@ -125,7 +125,7 @@ async def test_a_request_that_was_cancelled_keeps_its_turn_until_its_answer_has_
 
 @pytest.fixture
 def until_asked(items):
-    """Waits until the service has been asked so many times."""
+    """Return a function that waits until the service has received `times` requests."""
 
     async def until_asked(times):
         async def number():

@@ -1,4 +1,4 @@
-"""What becomes of rows in their table: inserted, updated, left alone, marked as gone; where the cursor goes (E6)."""
+"""Effects of rows in their table: inserted, updated, unchanged, marked as gone; and of the cursor (E6)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
 
 @pytest.fixture
 async def deleting(items, raw):
-    """A load by days that marks rows as gone."""
+    """Return a load by days that marks rows as gone."""
     await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
     return items_load(items.service.url, target=DELETING, page_size=2, total_path="total")
 
 
 @pytest.fixture
 async def deleting_all(items, deleting):
-    """A load of everything that marks rows as gone."""
+    """Return a load of everything that marks rows as gone."""
     return items_load(items.service.url, target=DELETING, windows=None, page_size=2)
 
 
 @pytest.fixture
 def gone(raw):
-    """The items that are marked as gone."""
+    """Return a function that reads the IDs of items that are marked as gone."""
 
     async def gone():
         return [row["id"] for row in await raw.fetch("SELECT id FROM item WHERE deleted_at IS NOT NULL ORDER BY 1")]
@@ -43,7 +43,7 @@ def gone(raw):
 
 @pytest.fixture
 def cursor(raw):
-    """The day that the load has come to."""
+    """Return a function that reads the load's cursor as a day."""
 
     async def cursor():
         upto = await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'items'")
@@ -126,7 +126,7 @@ async def test_rows_that_a_window_has_no_more_are_marked_as_gone_and_others_are_
     items.records = [item(2, 1)]
     counts = await counts_of(deleting, **{"from": "2026-01-01", "to": "2026-01-03"})
     assert (counts["deleted"], counts["unchanged"]) == (2, 1)
-    # The fourth lies behind the windows.
+    # The fourth is after the windows.
     assert await gone() == [1, 3]
 
 
@@ -168,7 +168,7 @@ async def test_a_segment_that_lacks_a_page_marks_nothing_and_moves_no_cursor(
         2,
         1,
     )
-    # A day that came whole behind one that did not is no reason to pass that over.
+    # A complete day after an incomplete one does not move the cursor past the incomplete one.
     assert await cursor() == "05"
     assert len(await table("id")) == 28
 
@@ -190,7 +190,7 @@ async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, coun
     items.records = [item(1), {**item(2), "id": None}]
     counts = await counts_of_failed(deleting_all)
     assert (counts["records_failed"], counts.get("deleted")) == (1, None)
-    # The second may well be what could not be read.
+    # The second may be the record that could not be read.
     assert await gone() == []
 
 
@@ -204,7 +204,7 @@ async def test_a_row_that_was_refused_is_not_taken_for_gone(items, counts_of, co
     assert (await gone(), await cursor()) == ([], "02")
     items.records = [{**item(3, 2), "day": "2026-01-02x"}]
     assert (await counts_of_failed(deleting, to="2026-01-03"))["rows_failed"] == 1
-    # It is on record; were it there for ever, the load would come to no other day.
+    # The failure is recorded. The cursor passes it, since otherwise a permanent fault would stop the load at this day.
     assert (await gone(), await cursor()) == ([], "03")
 
 
@@ -255,7 +255,7 @@ async def test_a_run_over_days_to_come_does_not_move_the_cursor_over_those_in_be
     await counts_of(load, to="2026-01-03")
     await counts_of(load, **{"from": "2026-01-05", "to": "2026-01-06"})
     assert await cursor() == "03"
-    # What begins before the cursor and ends behind it leaves nothing out.
+    # A run that begins before the cursor and ends behind it leaves nothing out.
     await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-05"})
     assert await cursor() == "05"
 
@@ -352,7 +352,7 @@ async def test_snapshots_in_files_are_merged_once_and_one_that_comes_late_is_wov
     assert (result["status"], result["counts"]["segments"], versions) == ("succeeded", 2, ["of 1", "of 3", "of 4"])
     assert result["counts"]["unchanged"] == 1
     assert [line.fields["segments"] for line in log if "left out" in line.message] == [1]
-    # Another snapshot of an instant corrects the first.
+    # Another snapshot of the same time corrects the first.
     (tmp_path / "late 2026-01-01.csv").write_text("id,value\n1,late\n")
     result, versions, _ = await run_with()
     assert (result["counts"]["woven"], versions) == (1, ["late", "of 3", "of 4"])

@@ -1,4 +1,4 @@
-"""Queues of a real RabbitMQ as a source of jobs (S7): nothing is lost, and what has an id is not added twice."""
+"""Queues of a real RabbitMQ as a source of jobs (S7): nothing is lost, and a message with an ID is not added twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rabbitmq(tmp_path_factory):
 
 
 class Broker:
-    """What publishers and operators do, each time on a connection of its own."""
+    """Operations of publishers and operators, each on a separate connection."""
 
     def __init__(self, url):
         self.url = url
@@ -59,7 +59,10 @@ class Broker:
         self._with_channel(ask)
 
     def publish(self, *bodies, queue="orders", prefix="id", **properties):
-        """Publish numbers, as JSON, with an id that tells the number; or bytes. With `prefix=None` they have no id."""
+        """Publish numbers as JSON, with an ID that contains the number; or bytes.
+
+        With `prefix=None` they have no ID.
+        """
 
         def ask(channel):
             for body in bodies:
@@ -76,7 +79,7 @@ class Broker:
         self._with_channel(lambda channel: channel.basic_publish("", "orders", str(body).encode(), properties))
 
     def count(self, queue="orders"):
-        """Messages in a queue that no reader has."""
+        """Return the number of messages in a queue that no reader holds."""
         return self._with_channel(lambda channel: channel.queue_declare(queue, passive=True).method.message_count)
 
     def take(self, queue="orders.dead", number=1):
@@ -91,7 +94,7 @@ class Broker:
         return self._with_channel(ask)
 
     def die_with(self, number, times):
-        """Be a reader that gets `number` messages and dies, so many times."""
+        """Read `number` messages and die, `times` times."""
         for _ in range(times):
             with pika.BlockingConnection(pika.URLParameters(self.url)) as connection:
                 channel = connection.channel()
@@ -128,7 +131,7 @@ async def store(database):
 
 @attrs.frozen
 class Reading:
-    """A supervisor's only reader of messages."""
+    """The only reader of messages of a supervisor."""
 
     supervisor: Supervisor
 
@@ -139,7 +142,7 @@ class Reading:
 
 @pytest.fixture
 def reading(database):
-    """A supervisor that reads a source; it runs no jobs."""
+    """Return a context with a supervisor that reads a source; it runs no jobs."""
 
     @asynccontextmanager
     async def reading(declared):
@@ -178,9 +181,9 @@ async def test_each_message_becomes_one_job_and_is_acknowledged(rabbitmq, broker
         await stated(reader, lambda now: now.enqueued == 3)
         state = reader.state
         assert (state.source, state.connected, state.error, state.failed, state.dead) == ("orders", True, None, 0, 0)
-        broker.publish(3)  # once more, by the publisher
+        broker.publish(3)  # again, by the publisher
         await stated(reader, lambda now: now.enqueued == 4)
-    assert broker.count() == 0  # a process that drains has given nothing back
+    assert broker.count() == 0  # a draining process has returned nothing
     assert [tuple(row) for row in await raw.fetch(JOBS)] == [(f"message:orders:id{n}", str(n)) for n in (1, 2, 3)]
     assert not [thread for thread in threading.enumerate() if "AmqpSession" in thread.name]
 
@@ -224,7 +227,7 @@ async def test_a_message_id_reused_by_a_publisher_is_an_error_except_in_a_redeli
         await stated(reader, lambda now: now.dead == 1)
     [(letter, _)] = broker.take()
     assert "message:orders:id1" in letter.headers["dl_error"]
-    # Redelivered, it is the first message, whose job `request` makes differently now.
+    # When redelivered, it is the first message, for which `request` makes a different job now.
     broker.publish_as("id1", 3)
     broker.die_with(1, times=1)
     async with reading(source(rabbitmq.url, most_tries=2)) as reader:
@@ -233,7 +236,7 @@ async def test_a_message_id_reused_by_a_publisher_is_an_error_except_in_a_redeli
 
 
 async def test_a_message_that_kills_each_reader_is_given_up_and_its_neighbors_are_not(rabbitmq, broker, reading, raw):
-    broker.publish(9, 1, 2)  # the first one "kills" before it is acknowledged, so it comes first each time
+    broker.publish(9, 1, 2)  # the first one "kills" before it is acknowledged, so it is first each time
     broker.die_with(3, times=10)
     broker.publish(3, 4)
     broker.die_with(5, times=1)
@@ -304,7 +307,7 @@ async def test_a_kill_between_commit_and_acknowledgement_loses_and_repeats_nothi
     code = KILLED.format(path=[str(here.parent), str(here.parents[2] / "shared")], url=rabbitmq.url, dsn=database.dsn)
     died = await trio.run_process([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL)
     assert died.returncode == -signal.SIGKILL
-    assert 1 <= await raw.fetchval("SELECT count(*) FROM dl_jobs") <= 3  # as many as had come in its first batch
+    assert 1 <= await raw.fetchval("SELECT count(*) FROM dl_jobs") <= 3  # those of its first batch
     await counted(broker, 3)
     async with reading(source(rabbitmq.url)) as reader:
         await stated(reader, lambda now: now.enqueued == 3)
@@ -344,7 +347,7 @@ async def test_messages_wait_for_a_database_that_is_away_and_take_no_further_one
             raise StoreUnavailable("gone")
         return await enqueuer.enqueue(jobs)
 
-    # A connection whose heartbeats stop while the database is away would be closed within these tries.
+    # Without heartbeats during the outage of the database, the connection would be closed within these attempts.
     declared = source(f"{rabbitmq.url}/?heartbeat=1", batch=2, prefetch=2)
     reader = declared.reader(enqueue=enqueue, consumer="c", draining=lambda: False)
     async with trio.open_nursery() as nursery:
@@ -384,7 +387,7 @@ async def test_tls_is_used_and_verified_and_no_password_is_shown(rabbitmq, broke
     broker.publish(1)
     host = f"127.0.0.1:{rabbitmq.tls_port}"
     async with reading(source(f"amqps://guest:guest@{host}")) as reader:
-        # On a busy machine some tries end earlier, by a timeout.
+        # On a busy machine some attempts end earlier, by a timeout.
         await stated(reader, lambda now: "certificate verify failed" in (now.error or ""))
     monkeypatch.setenv("SSL_CERT_FILE", str(rabbitmq.certificate))
     async with reading(source(f"amqps://guest:hunter2@{host}")) as reader:

@@ -62,7 +62,7 @@ async def store(database):
 
 @pytest.fixture
 def reading(database):
-    """A supervisor that reads a source; it runs no jobs."""
+    """Return a context with a supervisor that reads a source; it runs no jobs."""
 
     @asynccontextmanager
     async def reading(declared, dsn=None):
@@ -96,7 +96,7 @@ async def test_each_message_becomes_one_job_and_is_acknowledged(redis, valkey, r
         assert (state.enqueued, state.failed, state.dead) == (3, 0, 0)
     keys = [f"message:orders:g:{ids[n].decode()}" for n in (0, 2, 3)]
     assert [tuple(row) for row in await raw.fetch(JOBS)] == [(key, str(n)) for n, key in enumerate(keys, 1)]
-    assert await redis.xinfo_consumers("orders", "g") == ()  # a process that drains leaves the group
+    assert await redis.xinfo_consumers("orders", "g") == ()  # a draining process leaves the group
 
 
 async def test_a_poisonous_message_becomes_a_dead_letter_and_delays_no_other(redis, valkey, reading, raw):

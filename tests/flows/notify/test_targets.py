@@ -1,4 +1,4 @@
-"""Webhooks and commands that are told of failures (S6): a real server, real programs."""
+"""Webhooks and commands that are notified of failures (S6): a real server, real programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOTICE = Notice(
 
 @asynccontextmanager
 async def open_hook(answer):
-    """An HTTP server that answers each request with these bytes; its address, and the requests that came."""
+    """Run an HTTP server that answers each request with these bytes; yield its address, and its requests."""
     requests = []
 
     async def serve(stream):

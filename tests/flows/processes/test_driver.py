@@ -83,7 +83,7 @@ async def test_a_call_sets_the_timer_to_now_and_it_runs_after_the_call(database)
         async def measured():
             return (await client.get("/metrics")).text
 
-        # The row is there before the worker knows it.
+        # The row exists before the worker knows it.
         all_stored = 'complete_and_continue",prg_namespace="payment"} 4.0'
         shown = await until(measured, lambda text: all_stored in text)
     for name, labels, times in (
@@ -310,6 +310,6 @@ async def test_a_run_whose_lease_ends_in_a_waiting_statement_is_stopped_and_repl
             await until(lease, lambda found: found == "t", within_s=30)
             proxy.thaw()
             assert await ended(database, task_id) == 'finished|"reserved"|'
-    # A fault of the program would be another error.
+    # An error in the program would have another text.
     said = "error = 'no heartbeat got through: the lease could not be held' OR error LIKE 'worker lost: the lease of %'"
     assert database.psql(f"SELECT count(*) FROM dl_errors WHERE NOT ({said})") == "0"

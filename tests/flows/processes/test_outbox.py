@@ -1,4 +1,4 @@
-"""What processes tell: events to sinks, at least once and in order; messages to other processes, once (P9, P10)."""
+"""Deliveries of processes: events to sinks, at least once and in order; messages to other processes, once (P9, P10)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.requirement("P9")
 
 
 def counters():
-    """Counters: each addition is an event; `pass` sends the counter's value on to another one."""
+    """Return counters: each addition is an event; `pass` sends the counter's value to another one."""
     processes = Processes()
     kind = processes.define("counter", state=int)
 
@@ -229,7 +229,7 @@ async def test_a_bulk_resume_of_processes_is_delivered_immediately(database):
     add_processes(tasks, processes)
     sink = Sink(name="books", kinds=("repaired",))
     async with open_supervisor(settings(database, sink), tasks) as supervisor:
-        # From its next poll on, nothing is delivered that the poster was not notified of.
+        # From its next poll on, it delivers only what it was notified of.
         poster = supervisor._parts.helpers["outbox"].__self__
         poster.poll_s = 3_600
         poster.wake.set()
@@ -316,7 +316,7 @@ async def test_a_stored_delivery_of_a_killed_process_is_made_by_the_next_one(dat
     async with open_supervisor(settings(database, sink), tasks) as supervisor:
         await supervisor.processes.start("counter", "a", 0)
         await emptied(database)
-    # As a process leaves it that is killed between the commit and the rest: no job knows of it.
+    # As left by a process that is killed between the commit and the rest: no job knows of it.
     await raw.execute(
         "INSERT INTO dl_process_outbox (sink, partition, key, task_id, event_id, kind)"
         " SELECT 'books', 3, key, 1, 1, 'event' FROM dl_processes"

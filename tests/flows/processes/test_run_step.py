@@ -78,7 +78,7 @@ async def of_two_kinds():
         (too_slow, "retry", "TooSlowError"),
         (broken, "failed", "ValueError: no such account"),
         (of_two_kinds, "failed", None),
-        # Nobody knows how far it has come.
+        # It is unknown which part of the step was done.
         (trio.sleep_forever, "failed", "the step took longer than its 0.5 s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The keys that other systems see: the key of a step, and the keys of its deliveries, also after a restore (P4, P9)."""
+"""Keys that other systems see: the key of a step, and the keys of its deliveries, also after a restore (P4, P9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.requirement("P4")
 
 @pytest.fixture
 def desk():
-    """Payments: what the bank was asked for and the sink was told, by their keys."""
+    """Return payments with the bank's requests and the sink's deliveries, by their keys."""
 
     class Desk:
         def __init__(self):
@@ -82,7 +82,7 @@ async def test_no_key_means_something_else_after_a_restore_in_place(database, de
         await told(desk, "new")
         await backup.make(raw)
         for amount in (5, 700):
-            # The number of the task, and that of the event, are the same each time.
+            # The numbers of the task and of the event are the same each time.
             await ask.call("pay", "order-77", "pay", amount, key=f"k{amount}")
             await told(desk, f"paid {amount}")
             await backup.restore(raw)
@@ -130,7 +130,7 @@ async def test_a_wait_for_a_task_undone_by_a_restore_gets_no_other_tasks_answer(
         async with trio.open_nursery() as nursery:
 
             async def waits():
-                with pytest.raises(ProcessNotFound):  # before the number is given out again, or after
+                with pytest.raises(ProcessNotFound):  # before the number is assigned again, or after
                     await ask.wait(task_id, ident=ident, timeout_s=60)
 
             nursery.start_soon(waits)
@@ -142,7 +142,7 @@ async def test_a_wait_for_a_task_undone_by_a_restore_gets_no_other_tasks_answer(
             await backup.restore(raw)
             desk.may_pay.set()
             assert await ask.call("pay", "order-77", "pay", 700) is None
-            # A statement beside it may have taken the number.
+            # A concurrent statement may have taken the number.
             await raw.execute("UPDATE dl_process_tasks SET task_id = $1 WHERE args = '700'", task_id)
             assert (await ask.task(task_id)).args == 700
         with pytest.raises(HistoryChanged, match="the database was restored"):
@@ -170,7 +170,7 @@ async def test_a_cancelled_caller_withdraws_no_call_of_another_client(database, 
                 return ask.performer.answers.is_awaited(task_id)
 
             await until(waits)
-            # A restore has given the number out again: another client's call waits under it.
+            # After a restore the number was assigned again: another client's call waits under it.
             await raw.execute(
                 "UPDATE dl_process_tasks SET ident = gen_random_uuid(), args = '700' WHERE task_id = $1", task_id
             )

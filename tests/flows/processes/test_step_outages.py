@@ -27,7 +27,7 @@ SHORT = {"default_lease_s": 3, "heartbeat_s": 1, "reaper_period_s": 1}
 
 @attrs.define
 class Ledgers:
-    """A type of processes whose steps write to a table; `during` is awaited in the first run of each step."""
+    """Type of processes whose steps write to a table; `during` is awaited in the first run of each step."""
 
     during: object = None
     in_block: bool = True
@@ -121,14 +121,14 @@ async def raw(database):
 
 @pytest.fixture
 async def beside(database):
-    """For what happens while `raw` waits for an answer."""
+    """Open a connection for use while `raw` waits for an answer."""
     async with raw_connection(database.dsn) as beside:
         yield beside
 
 
 @pytest.fixture
 def serve(proxy, raw):
-    """Runs the processes for the length of a block, with the proxy before their database."""
+    """Return a context that runs the processes, with the proxy before their database."""
 
     def serve(tasks, **given):
         settings = Settings(db_dsn=proxy.dsn, workers=(Worker("process.ledger", 2),), **given)
@@ -139,7 +139,7 @@ def serve(proxy, raw):
 
 @pytest.fixture
 def ask(raw):
-    """Asks something of the process, past the proxy; returns the task's number."""
+    """Return a function that sends a request to the process, bypassing the proxy, and returns the task's number."""
 
     async def ask(method=None, args=None, lease_s=60):
         kind = "call" if method else "init"
@@ -164,7 +164,7 @@ def answer(raw):
 
 
 def outage(proxy, for_s=0.5):
-    """The server is away for a while; whoever waits in the block finds out by the next statement."""
+    """Return an outage of the server; a waiting statement in the block notices it by the next statement."""
 
     async def during():
         proxy.cut()
@@ -175,7 +175,7 @@ def outage(proxy, for_s=0.5):
 
 
 async def is_well(raw, ask, answer, *, state):
-    """Whether the process runs, has that state, and answers."""
+    """Check that the process runs, has that state, and answers."""
     assert await raw.fetchval("SELECT status FROM dl_processes") == "running"
     assert await answer(await ask("read")) == ("finished", str(state), None)
 
@@ -191,7 +191,7 @@ async def test_an_outage_within_a_steps_transaction_runs_the_step_again_with_its
         called = await ask("add", 5)
         follows = await ask("read")
         assert await answer(called) == ("finished", "5", None)
-        # The call that waited behind it was not cancelled.
+        # The waiting call behind it was not cancelled.
         assert await answer(follows) == ("finished", "5", None)
         assert await raw.fetchval("SELECT string_agg(how, ' ') FROM ledger") == "call call"
         assert len(ledgers.runs) in ({2} if in_block else {1, 2})
@@ -270,7 +270,7 @@ async def test_a_step_whose_time_passes_while_the_database_is_silent_runs_again(
         nursery.start_soon(thaw_later)
 
     async def thaw_later():
-        # The step's time has passed, and the worker has asked whether the database serves, without an answer.
+        # The step's time is over, and the worker's check of the database has no answer.
         await until(waits)
         proxy.thaw()
         proxy.cut("transaction")
@@ -476,7 +476,7 @@ async def test_run_step_tells_an_outage_from_a_failure():
 @pytest.mark.slow
 @pytest.mark.requirement("P10")
 async def test_an_outage_that_a_sinks_handler_meets_is_no_failed_delivery(proxy, raw, database):
-    """With one try allowed, a failure would hold up the deliveries of its process until an operator acts."""
+    """With only one attempt allowed, a failure would hold up the deliveries of its process."""
     processes, tasks, told = Processes(), Tasks(), []
     kind = processes.define("ledger", state=int)
 

@@ -1,4 +1,4 @@
-"""`p.transaction()`: an author's rows and the step's outcome are stored together, or neither (P13)."""
+"""`p.transaction()`: an author's rows and the step's outcome are stored together, or neither is (P13)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ledgers(database, raised):
     async def lost(p: Process[int]) -> None:
         try:
             async with p.transaction() as t:
-                # As after a lease that has ended.
+                # As after the end of a lease.
                 await trio.to_thread.run_sync(database.psql, "UPDATE dl_jobs SET token = (random() * 1e15)::bigint + 1")
                 await t.execute(INSERT, "lost")
                 t.done = written(p, "lost")
@@ -100,7 +100,7 @@ async def test_rows_of_a_step_and_its_outcome_are_stored_together_or_neither(dat
 
         await ask(None)
         assert await ask("well") == 'finished|"well"|'
-        # What the step does after its transaction changes nothing.
+        # Actions of the step after its transaction change nothing.
         assert await ask("twice") == 'finished|"twice"|'
         await until(events, lambda found: found == "well tick twice tick")
         assert database.psql("SELECT aux_state FROM dl_processes") == "2"

@@ -1,4 +1,4 @@
-"""Workers of two versions of a type beside each other, and the way back to the older one (P11)."""
+"""Workers of two versions of a type run concurrently, and the older version can be restored (P11)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def counters(version):
 
 @pytest.fixture
 def serve(database):
-    """Open a worker of a version. Polls and sweeps are an hour apart: whatever happens is notified."""
+    """Return a function that opens a worker of a version.
+
+    Polls and sweeps are an hour apart, so everything is notified.
+    """
 
     def serve(version, **changes):
         quiet = Settings(
@@ -111,7 +114,7 @@ async def test_an_init_process_moves_when_no_worker_serves_its_version(serve, ra
             await new.processes.start("counter", "a", timeout_s=0.01)
     assert await raw.fetchval("SELECT version FROM dl_processes") == 2
     if by == "a call":
-        # After the sweep with which a process starts: the next one is a minute away.
+        # After the sweep at the start of a process: the next one is a minute away.
         await raw.execute("UPDATE dl_process_types SET served_until = 'infinity' WHERE version = 2")
     async with serve(1) as old:
         await old.jobs.resume("process.counter")

@@ -1,4 +1,4 @@
-"""How bodies become records: nothing is lost, nothing is guessed, and what is broken is named."""
+"""Reading of bodies as records: nothing is lost or guessed, and errors name what is broken."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_json_search_in_a_long_text_is_linear_in_time_and_memory(body, is_read):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # A search that comes back to each character keeps a hundred bytes for it; one from each quote takes many seconds.
+    # A search that restarts at each character keeps a hundred bytes for each; one from each quote takes many seconds.
     assert peak < 3 * len(body)
     assert time.thread_time() - began < 2
 
@@ -216,7 +216,7 @@ def test_blank_lines_before_the_first_row_count_for_nothing_however_many_they_ar
         tracemalloc.stop()
     assert found.records == [{"a": "1"}]
     assert [one.key for one in found.broken] == [f"line {lines + 2}"]
-    assert peak < 10 * lines  # a list of them has eight bytes for each, and each line has fifty of its own
+    assert peak < 10 * lines  # a list of them has eight bytes for each, and each line has fifty
     with pytest.raises(SourceError, match=r"a page of HTML: it begins .*<html>"):
         parse(Csv(columns=["a"]), b"\n \n<html>\n")
 

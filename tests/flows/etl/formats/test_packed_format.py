@@ -1,4 +1,4 @@
-"""Archives and compressed bodies: unpacked within bounds, and damage is never taken for an end."""
+"""Archives and compressed bodies: unpacked within limits, and damage is never read as an end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XML: elements become flat records, whatever the encoding, and what makes XML dangerous is refused."""
+"""XML: elements become flat records, in every encoding, and dangerous XML is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile archives: what describes a member is bounded before it is read, and so are their number and length."""
+"""Hostile archives: descriptions of members are bounded before they are read, and so are number and length."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def names(path):
     ],
 )
 def test_an_extended_header_over_the_limit_is_refused_before_it_is_read(tmp_path, kind):
-    # All of it is announced and nothing is there: whoever reads it finds the end first.
+    # All of it is announced, but missing: a reader encounters the end first.
     path = packed(tmp_path / "a.tar.gz", entry(kind, size=900 << 20))
     with pytest.raises(
         SourceError, match=r"extended header of 943,718,400 bytes, more than the 10,240 allowed"
@@ -67,7 +67,7 @@ def test_digits_in_a_pax_header_take_no_time(tmp_path):
         data = b"9" * digits
         path = packed(tmp_path / "a.tar.gz", entry(tarfile.XHDTYPE, data), entry(tarfile.REGTYPE, b"1"), END)
         began = time.process_time()
-        with suppress(SourceError):  # some versions take such a header for an empty one
+        with suppress(SourceError):  # some versions read such a header as an empty one
             names(path)
         assert time.process_time() - began < 3
 

@@ -1,4 +1,4 @@
-"""The data sets, through the sources alone: as many records as are known to be there, and the broken ones by name."""
+"""The data sets, read by the sources alone: the known number of records, and the broken ones by name."""
 
 from __future__ import annotations
 

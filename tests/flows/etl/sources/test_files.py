@@ -107,7 +107,7 @@ async def test_only_the_files_of_the_window_are_read(tmp_path):
     assert await names(year(1999)) == ["yob1999.txt"]
     assert await names(Window(year(1998).end, None)) == ["yob1999.txt", "yob2000.txt"]
     assert await names(Window()) == ["yob1998.txt", "yob1999.txt", "yob2000.txt"]
-    # One that belongs to the window only in part belongs to it.
+    # A file that is only partly in the window belongs to it.
     assert await names(Window(datetime(1998, 12, 31, tzinfo=UTC), datetime(1999, 1, 2, tzinfo=UTC))) == [
         "yob1998.txt",
         "yob1999.txt",
@@ -184,7 +184,7 @@ async def test_a_file_that_is_gone_meanwhile_is_an_error_that_passes(tmp_path):
 async def test_a_file_that_is_written_while_it_is_read_is_an_error_that_passes(tmp_path):
     path = tmp_path / "a.csv"
     path.touch()
-    # Without content on the disk, and still so long that a line is added while it is read.
+    # Without content on the disk, but long enough that a line is added while it is read.
     os.truncate(path, 50_000_000)
     ended = threading.Event()
 
@@ -213,7 +213,7 @@ async def _read_again_and_again(path):
 
 
 async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
-    """A pipe that nobody writes to hangs as a dead network disk does."""
+    """A pipe without a writer hangs like a dead network disk."""
     pipe = tmp_path / "a.csv"
     os.mkfifo(pipe)
     source = Files(pipe, format=CSV)
@@ -223,7 +223,7 @@ async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
         await ask(source, request, timeout_s=0.3)
     assert caught.value.is_retryable
     assert time.monotonic() - began < 30
-    # So that the thread, which was left behind, can end.
+    # So that the thread that was left behind can end.
     os.close(os.open(pipe, os.O_WRONLY))
 
 
@@ -248,7 +248,7 @@ async def test_hanging_threads_of_a_source_are_limited_over_its_runs(tmp_path):
     assert threading.active_count() - before <= files.THREADS
     assert (await ask(Files(other, format=CSV))).body == b"1\n"
     threads = files.threads_of(source)
-    end = os.open(pipe, os.O_WRONLY)  # whoever waits to open it for reading goes on
+    end = os.open(pipe, os.O_WRONLY)  # a thread that waits to open it for reading continues
     os.close(end)
 
     async def free():
@@ -275,7 +275,7 @@ async def test_files_that_change_between_two_looks_are_left_to_the_next_run(tmp_
     def nothing(): ...
 
     async def listed(source, act):
-        """The names of the files to be read, if `act` is called while the source waits for its second look."""
+        """Return the names of the files to read if `act` is called while the source waits for its second check."""
         found = []
 
         async def ask():
@@ -373,7 +373,7 @@ async def test_concurrently_requested_members_are_read_in_turn(tmp_path):
 
 
 def linked(tmp_path):
-    """A folder whose links lead out of it, within it, and to a folder outside."""
+    """Return a folder with links that lead out of it, links within it, and one to a folder outside."""
     inbox, outside = tmp_path / "inbox", tmp_path / "outside"
     (inbox / "below").mkdir(parents=True)
     outside.mkdir()
@@ -394,7 +394,7 @@ async def test_a_pattern_leaves_out_what_links_out_of_its_folder_lead_to(tmp_pat
     assert line["files"] == 2
     followed = await requests(Files(inbox / "**" / "*.csv", format=CSV, follow_links=True))
     assert len(followed) == 5
-    # The folder itself, and a file that is named, may be behind links: whoever declares the load has chosen them.
+    # The folder itself, and a named file, may be behind links: the author of the load has chosen them.
     (tmp_path / "link").symlink_to(inbox)
     assert len(await requests(Files(tmp_path / "link" / "*.csv", format=CSV))) == 2
     named = Files(inbox / "out.csv", format=CSV)
@@ -429,7 +429,7 @@ async def test_an_archive_that_was_cut_is_an_error_that_passes(tmp_path, name):
     else:
         tarred(path, MEMBERS, {"xz": "w:xz", "gz": "w:gz", "tar": "w"}[name.rpartition(".")[2]])
     whole = path.read_bytes()
-    # 512 × 6 is between two members of the plain one, where tarfile itself notices nothing; its end is only zeros.
+    # 512 × 6 is between two members of the plain one, which tarfile does not notice; its end has only zeros.
     lengths = {0, 5, 512 * 6} if name == "a.tar" else {0, 5, len(whole) // 2, len(whole) - 30}
     for length in lengths:
         path.write_bytes(whole[:length])
@@ -477,7 +477,7 @@ async def test_files_are_read_off_the_main_thread(tmp_path):
         fed.append(by)
         path.write_text("{}")
 
-    # Were the file read on the main thread, only another thread could end that.
+    # If the file were read on the main thread, only another thread could end that.
     watchdog = threading.Timer(20, feed, ["the watchdog"])
     watchdog.start()
     async with Files(path, format=Json()).open() as connection, trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""HTTP as a source, on real sockets: whole answers or none, on the declared host alone, and no secret anywhere."""
+"""HTTP as a source, on real sockets: whole answers or none, only on the declared host, and no secret anywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOKEN = "s3cr3t-t0ken-42"
 
 
 async def failure(source, request: Request | None = None, **options) -> SourceError:
-    """The error of the first request."""
+    """Return the error of the first request."""
     with pytest.raises(SourceError) as caught:
         await ask(source, request, **options)
     return caught.value
@@ -174,7 +174,7 @@ def test_a_routing_without_a_length_of_time_is_refused():
         Routing(recent="/a", former="/b", recent_for=timedelta(0))
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ async def test_the_encoding_is_the_one_that_the_service_names_unless_the_format_
     assert records(await walk(Http(service.url, format=Csv(encoding="windows-1251")))) == [{"name": "Жюль"}]
 
 
-# Where one may be led.
+# Redirects and links.
 
 
 @pytest.mark.requirement("Q16")
@@ -481,7 +481,7 @@ async def test_credentials_are_sent_in_a_header(service, auth, header, value):
 
 @pytest.mark.requirement("Q16")
 async def test_a_secret_is_sent_and_nowhere_else(service, caplog):
-    """Not in requests, answers, next pages, errors, representations, or what libraries log."""
+    """Not in requests, answers, next pages, errors, representations, or log lines of libraries."""
     caplog.set_level(logging.DEBUG)
     auth = Auth(headers={"Authorization": f"Bearer {TOKEN}"}, params={"api_key": TOKEN})
     service.put("/", Answer(json.dumps({"items": [{"id": 1}], "next": f"/2?api_key={TOKEN}&page=2"}).encode()))
@@ -600,7 +600,7 @@ async def test_cursors_walk_by_post_too(service):
     assert [record["id"] for record in records(await walk(source))] == [0, 1, 2, 3]
 
 
-# Answers that are less than was asked for, and files that come unpacked.
+# Incomplete answers, and files that arrive unpacked.
 
 
 @pytest.mark.parametrize("said", ["bytes 0-9/100", "bytes 5-14/15", "bytes 0-9/*", "bytes nonsense", None])

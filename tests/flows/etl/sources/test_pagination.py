@@ -1,4 +1,4 @@
-"""Walks over pages: each strategy comes to all records, and none goes on for ever."""
+"""Scans over pages: each strategy reaches all records, and none continues forever."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_every_pagination_strategy_reads_each_record_once(source_app, page
 
 
 def numbered(rows: int, *, most: int = 1_000):
-    """A list by page and size, or by offset and limit."""
+    """Return the answers of a list by page and size, or by offset and limit."""
 
     def answer(seen):
         size = min(int(seen.query.get("size") or seen.query.get("limit")), most)
@@ -160,7 +160,7 @@ async def test_an_interface_that_does_not_know_the_page_parameter_is_noticed(ser
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 20])
 @pytest.mark.parametrize("before", [0, 1, 5])
 async def test_a_walk_in_a_circle_of_any_length_is_noticed(service, length, before):
-    """The next page of the last one is one that was there before."""
+    """The page after the last one is a former page."""
 
     def answer(seen):
         place = int(seen.query.get("cursor", 0)) + 1
@@ -215,7 +215,7 @@ async def test_a_walk_ends_where_no_next_page_is_named(service, end):
 
 async def test_after_a_failure_a_walk_continues_only_with_pages_known_to_exist():
     source = Http("http://127.0.0.1:9", endpoint="/list", params={"q": "x"}, pages=PageNumber(size=10, max_pages=3))
-    # Which no answer has told of the first page, or without a total.
+    # No answer has reported a total for the first page, or there is none.
     assert source.after_failure(await first(source)) is None
     second = source.after_failure(attrs.evolve(await first(source), total=99))
     assert (second.params, second.page, second.total) == ({"q": "x", "page": 2, "size": 10}, 2, 99)
@@ -355,7 +355,7 @@ async def test_each_page_of_a_post_has_the_body_of_the_first(service):
     ],
 )
 async def test_repeated_pages_are_noticed_by_their_records(service, pages, asked, error):
-    """Whatever else the bodies have: a number of the request, the next cursor."""
+    """The rest of the bodies does not matter, such as a number of the request or the next cursor."""
     size = getattr(pages, "size", 5)
     items = [{"id": n, "price": 0.1} for n in range(size)]
 

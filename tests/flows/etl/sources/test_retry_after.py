@@ -1,4 +1,4 @@
-"""How long a service wants to be left alone, as its headers say it in all their dialects."""
+"""Pauses that a service requests in its headers, in all their formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets as a source: against a server that speaks S3's protocol on a socket (moto's), and one that misbehaves."""
+"""Buckets as a source: with a server that implements S3's protocol on a socket (moto's), and one that misbehaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEYS = {"region_name": "us-east-1", "aws_access_key_id": "AKIATEST", "aws_secret
 
 @pytest.fixture(scope="module")
 def server():
-    """The address of moto's server."""
+    """Return the address of moto's server."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     served = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     served.start()
@@ -51,7 +51,7 @@ def server():
 
 @pytest.fixture
 def bucket(server):
-    """A bucket of the test's own: its name, and a client to fill it."""
+    """Create a bucket for the test; return its name, and a client to fill it."""
     name = f"bucket-{time.monotonic_ns()}"
     client = boto3.session.Session().client("s3", endpoint_url=server, **KEYS)
     client.create_bucket(Bucket=name)
@@ -87,7 +87,7 @@ async def test_a_list_of_more_than_a_page_is_whole(bucket, options):
     source = S3(name, format=CSV, options=options)
 
     def small(params, **_rest):
-        """As a service with shorter pages would."""
+        """Answer like a service with shorter pages."""
         params["MaxKeys"] = 10
 
     with trio.fail_after(60):
@@ -147,7 +147,7 @@ async def test_a_missing_object_or_bucket_is_not_retried(bucket, options):
 
 @pytest.fixture
 def checked(bucket, options):
-    """Options with keys that may read; for the length of the test the server checks every signature."""
+    """Return options with keys that may read; during the test, the server checks every signature."""
     name, client = bucket
     client.put_object(Bucket=name, Key="a.csv", Body=b"1\n")
     iam = boto3.session.Session().client("iam", **options)
@@ -234,7 +234,7 @@ FOLLOWED = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextCont
 
 
 def listed(seen) -> Answer:
-    """A bucket of two objects whose list comes in two pages."""
+    """Return the list of a bucket with two objects, in two pages."""
     name, followed = ("b", "") if "continuation-token" in seen.query else ("a", FOLLOWED)
     contents = f"<Contents><Key>{name}.jsonl</Key></Contents>"
     return Answer(f"<ListBucketResult>{followed}{contents}</ListBucketResult>".encode(), "application/xml")

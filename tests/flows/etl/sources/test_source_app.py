@@ -1,4 +1,4 @@
-"""The service that the ETL tests load from: what it says of requests must be right, or those tests prove nothing."""
+"""The service that the ETL tests load from must record requests correctly, or those tests prove nothing."""
 
 from __future__ import annotations
 
