@@ -1,4 +1,4 @@
-"""The fixture of the HTTP tests."""
+"""Fixture of the HTTP tests."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from web_server import open_server
 
 @pytest.fixture
 def open_web(database):
-    """`async with open_web(tokens=…, max_body_bytes=…) as web`: see web_server.py."""
+    """Return `open_server` for the test's database: `async with open_web(tokens=…, max_body_bytes=…) as web`."""
     return partial(open_server, database.dsn)

@@ -1,4 +1,4 @@
-"""Who may do what, with tokens and without."""
+"""Rights of callers, with tokens and without."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The API keeps to its own description, whatever is sent: no server errors, and no answer that fools a browser.
+"""The API keeps to its own description for every request: no server errors, and no answer that deceives a browser.
 
-Schemathesis makes requests from /openapi.json: for each operation alone, and in sequences in which one takes the ids
-that another one gave. CONTRACT_EXAMPLES is how many it makes up for each operation, and how many sequences.
+Schemathesis generates requests from /openapi.json: for each operation alone, and in sequences in which one uses the IDs
+from the answers of another. CONTRACT_EXAMPLES is the number of requests for each operation, and of sequences.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ parameters = {{ "path.name" = "hourly" }}
 include-path-regex = "/api/v1/tasks/[^{{].*"
 enabled = false
 """
-"""There is no other way to a run or a load; tasks may do harm; and many a status would wait for a minute."""
+"""A run or a load cannot be created in another way; tasks may do harm; many status requests would wait for a minute."""
 HEADERS = {
     "content-security-policy": r"default-src 'none'(;.*)?",
     "x-content-type-options": "nosniff",
@@ -88,7 +88,7 @@ HEADERS = {
     "x-request-id": ".+",
 }
 TYPES = {"application/json", "application/problem+json", "text/plain; version=0.0.4; charset=utf-8"}
-"""Of all that is answered; /docs alone is a page."""
+"""Media types of all answers; only /docs is a page."""
 HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -105,7 +105,7 @@ HOSTILE = [
 
 
 def judge(status, headers, body, where):
-    """What is wrong with an answer of ours, in words."""
+    """Return the faults of an answer, in words."""
     found = {name.lower(): value for name, value in headers}
     wrong = [name for name, value in HEADERS.items() if not re.fullmatch(value, found.get(name, ""))]
     if status >= 500:
@@ -122,7 +122,7 @@ def judge(status, headers, body, where):
 @pytest.mark.requirement("Q2", "Q3", "Q4", "Q5")
 async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_when, raw, client_of, tmp_path):
     service = await serve({"load.cbr": 2, "q": 2})
-    # So that there is something to be shown in every way that there is.
+    # So that there is an object of every kind to show.
     run_id = await add("quick", {"answer": {"rows": 3}})
     await row_when(run_id, "succeeded")
     await raw.execute("INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, 'rates', 'load')", run_id)
@@ -195,7 +195,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
         for method in methods
         if not one_task.fullmatch(path)
     }
-    # Each was served, also those that take a job which has to be there first: the sequences have led to them.
+    # Each was served, including those that need an existing job: the sequences have led to them.
     one_process = "/api/v1/processes/{process_type}/{process_id}"
     needs_another_status = {
         "POST /api/v1/jobs/{job_id}/retry",
@@ -203,10 +203,10 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
         f"POST {one_process}/resume",
         f"POST {one_process}/stop",
     }
-    needs_a_new_id = {"POST /api/v1/schedules/{name}/run"}  # the sequences give it those of jobs
+    needs_a_new_id = {"POST /api/v1/schedules/{name}/run"}  # the sequences give it the IDs of jobs
     assert operations - good.keys() - needs_another_status - needs_a_new_id == set()
     wrong = [line for line in service.lines if line["level"] in {"error", "critical", "no JSON"}]
-    # The machine's fault.
+    # This is the machine's fault.
     assert [line for line in wrong if line["event"] != "the event loop is blocked"] == []
 
 
@@ -216,7 +216,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
 async def test_hostile_text_is_returned_as_data_and_never_as_a_page(open_web, database, text):
     async with open_web() as web:
         fields = dict.fromkeys(("queue", "task", "lock_key", "partition_key", "producer", "consumer_group"), text)
-        # A service of somebody else may give names that we refuse.
+        # Another service may use names that we refuse.
         job_id = await web.trigger(args={text: [text]})
         database.psql(
             f"UPDATE dl_jobs SET {', '.join(f'{name} = $kn${text}$kn$' for name in (*fields, 'idempotency_key'))};"
@@ -255,7 +255,7 @@ async def test_hostile_text_is_returned_as_data_and_never_as_a_page(open_web, da
             assert paused.status_code == 422
         else:
             assert paused.json() == {"queue": text, "paused": True}
-        # One metric a line, whatever stands in a label.
+        # One metric per line, whatever a label contains.
         web.services.depths._asked_at -= 5
         metrics = (await web.client.get("/metrics")).text
         families = {family.name: family for family in text_string_to_metric_families(metrics)}
@@ -308,7 +308,7 @@ BIG = 10**4_000
 
 @pytest.mark.requirement("Q2")
 async def test_values_at_the_edge_of_what_can_be_kept_are_taken_or_refused(open_web):
-    """And what was taken can be shown."""
+    """Accepted values can be shown."""
     wide = "".join(chr(0x10000 + n) for n in range(512))
     bodies = [
         *({"available_at": edge} for edge in EDGES),
@@ -416,7 +416,7 @@ async def test_questions_at_the_edge_are_answered_or_refused(open_web):
 @pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_rows_that_only_another_service_would_write_are_shown(open_web, database):
-    """The contract's tables take values that no Python datetime and no JSON number of ours can hold."""
+    """The contract's tables accept values that no Python datetime and no JSON number of ours can represent."""
     values = {
         "available_at": ("'infinity'", "'-infinity'", "'294276-12-31'", "'4713-01-01 BC'"),
         "created_at": ("'infinity'", "'294276-12-31'", "'4713-01-01 BC'"),

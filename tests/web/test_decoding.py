@@ -10,7 +10,7 @@ from dataloader.web.app import ROUTES
 
 @pytest.mark.requirement("Q5")
 async def test_decoders_of_bodies_are_made_before_requests_are_served(open_web):
-    """Two threads that make the same decoder crash the process: msgspec has no lock."""
+    """Two threads that create the same decoder crash the process: msgspec has no lock."""
     decoding._decoder.cache_clear()
     async with open_web():
         made = decoding._decoder.cache_info().misses

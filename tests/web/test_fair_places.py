@@ -1,4 +1,4 @@
-"""Places are shared fairly by the callers, and none is lost, whoever leaves or is cancelled and when."""
+"""Places are shared fairly by the callers, and none is lost, whichever caller leaves or is cancelled at any time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.requirement("Q2")
 
 @attrs.define(eq=False)
 class Request:
-    """A request that holds its place until it is let go."""
+    """Request that holds its place until it is released."""
 
     caller: str
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -39,7 +39,7 @@ class Request:
 
 @attrs.define
 class Room:
-    """Requests, those that have got a place in the order in which they did, and the places."""
+    """Requests, those with a place in the order in which they got it, and the places."""
 
     places: FairPlaces
     nursery: trio.Nursery
@@ -61,7 +61,7 @@ class Room:
         return Counter(request.caller for request in self.of(state))
 
     def check(self):
-        """No place is lost or given twice, no caller has an entry without a request, and no request is overtaken."""
+        """Check that no place is lost or given twice, no caller is listed without a request, and none is overtaken."""
         held, waiting, places = self.callers("is in"), self.callers("waits"), self.places
         assert (places.held, places.waiting) == (held.total(), waiting.total())
         assert held.total() <= places.most
@@ -95,7 +95,7 @@ def test_no_place_is_lost_or_given_twice_whatever_the_requests_do(sizes, steps):
                 elif left := room.of("is in" if kind == "leave" else "waits"):
                     request = left[number % len(left)]
                     request.leave.set() if kind == "leave" else request.scope.cancel()
-                # Otherwise the next step comes while the tasks have not run yet.
+                # Otherwise the next step comes before the tasks have run.
                 if is_watched:
                     await trio.testing.wait_all_tasks_blocked()
                     room.check()

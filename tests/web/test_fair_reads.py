@@ -67,7 +67,7 @@ async def test_pages_wait_for_the_places_of_their_visitor_and_acts_and_files_do_
                 for page in (path, "jobs?status=failed", "errors?task=t", "queues"):
                     nursery.start_soon(read, f"/ui/{page}")
                 await until(lambda: waiting_for(long_answers), lambda number: number == 4)
-                # Others are served, and so is what is small.
+                # Other callers are served, and so are small answers.
                 assert (await web.client.get(f"/ui/{path}", headers=operator)).status_code == 200
                 assert (await web.client.get(f"/ui/{path}?part=job", headers=reader)).status_code == 200
                 assert (await web.client.get("/ui/sign-in")).status_code == 200

@@ -1,4 +1,4 @@
-"""What a client does through a service alone, and `open_client`; what holds in each way: test_jobs_contract.py."""
+"""Behavior of a client through a service, and `open_client`; test_jobs_contract.py has the promises of all ways."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_name_that_can_be_no_hosts_gives_no_answer():
 
 
 def test_the_database_is_not_asked_from_asyncio():
-    # Not asyncio.run: where trio-asyncio was imported before, that runs on Trio.
+    # Not asyncio.run: if trio-asyncio was imported before, that runs on Trio.
     with (
         asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
         pytest.raises(ConfigError, match="only in a Trio run"),

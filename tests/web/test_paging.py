@@ -1,4 +1,4 @@
-"""The one scheme of pages: each list over HTTP is read in pages, and what comes meanwhile disturbs none of them."""
+"""The one scheme of pages: each list over HTTP is read in pages, which rows that are added meanwhile do not disturb."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ INSERT INTO dl_process_events (key, event_id, task_id, payload)
 INSERT INTO dl_process_tasks (key, type, kind, status)
   SELECT key, 't', 'call', 'finished' FROM dl_processes, generate_series(1, 5) AS i WHERE process_id = 'p1';
 """
-# What comes in front of what is listed, once its first page has been read.
+# Rows that are added before the listed ones, once the first page has been read.
 NEWER = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
   VALUES (gen_random_uuid(), 'a', 't', 'k', 'succeeded', now());
@@ -101,7 +101,7 @@ LISTS = {
 GARBAGE = ("nonsense", "", "é", "\x00", "9" * 30)
 NUMBERS = {"task_id", "event_id", "failure_id", "audit_id", "ordinal", "error_id"}
 GROUP = "c39d794661f141e5"
-"""That of the task t and no error."""
+"""Error group of the task t without an error."""
 
 
 def address(rule):

@@ -1,6 +1,6 @@
-"""Tokens and roles, route by route: the least role that each takes stands here, and a route that does not is a failure.
+"""Tokens and roles, route by route: each route must be listed here with its least role.
 
-test_auth.py has what a token is and what protects a server without tokens.
+test_auth.py tests tokens themselves, and the protection of a server without tokens.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ BODIES = {
     ("PUT", "/api/v1/processes/<process_type>/<path:process_id>"): {},
 }
 ROLES = ("all", "read", "operate", "admin")
-"""Each may do what those before it may."""
+"""Each may do everything that those before it may."""
 CALLERS = {
     "nobody": (None, "all"),
     "a stranger": ("x" * 20, "all"),
@@ -158,7 +158,7 @@ def described(rule):
 
 
 def bearer(secret):
-    """Each request comes from another address, if the server trusts this machine as a proxy: none is throttled."""
+    """Return headers with another address for each request, so that none is throttled behind a trusted proxy."""
     number = next(_NUMBERS)
     forwarded = {"X-Forwarded-For": f"10.0.{number // 256}.{number % 256}"}
     return forwarded if secret is None else {"Authorization": f"Bearer {secret}"} | forwarded
@@ -180,7 +180,7 @@ async def test_every_route_of_the_app_has_an_entry_and_every_entry_a_route(open_
         all_rules = {(method, rule.rule) for rule in web.app.url_map.iter_rules() for method in rule.methods}
     rules = {(method, rule) for method, rule in all_rules if not rule.startswith("/ui")}  # pages/test_frame.py has them
     assert {(method, rule) for method, rule in rules if method not in {"HEAD", "OPTIONS"}} == set(LEAST_ROLE)
-    # HEAD stands for GET, and OPTIONS lists methods.
+    # HEAD is the same as GET, and OPTIONS lists methods.
     assert {rule for method, rule in rules if method == "HEAD"} == {r for method, r in LEAST_ROLE if method == "GET"}
 
 
@@ -262,7 +262,7 @@ async def test_the_description_says_of_each_route_what_it_takes(open_web):
         for method, operation in methods.items():
             role = re.search(r"Needs the role (\w+)\.", operation.get("description", ""))
             found[method.upper(), path] = role[1] if role else "all"
-            # [] is OpenAPI's word for "no token, whatever the others need".
+            # In OpenAPI, [] means "no token, whatever the other operations need".
             assert (operation.get("security") == []) == (role is None), path
             assert ({"401", "403"} <= set(operation["responses"])) == (role is not None), path
     # It does not describe itself.

@@ -1,4 +1,4 @@
-"""The app's addresses: routes are compiled folder by folder, and answer as if all had been from the beginning."""
+"""The app's addresses: routes are compiled folder by folder, and answer as if all were compiled from the start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def app():
 
 
 def add(app, *paths, method="GET"):
-    """Add routes; each says by `map` whether it is compiled."""
+    """Add routes; `map` of each shows whether it is compiled."""
     rules = [QuartRule(path, endpoint="view", methods=[method]) for path in paths]
     for rule in rules:
         app.url_map.add(rule)

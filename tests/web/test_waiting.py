@@ -1,4 +1,4 @@
-"""Requests that wait are shared by the API tokens: one caller's waits do not keep others from waiting."""
+"""Waiting requests are shared by the API tokens: one caller's waits do not prevent others from waiting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_caller_with_fewer_waits_gets_the_place_of_the_one_that_has_most
         for number in range(MOST):
             nursery.start_soon(wait, "reader")
             await until(seen, lambda now, most=number + 1: len(now[0]) == most)
-        # The reader has all places: one more of it is refused, and another caller is not.
+        # The reader has all places: another request of it is refused, but not one of another caller.
         await wait("reader")
         assert answered.pop() == ("reader", 429)
         for number in range(1, 3):
@@ -46,7 +46,7 @@ async def test_a_caller_with_fewer_waits_gets_the_place_of_the_one_that_has_most
             shared = ["operator"] * number + ["reader"] * (MOST - number)
             await until(seen, partial(operator.eq, (shared, number)))
         assert answered == [("reader", 200)] * 2
-        # They have as many each: nobody gives way any more.
+        # They have the same number: no place is given up any more.
         for name in ("reader", "operator"):
             await wait(name)
             assert answered.pop() == (name, 429)

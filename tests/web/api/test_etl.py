@@ -1,6 +1,6 @@
-"""A job's log, runs, timelines, loads and failures over HTTP; what pipelines have written is written by SQL here.
+"""A job's log, runs, timelines, loads and failures over HTTP; the rows that loads write are written by SQL here.
 
-tests/cli/test_etl.py has the same answers for loads that really ran.
+tests/cli/test_etl.py has the same answers for real loads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def literal(value):
 
 @pytest.fixture
 def insert(database):
-    """Adds a row; `returning` is the column that comes back."""
+    """Return a function that adds a row, and returns its column `returning`."""
 
     def insert(table, returning, **columns):
         values = ", ".join(map(literal, columns.values()))
@@ -49,7 +49,7 @@ def insert(database):
 
 @pytest.fixture
 def add_run(insert):
-    """Adds a run with its tasks as pipelines do: `tasks` are (name, status); its id comes back."""
+    """Return a function that adds a run with its tasks (name, status) like a load, and returns its ID."""
 
     def add_run(tasks=(("rates", "succeeded"),), *, name="rates", kind="load", status="succeeded", job="succeeded"):
         job_ended_at = None if job in {"queued", "running"} else "2026-11-20 13:00Z"
@@ -74,7 +74,7 @@ def add_run(insert):
 
 @pytest.fixture
 def add_failure(insert):
-    """Adds a failure; its number comes back."""
+    """Return a function that adds a failure, and returns its number."""
 
     def add_failure(run_id, **columns):
         known = {"load": "rates", "segment": "all", "phase": "record", "key": "row 7", "error": "no such currency"}
@@ -92,7 +92,7 @@ async def get(web, path, status=200, **query):
 
 @pytest.fixture
 def write_lines(database):
-    """Writes events of a job: log lines as (level, load, message), or a payload of any kind."""
+    """Return a function that writes events of a job: log lines as (level, load, message), or payloads of any kind."""
 
     def write_lines(job_id, *lines, kind="log"):
         for line in lines:
@@ -276,7 +276,7 @@ async def test_an_id_that_is_no_run_is_a_404(open_web, path):
 @pytest.mark.requirement("E12")
 async def test_runs_are_listed_newest_first_by_name_in_pages(open_web, add_run, database):
     ids = [add_run(name=name) for name in ("a", "b", "a", "b", "a")]
-    for number, run_id in enumerate(ids[:3]):  # the last three began at the same instant
+    for number, run_id in enumerate(ids[:3]):  # the last three began at the same time
         database.psql(f"UPDATE dl_etl_runs SET started_at = '2026-11-0{number + 1}' WHERE run_id = '{run_id}'")
     newest = sorted(ids[3:], reverse=True) + ids[2::-1]
     async with open_web() as web:

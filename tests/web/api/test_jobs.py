@@ -101,7 +101,7 @@ async def test_a_job_shows_that_its_queue_is_paused_full_or_unserved(open_web, d
     async with open_web() as web:
         for queue, state in states.items():
             triggered = (await web.client.post(TRIGGER, json=BODY | {"queue": queue})).json()
-            # It costs a trigger no count: that all slots are taken is seen by those who look at the job.
+            # A trigger does not count running jobs: only a read of the job reports that all slots are taken.
             assert triggered["queue_state"] == (None if state == "full" else state)
             address = f"/api/v1/jobs/{triggered['job_id']}"
             assert (await web.client.get(address)).json()["queue_state"] == state
@@ -282,7 +282,7 @@ async def test_a_batch_is_added_in_order_all_or_none(open_web, database):
 
 @pytest.mark.parametrize(("number", "wrong"), [(1_000, "jobs[500].priority"), (10_000, "jobs")])
 def test_only_the_wrong_jobs_of_a_batch_are_checked_field_by_field(number, wrong):
-    """That takes a millisecond for each job."""
+    """The check takes a millisecond for each job."""
     jobs = [BODY] * 500 + [BODY | {"priority": "high"}] + [BODY] * (number - 501)
     with counted_calls(decoding) as calls, pytest.raises(ProblemError) as caught:
         decoding.convert({"jobs": jobs}, BatchRequest)
@@ -302,7 +302,7 @@ BAD_NAMES = ["a\nb", "\x1b[31m", "\x7f", "\x85", "\u2028", "\u2029", " ", " \u20
 
 
 async def test_one_rule_for_names_and_keys_wherever_they_are_given(open_web):
-    """HTTP, Python, a task's registration and the settings refuse the same."""
+    """HTTP, Python, a task's registration and the settings refuse the same names."""
     async with open_web() as web:
         for name in BAD_NAMES:
             await refused_everywhere(web, name)
@@ -312,7 +312,7 @@ async def refused_everywhere(web, name):
     fields = ("queue", "task", "lock_key", "idempotency_key", "partition_key", "producer", "consumer_group")
     body = json.dumps(BODY | dict.fromkeys(fields, name))
     answer = await web.client.post(TRIGGER, content=body, headers={"Content-Type": "application/json"})
-    if name == "\ud800":  # no JSON at all
+    if name == "\ud800":  # not valid JSON
         assert answer.status_code == 400
     else:
         assert {error["path"] for error in answer.json()["errors"]} == {*fields}
@@ -495,7 +495,7 @@ async def test_a_waiting_reader_is_notified_of_a_change_immediately(open_web, da
         with trio.fail_after(patience_s()):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
-                # Again and again: what the reader finds when it begins is no change to it.
+                # Repeatedly: the progress that the reader finds when it begins is not a change for it.
                 while not answers:
                     await trio.to_thread.run_sync(database.psql, MORE_PROGRESS)
                     web.services.performer.waits.changed(uuid.UUID(job_id))

@@ -1,4 +1,4 @@
-"""Durable processes over HTTP: answers, waits, keys, what is refused, and what is not shown (P2). No step runs here."""
+"""Durable processes over HTTP: answers, waits, keys, rejected requests, and hidden values (P2). No step runs here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_request_is_accepted_and_its_task_has_the_answer(open_web, datab
                 await until(asked)
                 database.psql(ANSWER)
         assert (answer[0].status_code, answer[0].json()["response"]) == (200, "yes")
-        # The last part of an address may be an id's.
+        # The last part of an address may belong to an ID.
         await web.client.post(f"{AT}/pay", json={"process_id": "x/events"})
         assert (await web.client.get(f"{AT}/pay/x/events")).status_code == 404
         by_id = (await web.client.get(AT, params={"process_id": "x/events"})).json()["processes"]

@@ -1,4 +1,4 @@
-"""Health, readiness, status, metrics, the description, and what every response carries."""
+"""Health, readiness, status, metrics, the description, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ async def test_the_type_of_a_problem_leads_to_what_it_means(open_web):
     raised = {
         kind
         for file in (Path(__file__).parents[3] / "web").rglob("*.py")
-        if "pages" not in file.parts  # what they call a kind is a field of a form
+        if "pages" not in file.parts  # there, `kind` is a field of a form
         for kind in re.findall(r"""(?:kind="(?=[a-z]+-)|unavailable\([^\n]*, ")([a-z-]+)\"""", file.read_text())
     }
     async with open_web() as web:

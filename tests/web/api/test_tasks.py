@@ -1,4 +1,4 @@
-"""Task types over HTTP (S2): each takes its own arguments at an address of its own, and is described with them."""
+"""Task types over HTTP (S2): each has its own address and arguments, and is described with them."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from etl_runs import NIGHTLY, RunMaker
 
 @pytest.fixture
 def make(database):
-    """Makes runs."""
+    """Return a maker of runs."""
     return RunMaker(database)
 
 
 @pytest.fixture
 def nightly(make):
-    """A run of three tasks, of which the second has failed, with lines of each."""
+    """Return a run of three tasks, of which the second has failed, with lines of each."""
     run_id = make.run(NIGHTLY, status="failed")
     make.event(run_id, "picked", attempt=1, worker="host-b")
     make.lines(run_id, "ods.rates", [("info", f"GET /rates?page={n}") for n in range(1, 4)], phase="requests")

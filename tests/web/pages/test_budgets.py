@@ -1,4 +1,4 @@
-"""What a look costs: at most four statements a page, and two its live part, whatever it shows (U13)."""
+"""Cost of a page: at most four statements, and two for its live part, whatever it shows (U13)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statements import record_statements
 pytestmark = [pytest.mark.full, pytest.mark.requirement("E11")]
 
 OF_A_PAGE, OF_A_PART = 4, 2
-"""At most so many."""
+"""Maximum numbers of statements."""
 CONTROL = ("SET ", "BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
 ROWS = """
 INSERT INTO dl_workers (worker, host, pid, version, queues, tasks) VALUES ('w', 'h', 7, '1', '{"q": 1}', '{t,limited,each}');
@@ -76,7 +76,7 @@ async def test_u13_a_page_takes_at_most_four_statements_and_its_live_part_two(op
         said = await record_statements(web.services.database)
 
         async def asked(path, most):
-            await web.client.get(path)  # the driver learns the statement's types
+            await web.client.get(path)  # the driver reads the statement's types
             await other.execute("UPDATE dl_depths SET next_at = '-infinity'")
             said.clear()
             answer = await web.client.get(path)
@@ -88,10 +88,10 @@ async def test_u13_a_page_takes_at_most_four_statements_and_its_live_part_two(op
         for path in paths:
             text = await asked(path, OF_A_PAGE)
             live = re.search(r'data-part="(\w+)" data-live', text)
-            # What is searched is read once.
+            # Search results are read only once.
             if live and "metadata=" not in path:
                 await asked(f"{path}{'&' if '?' in path else '?'}part={live[1]}", OF_A_PART)
     assert sum("part=" in path for path in found) > 20 + len(ids)
-    # The driver does not tell of statements that it reads by a cursor.
+    # The driver does not log statements that it reads by a cursor.
     silent = {path.partition("?")[0] for path, statements in found.items() if not statements}
     assert silent <= {"/ui/bulk", "/ui/audit", "/ui/errors/log"}

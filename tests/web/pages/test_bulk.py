@@ -1,4 +1,4 @@
-"""Many jobs are changed at once from the list: asked, counted, typed, followed, stopped (U16)."""
+"""Bulk operations from the list of jobs: confirmed, counted, typed, followed, stopped (U16)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FROM generate_series(1, {number}) AS i
 
 @pytest.fixture
 def add(database):
-    """Adds so many jobs of a status and a queue."""
+    """Return a function that adds `number` jobs of a status and a queue."""
 
     def add(number, status="failed", queue="q"):
         database.psql(ADD.format(number=number, status=status, queue=queue.replace("'", "''")))
@@ -34,7 +34,7 @@ def add(database):
 
 
 def fields_of(html):
-    """What the form that asks would send."""
+    """Return the fields that the confirmation form would send."""
     found = re.findall(r'<input[^>]*type="hidden"[^>]*name="([^"]+)"[^>]*value="([^"]*)"', html)
     fields = {}
     for name, value in found:
@@ -60,7 +60,7 @@ async def test_u16_all_that_match_are_counted_confirmed_frozen_and_followed(open
         begun = await confirm(web, asked)
         where = begun.headers["Location"]
         assert re.fullmatch(r"/ui/bulk/[0-9a-f-]{36}", where)
-        # Sent twice is done once.
+        # A form that is sent twice starts one operation.
         assert (await confirm(web, asked)).headers["Location"] == where
         assert len((await web.bulk.find()).bulk) == 1
         shown = (await web.client.get(where)).text
@@ -147,7 +147,7 @@ async def test_u16_rows_are_chosen_asked_about_in_a_dialog_and_stopped(open_web,
         await tab.do(lambda page: page.click(boxes.format(1)))
         await tab.do(lambda page: page.click(boxes.format(4), modifiers=["Shift"]))
         assert await tab.text("#chosen") == "4 chosen"
-        # What is chosen stays so when the rows follow.
+        # The selection remains when rows are added.
         await web.jobs.enqueue("t", queue="q")
         await until(lambda: tab.do(lambda page: page.locator("#newer").count()))
         assert await tab.text("#chosen") == "4 chosen"

@@ -1,4 +1,4 @@
-"""The pages of errors: groups with their bars, a group's jobs and texts, its retry, and the log (R2)."""
+"""Pages of errors: groups with their bars, a group's jobs and texts, its retry, and the log (R2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m" + "x" * 3_000
 
 
 def fail(database, number, *, task="load.rates", error="HTTPError: 503 for page 7", status="failed", hours=6):
-    """Jobs that failed, spread over some hours."""
+    """Add failed jobs, spread over some hours."""
     database.psql(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, max_attempts, created_at)"
         f" SELECT gen_random_uuid(), 'load.cbr', '{task}', 'k' || i, 'running', 5, 5,"

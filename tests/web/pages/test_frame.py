@@ -1,4 +1,4 @@
-"""The frame of all pages: sign-in, roles, what other sites can't send, policy, base path, display, live updates."""
+"""Frame of all pages: sign-in, roles, cross-site requests, policy, base path, display, live updates."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_u17_a_sign_out_ends_the_sign_in_on_all_replicas_and_no_other_sign
         await second.client.post("/ui/sign-out", headers={"Origin": second.url})
         for web in (first, second):
             assert [await sees(web, cookie) for cookie in cookies] == [(303, 401), (200, 303)]
-        # Only a cookie that is valid ends, so that nobody fills the table.
+        # Only a valid cookie is revoked, so that the table of ended sessions cannot be filled.
         for cookie in ("operator.a.b.c", "x", cookies[1][:-1]):
             second.client.cookies.clear()
             second.client.cookies.set(f"dl_session_{second.url.rpartition(':')[2]}", cookie)
@@ -261,7 +261,7 @@ async def test_files_of_the_pages_are_kept_for_ever_under_a_name_that_changes_wi
 
 @pytest.mark.slow
 async def test_u13_a_part_that_has_not_changed_is_304_and_says_when_to_come_again(open_web, database):
-    # Each page counts anew, and shows the job that was added just before.
+    # Each page counts again, and shows the job that was added just before.
     database.psql(
         "CREATE FUNCTION count_again() RETURNS trigger LANGUAGE plpgsql"
         " AS 'BEGIN NEW.next_at = clock_timestamp(); RETURN NEW; END';"

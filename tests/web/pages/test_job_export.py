@@ -1,4 +1,4 @@
-"""Files of jobs: what is in them, how little of them is in memory, and that a file which is cut off is no file."""
+"""Files of jobs: their contents, the small part of them in memory, and an error if a file is incomplete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ EXPORT = "/ui/jobs/export"
 
 
 def add(database, number, args="'{}'"):
-    """Add so many jobs to the queue q, each younger than the one before; return their ids. A part of a file has 200."""
+    """Add `number` jobs to the queue q, each younger than the one before; return their IDs.
+
+    A part of a file has 200.
+    """
     database.psql(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, created_at)"
         f" SELECT md5(i::text)::uuid, 'q', 't', i::text, {args}, now() + i * interval '1 ms'"
@@ -69,7 +72,7 @@ FORMULAS = (
 
 
 async def test_u24_a_value_that_looks_like_a_formula_is_a_text_in_csv(open_web, database):
-    """Whatever separates cells where the file is opened."""
+    """For every separator that the opening program may use."""
     async with open_web() as web:
         for name in (*FORMULAS, "plain"):
             quoted = name.replace("'", "''")
@@ -93,7 +96,7 @@ async def test_a_file_that_fails_on_the_way_is_cut_off(open_web, database):
     async with open_web() as web:
         first, *_ = add(database, 201)
         assert len((await web.client.get(EXPORT)).text.splitlines()) == 201
-        # The last part has a job that this release can't read.
+        # The last part has a job that this release cannot read.
         database.psql(f"UPDATE dl_jobs SET status = 'of a later release' WHERE job_id = '{first}'")
         with pytest.raises(httpx2.RemoteProtocolError):
             await web.client.get(EXPORT)
@@ -120,7 +123,7 @@ async def test_a_client_that_leaves_ends_the_reading(open_web, database):
             return files.held
 
         await until(taken, lambda number: number == 0)
-        # The next client has its turn.
+        # Now the next client gets its file.
         assert len((await web.client.get(EXPORT)).text.splitlines()) == 401
 
 

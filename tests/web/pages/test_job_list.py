@@ -1,4 +1,4 @@
-"""The list of jobs: what stands in its address, what is found in args and what is not, how it follows."""
+"""The list of jobs: its address, the search in args, and its live updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS = "/ui/jobs"
 
 
 def add(database, number, args=None):
-    """Add so many jobs, all at one instant."""
+    """Add `number` jobs, all with the same time."""
     database.psql(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at, args)"
         " SELECT gen_random_uuid(), 'q', 't', i::text, '2026-11-22 23:30:00Z', "
@@ -94,7 +94,7 @@ async def test_u10_u21_instants_at_the_ends_of_time_keep_no_page_from_being_seen
 
 @pytest.mark.slow
 async def test_a_page_goes_on_behind_the_last_and_counts_all(open_web, database):
-    # All at one instant: none is lost where pages meet.
+    # All with the same time: none is lost between two pages.
     add(database, 120)
     async with open_web() as web:
         seen, path = [], f"{JOBS}?queue=q"

@@ -1,4 +1,4 @@
-"""One job's page: what it says of a job that waits, runs or has ended, and what an operator does there."""
+"""A job's page: its text for waiting, running and ended jobs, and the actions of an operator."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_u15_cancel_asks_and_is_done_once(open_web):
         assert "It waits, and is canceled at once." in await page_of(web, job_id, "/cancel")
         shown = await act(web, job_id, "cancel")
         assert "Canceled." in shown
-        # Who did it.
+        # The operator is shown.
         assert f'href="/ui/audit?job_id={job_id}"' in shown
         assert f'action="/ui/jobs/{job_id}/retry"' in shown
         await act(web, job_id, "cancel")

@@ -1,4 +1,4 @@
-"""The line of a key: who holds it, who waits, who ended lately."""
+"""The queue of a key: its holder, the waiting jobs, and the jobs that ended last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of loads: how far they have come, their runs, what each day wrote, failures, run and retry (E10, E12)."""
+"""Pages of loads: their cursors, runs, writes of each day, failures, run and retry (E10, E12)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fields_of(page):
 
 
 def ran(database, load, statuses, *, failures=0, error="HTTPError: 503"):
-    """Runs of a load, a day apart, the last one today, each with two segments; the failures are the last one's."""
+    """Add runs of a load, a day apart, the last one today, each with two segments; the failures are the last one's."""
     name, text = (given.replace("'", "''") for given in (load, error))
     for days, status in enumerate(reversed(statuses)):
         at = f"now() - interval '{days} d'"

@@ -1,4 +1,4 @@
-"""The first page says what needs somebody and links to where it is mended."""
+"""The first page shows the problems, with links to their solutions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALUES ('host-b:7', 'b', 7, '1', '{"served": 4}', '{t}');
 
 @pytest.fixture
 def sentences():
-    """The page's sentences about what needs somebody, with their links."""
+    """Return a function that returns the page's sentences about problems, with their links."""
 
     async def sentences(web):
         text = (await web.client.get("/ui?part=rows")).text
@@ -58,7 +58,7 @@ async def test_u7_while_all_is_well_it_says_so_and_counts(open_web, database, se
         # The longest ten.
         assert shown.index("run 12") < shown.index("run 3")
         assert "run 2<" not in shown
-        # A task that nobody has declared has no page.
+        # A task that is not declared has no page.
         assert '<a href="/ui/task?name=run%2012">run 12</a>' in shown
         assert '<td data-label="Task">run 11</td>' in shown
         assert '<a href="/ui/queue?name=served">served</a>' in shown
@@ -111,7 +111,7 @@ async def test_u5_each_trouble_is_a_sentence_with_a_link_to_its_fix(open_web, da
         }  # fmt: skip
         shown = (await web.client.get("/ui")).text
         assert "<strong>2</strong> failures in the last hour" in shown
-        # What is worst comes first.
+        # The worst problem comes first.
         assert shown.index("has no worker") < shown.index("Queue served")
 
 

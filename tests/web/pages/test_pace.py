@@ -1,4 +1,4 @@
-"""How often pages ask again: the more there are, the more seldom each."""
+"""Polling of pages: the more pages there are, the less often each polls."""
 
 from __future__ import annotations
 

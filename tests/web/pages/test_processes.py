@@ -1,4 +1,4 @@
-"""The pages of durable processes: the list and its search, one process with its timeline, acts, groups of errors."""
+"""Pages of durable processes: the list and its search, one process with its timeline, actions, groups of errors."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ async def sign_in(web, name):
 
 
 async def said(web, answer):
-    """What the page says after an act."""
+    """Return the message of the page after an action."""
     assert answer.status_code == 303, answer.text
     text = (await web.client.get(answer.headers["Location"])).text
     return unescape(re.search(r'<div class="said" role="status">(.*?)\n', text)[1])
 
 
 def plain(html):
-    """The words of a page."""
+    """Return the words of a page."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
 def a_type():
-    """A type that does as it is told."""
+    """Return a type whose steps follow their arguments."""
     processes = Processes()
     kind = processes.define("pay", state=dict)
 
@@ -87,7 +87,7 @@ async def test_p1_a_process_shows_its_state_its_timer_and_a_timeline_of_tasks(op
         assert "→ it is too much" in rows[1]
         assert re.search(r'→ 7 2 \{"added": 7\} 3 .* 6 \{"added": 7\} more$', rows[2]), rows[2]
         assert rows[3].endswith("1 begun")
-        # A step has a page of its own, and so has all that has happened.
+        # A step has a separate page, and so has the whole history.
         task = re.search(r'/ui/process/task/(\d+)">call add', html)[1]
         shown = plain((await web.client.get(f"/ui/process/task/{task}")).text)
         assert "Refused it is too much Args 10" in shown
@@ -172,14 +172,14 @@ async def test_u10_u22_u23_processes_look_well_with_any_data(open_web, open_tab,
 
 
 async def ask_later(web, process_id):
-    """Calls that nobody takes."""
+    """Send calls that no worker takes."""
     for number in range(3):
         request = ProcessRequest(type="pay", process_id=process_id, kind="call", method="add", args=number)
         await web.processes.ask(request)
 
 
 async def rename_picture(tab, name):
-    """Keep a picture beside the others of the same page."""
+    """Keep a picture next to the others of the same page."""
     if folder := os.environ.get("SCREENSHOTS"):
         there = Path(folder) / f"{tab.page_name()}.png"
         there.rename(there.with_name(f"{re.sub('[^a-z0-9]+', '-', name)}-{tab.page_name().rpartition('-')[2]}.png"))
@@ -426,7 +426,7 @@ async def test_p9_deliveries_that_are_held_up_are_shown_and_released(open_web, d
         assert await said(web, released) == "Released the deliveries of 1 process."
         assert database.psql("SELECT tries FROM dl_process_holdups") == "0"
         assert "No delivery is held up" in (await web.client.get(f"{held}?sink=other")).text
-        # Names that have secrets in them are masked wherever they stand, in what no reader sees, too.
+        # Secrets in names are masked everywhere, including invisible attributes.
         database.psql(
             "UPDATE dl_processes SET type = 'token=hunter2', process_id = 'password=hunter2', status = 'error',"
             " detail = 'late', error_group = 7"

@@ -80,7 +80,7 @@ async def test_u9_a_secret_in_a_name_is_not_shown(open_web, database):
         )
         workers = (await web.client.get("/ui/workers")).text
         assert ("only token=***" in workers, "hunter2" in workers) == (True, False)
-        # Who knows the name can act on it.
+        # A reader that knows the name can use it.
         assert 'name="queue" value="password=hunter2"' in (await web.client.get(known_path)).text
 
 

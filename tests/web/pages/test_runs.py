@@ -29,7 +29,7 @@ async def get(web, path, status=200):
 
 
 def words_of(html):
-    """What a reader sees, in one line."""
+    """Return the visible text in one line."""
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
@@ -77,7 +77,7 @@ async def test_the_list_of_one_status_continues_after_the_last_run_it_has_read(o
             if following is None:
                 break
             path = following[1].replace("&amp;", "&")
-        # A request looks at 2,000 runs.
+        # A request reads 2,000 runs.
         assert [[row.split()[0] for row in rows] for rows in seen] == [[], [], ["old"]]
 
 
@@ -170,7 +170,7 @@ async def test_u2_a_search_finds_no_masked_text(open_web, make, nightly):
         nothing = await get(web, f"/ui/runs/{nightly}?part=lines&open=1&q=nowhere")
         assert lines_of(nothing) == []
         for text in ("sesame", "sesa"):
-            # Nor is anything told by where a page ends.
+            # The end of a page does not reveal anything, either.
             assert await get(web, f"/ui/runs/{nightly}?part=lines&open=1&q={text}") == nothing.replace("nowhere", text)
         first = await get(web, f"/ui/runs/{nightly}?part=lines&open=1&q=POSTGRESQL")
         behind = re.search(r'data-behind="(\d+)"', first)[1]
@@ -265,7 +265,7 @@ async def test_u5_a_running_load_shows_its_progress_and_an_ended_run_stops_refre
             assert said in shown
         assert "900 rows" in shown
         assert float(answer.headers["Refresh-In"]) == 1
-        # The bar of what still runs ends now, and the page has not changed for that.
+        # The bar of a running task ends now, and the page has not changed because of that.
         same = {"If-None-Match": answer.headers["ETag"]}
         assert (await web.client.get(f"/ui/runs/{run_id}?part=rows", headers=same)).status_code == 304
         assert "Refresh-In" not in (await web.client.get(f"/ui/runs/{nightly}?part=rows")).headers
@@ -280,7 +280,7 @@ async def test_u5_a_cancel_asks_first_and_the_run_ends_with_its_counts(open_web,
             assert asks.status_code == status
         assert "What has arrived is still processed and written" in asks.text
         path = f"/ui/runs/{run_id}/cancel"
-        # To take a retry back stops nothing that has begun.
+        # Withdrawing a retry does not stop a run that has begun.
         await web.client.post(path, data={"waiting": "true"}, headers={"Origin": web.url})
         assert "Nothing was done: the run&#39;s job is running by now." in await get(web, f"/ui/runs/{run_id}")
         assert not (await web.jobs.get(run_id)).cancel_requested

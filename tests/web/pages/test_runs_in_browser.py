@@ -1,4 +1,4 @@
-"""The pages of runs in a browser: jumps to a block, lines that come while it is open, looks (U1, U3, U7, U12, U22)."""
+"""Pages of runs in a browser: jumps to a block, lines that arrive while it is open, looks (U1, U3, U7, U12, U22)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_u1_a_click_or_enter_on_a_task_opens_its_block_and_gives_it_the_fo
         await tab.do(lambda page: (page.focus("#task-1 th a"), page.keyboard.press("Enter")))
         await tab.do(lambda page: page.wait_for_selector("#block-1 li"))
         assert await at(tab, "[location.hash, document.activeElement.parentElement.id].join()") == "#log-1,block-1"
-        # A link that was copied opens the same block.
+        # A copied link opens the same block.
         await tab.go(f"/ui/runs/{nightly}?level=error#log-2")
         await tab.do(lambda page: page.wait_for_selector("#block-2 li"))
         assert await at(tab, "document.querySelectorAll('#block-2 li').length") == 1

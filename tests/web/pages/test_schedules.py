@@ -1,4 +1,4 @@
-"""The pages of schedules: next times with changes of the clock, last jobs, what was left out, and what is done (R7)."""
+"""Pages of schedules: next times with changes of the clock, last jobs, left-out times, and actions (R7)."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ SPECS = (
     '{"task": "t", "cron": "* * * * *", "args": 3}', '{"task": "t", "cron": "* * * * *", "zone": []}',
     '{"task": "t", "cron": "* * * * *", "start_at": 3}', '{"task": "t", "cron": "* * * * *", "password": "hunter2"}',
 )  # fmt: skip
-"""What other programs may have written into the table."""
+"""Specifications that other programs may have written into the table."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The pages of statistics and of the operators' log (R3, Q4)."""
+"""Pages of statistics and of the operators' log (R3, Q4)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_u14_the_audit_is_for_admins_and_says_who_did_what_to_what(open_we
         ):
             page = (await web.client.get(f"{AUDIT}?{asked}")).text
             assert re.findall(r'<th scope="row"><a href="[^"]+">([^<]+)</a>', page) == found, asked
-            # An act on many jobs is on none of them: who looks for one job is told where it stands.
+            # A bulk operation is listed for none of its jobs: a search for one job has a note on where it is.
             assert ('href="/ui/audit?action=start_bulk"' in page) == asked.startswith("job_id"), asked
 
 

@@ -1,4 +1,4 @@
-"""The pages of tasks and suppliers: what holds, why nothing starts, rate limits, and what operators do (S1, S4, S5)."""
+"""Pages of tasks and suppliers: limits, reasons why nothing starts, rate limits, actions of operators (S1, S4, S5)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_supplier_shows_what_of_its_rate_limits_is_used_and_whose_turn_i
             "UPDATE dl_sources SET holder = 7, held_until = now() + interval '1 h';"
         )
         shown = (await web.client.get(SUPPLIERS)).text
-        # The request that is under way counts, too.
+        # The request in progress counts, too.
         assert re.search(r"[56] of 10 used in 1 min", shown)
         assert str(job_id) in shown
         assert 'href="/ui/task?name=employee"' in shown

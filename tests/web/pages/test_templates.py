@@ -1,4 +1,4 @@
-"""Jinja takes away the end of a line that ends with a block's tag: what stands on both sides of it must not touch."""
+"""Jinja removes the newline after a block tag at the end of a line, so the words before and after it must not touch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.requirement("E11")
 TOUCHING = re.compile(r"[\w.,;:!?)…}]((?:\{%(?:(?!%\}).)*%\})+)\n(?=[\w(…]|\{\{ (?!ui\.))")
 """A text or a value, block tags, the end of the line, and a text or a value: `a{% endif %}` and `b` are `ab`.
 
-What macros give are elements.
+Macros return elements.
 """
 
 
 def touching(source):
-    """The lines of a template, as its loader gives it, whose ends touch what follows."""
+    """Return the numbers of a template's lines whose ends touch the following text."""
     return [source[: found.start()].count("\n") + 1 for found in TOUCHING.finditer(source)]
 
 

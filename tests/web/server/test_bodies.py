@@ -1,4 +1,4 @@
-"""Bodies and answers: the limit of the route while they come, and a bound for all of them together (Q5)."""
+"""Bodies and answers: the limit of the route while they arrive, and a limit for all of them together (Q5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOCKED = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'dl_jo
 
 
 async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB, look=lambda: None):
-    """Send chunks until the server ends the connection: how many bytes it took, and what it said.
+    """Send chunks until the server ends the connection; return the number of accepted bytes, and its answer.
 
     `look` is called after each chunk.
     """
@@ -47,7 +47,7 @@ async def chunk_by_chunk(web, path, *, method=b"POST", chunk=b" " * 4 * KIB, loo
                         while True:
                             await stream.send_all(b"%x\r\n%s\r\n" % (len(chunk), chunk))
                             sent += len(chunk)
-                            # So that it is told before it has sent megabytes.
+                            # So that it receives the answer before it has sent megabytes.
                             await trio.sleep(0.002)
                             look()
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -137,7 +137,7 @@ async def test_the_memory_of_a_body_is_released_at_any_end():
     assert await one.read(60 * KIB) == b"x" * (60 * KIB)
     one.drop()
     other.drop()
-    one.append(b"x" * STANDARD.body_before_route_bytes)  # it is answered, and its rest still comes
+    one.append(b"x" * STANDARD.body_before_route_bytes)  # it is answered, and the rest still arrives
     assert (held.held, counts.counts) == (0, {Refusal.BODIES: 1})
 
 
@@ -150,7 +150,7 @@ async def test_a_slow_unfinished_body_gives_way_to_others_and_a_complete_one_doe
         await trio.sleep(STANDARD.young_body_s / 2)
     complete.set_complete()
     assert counts.counts == {}
-    # The oldest is not awaited any more, the next has to go, the youngest has just begun.
+    # The oldest is not awaited any more, the next is ended, the youngest has just begun.
     other.append(b"x" * (40 * KIB))
     assert (held.held, counts.counts) == ((30 + 60 + 40) * KIB - 3 * NOT_COUNTED, {Refusal.BODIES: 1})
     other.append(b"x" * (40 * KIB))
@@ -209,7 +209,7 @@ async def test_a_long_text_that_does_not_end_is_read_once_however_many_quotes_it
         content = b'{"jobs":[' + b"[]," * 60_000 + b'"' + rb"\"" * 20_000
         answer = await web.client.post(f"{TRIGGER}/batch", content=content, headers=JSON)
         assert answer.status_code == 413, answer.text
-        # Once is some milliseconds; once from each quote holds up the whole process for many seconds.
+        # One scan takes some milliseconds; one from each quote would block the whole process for many seconds.
         assert time.process_time() - began < 2
 
 
@@ -253,7 +253,7 @@ async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one
 
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                # The statement timeout of the server is longer than all of them take to arrive.
+                # The server's statement timeout is longer than all of them take to arrive.
                 await raw.execute("BEGIN; LOCK TABLE dl_jobs")
                 for _ in range(8):
                     nursery.start_soon(post)

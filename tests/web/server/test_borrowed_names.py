@@ -1,6 +1,6 @@
-"""What we rely on of Hypercorn's and Quart's inside, by name: an upgrade that changes it is told here, not by a client.
+"""Internal names of Hypercorn and Quart that we use: an upgrade that changes one fails here, not at a client.
 
-Hypercorn's private names are in web/server/http1.py alone; of Quart and quart-trio there are none.
+Hypercorn's private names are used only in web/server/http1.py; of Quart and quart-trio there are none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_the_protocol_calls_what_we_override_and_works_by_what_we_replace():
     source = inspect.getsource(H11Protocol)
     for name in OVERRIDDEN:
         assert f"self.{name}(" in source or f"self.{name}," in source, name
-    # Its h11 connection is ours; before the first request it answers what is no HTTP by `_send_error_response`.
+    # Its h11 connection is ours; before the first request it answers data that is not HTTP by `_send_error_response`.
     for used in ("self.connection.next_event()", "self.connection.they_are_waiting_for_100_continue", "self.send("):
         assert used in source, used
 

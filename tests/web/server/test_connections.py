@@ -1,4 +1,4 @@
-"""Who may be connected, for how long, and who gives way."""
+"""Connections: which are accepted, for how long, and which are closed to make room."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ QUICK = HttpLimits(young_connection_s=0.05)
 
 @contextlib.contextmanager
 def files_up_to(number):
-    """Let this process open files up to that number, for the length of a block."""
+    """Let this process open files up to that number, for the duration of a block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
     try:
@@ -85,7 +85,7 @@ async def answered(stream, ending=b'"ok"}'):
 
 
 async def rest(stream):
-    """All that comes until the server ends the connection."""
+    """Return all bytes until the server ends the connection."""
     received = b""
     try:
         async for part in stream:
@@ -96,7 +96,7 @@ async def rest(stream):
 
 
 async def ended(streams):
-    """How many of them the server has ended, one at least."""
+    """Return the number of connections that the server has ended, at least one."""
     found = []
 
     async def wait(stream):
@@ -118,7 +118,7 @@ async def in_phase(web, phase, number):
 
 
 async def none_left(web):
-    """Wait until the last connection has ended, and with it what was done for its requests."""
+    """Wait until the last connection has ended, with all work for its requests."""
 
     async def left():
         tasks, serving = [trio.lowlevel.current_root_task()], []
@@ -140,7 +140,7 @@ async def refused(web, kind, number=1):
 
 
 async def a_long_answer(web):
-    """What to send for an answer of 900 kB and some; one that is not taken stands in the server, not in buffers."""
+    """Return a request for an answer of about 900 kB; without a reader it stays in the server, not in buffers."""
     web.sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 32_768)
     web.sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_USER_TIMEOUT, 30_000)
     job_id = await web.trigger(args={"text": "x" * 900_000})
@@ -148,16 +148,16 @@ async def a_long_answer(web):
 
 
 async def a_slow_reader(web):
-    """A connection whose client takes nothing by itself."""
+    """Return a connection whose client reads nothing by itself."""
     stream = await connect(web)
     stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 65_536)
     return stream
 
 
 async def all_of(web, sent):
-    """Send it, and only then look at what has come: the head of the first answer, and the rest.
+    """Send it, and read only afterwards: return the head of the first answer, and the rest.
 
-    Raises `trio.BrokenResourceError` when the connection is reset: many a client would not look at all then.
+    Raises `trio.BrokenResourceError` when the connection is reset: many clients would not read at all then.
     """
     async with await connect(web) as stream:
         await stream.send_all(sent)
@@ -167,7 +167,7 @@ async def all_of(web, sent):
 
 @asynccontextmanager
 async def filled(web, number, head=b""):
-    """So many connections that have sent `head`, and are known to the server."""
+    """Open `number` connections that have sent `head`, and are known to the server."""
     streams = []
     try:
         for _ in range(number):
@@ -210,7 +210,7 @@ async def test_a_request_that_is_worked_on_never_gives_way_and_leaves_room_for_p
         job_id = await web.trigger()
         wait = f"GET /api/v1/jobs/{job_id}/status?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         async with filled(web, 7, wait) as streams:
-            # Six of eight may be at work.
+            # Six of eight may be in progress.
             await refused(web, Refusal.BUSY)
             with trio.fail_after(patience_s()):
                 for _ in range(12):
@@ -264,7 +264,7 @@ async def test_idle_connections_are_closed_first_then_receiving_then_sending_one
         crowd.enter(newcomer)
         crowd.move(newcomer, Phase.WORKING)
     assert closed == [idle, receiving, sending]
-    # All are worked on: the next one waits until one of them is through.
+    # All are in use: the next one waits until one of them has finished.
     with trio.move_on_after(1_000) as waiting:
         await crowd.room()
     assert waiting.cancelled_caught
@@ -276,7 +276,7 @@ async def test_idle_connections_are_closed_first_then_receiving_then_sending_one
 
 
 async def test_a_young_connection_is_not_closed_yet_and_new_ones_wait(autojump_clock):
-    """Else a thousand who come at once would throw each other out, and a probe among them."""
+    """Otherwise a thousand clients that connect together would displace each other, and a probe among them."""
     del autojump_clock
     closed = []
     crowd = Connections(2, Refusals())
@@ -291,7 +291,7 @@ async def test_a_young_connection_is_not_closed_yet_and_new_ones_wait(autojump_c
 
 @attrs.define(eq=False)
 class SlowlyReadClock(trio.abc.Clock):
-    """A clock of which each reading takes `reading_s` seconds: time passes between any two of them."""
+    """Clock with readings that take `reading_s` seconds each: time passes between any two of them."""
 
     reading_s: float
     passed_s: float = 0
@@ -313,7 +313,7 @@ def slowly_read_clock():
 
 
 async def test_a_connection_that_grows_old_while_room_is_sought_gives_way(slowly_read_clock):
-    """It was too young at the first reading of the clock, and is no longer so at the next one."""
+    """It was too young at the first reading of the clock, but not at the next one."""
     del slowly_read_clock
     closed = []
     crowd = Connections(1, Refusals())
@@ -422,7 +422,7 @@ async def test_slow_readers_make_room_for_the_answers_of_others_and_the_slowest_
                 await trio.sleep(0.5)  # until the kernel's buffers are full
                 await slow.send_all(ask)
                 await in_phase(web, Phase.SENDING, 2)
-                # It takes pieces, so that the other one has waited for longest.
+                # It reads pieces, so that the other one has waited longest.
                 taken = 0
                 while taken < 200_000 or next(web.services.connections.who_may_go(Phase.SENDING)) is not first:
                     taken += len(await slow.receive_some(65_536))
@@ -443,7 +443,7 @@ async def test_a_process_without_files_says_so_once_and_lets_idle_connections_go
             with no_file_left():
                 await client.connect(web.sock.getsockname())
                 stream = trio.SocketStream(client)
-                # The server takes the file of the idle connection.
+                # The server uses the descriptor of the idle connection.
                 await stream.send_all(HEALTH)
                 assert b" 200 " in await answered(stream)
             assert await rest(idle) == b""
@@ -481,7 +481,7 @@ HIDDEN = b"DELETE /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
 )
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 async def test_a_request_with_two_ends_is_refused_and_what_follows_it_does_not_run(open_web, headers, version):
-    """RFC 9112, 6.1: a proxy may have taken the one end, and we would take the other."""
+    """RFC 9112, 6.1: a proxy may use one of the two ends, and we would use the other."""
     async with open_web() as web:
         with capture_logs() as lines, trio.fail_after(patience_s()):
             async with await connect(web) as stream:
@@ -596,7 +596,7 @@ async def test_uploads_that_are_cut_off_are_counted_and_nothing_else(open_web, h
 
 
 def upload_and_leave(address, chance):
-    """Send a part of a body, too long a one or a bad one, and end the connection in one way or another."""
+    """Send a part of a body, or an invalid or too long one, and end the connection in a random way."""
     announced = chance.choice([100, 5_000, 70_000, 900_000, 1_200_000, 3_000_000])
     chunked = chance.random() < 0.5
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {announced}"
@@ -620,7 +620,7 @@ def upload_and_leave(address, chance):
 
 @pytest.mark.slow
 async def test_uploads_that_end_at_any_moment_leave_no_traceback_and_no_connection(open_web):
-    """An answer may be on its way when the connection is closed, which is no error of ours."""
+    """An answer may be in transit when the connection is closed, which is not an error of ours."""
     async with open_web() as web:
         host, port = web.url.removeprefix("http://").split(":")
         with capture_logs() as lines, trio.fail_after(60):
@@ -634,7 +634,7 @@ async def test_uploads_that_end_at_any_moment_leave_no_traceback_and_no_connecti
 
 
 def test_the_private_parts_of_the_web_server_that_we_use_exist():
-    """Hypercorn's in http1.py, quart-trio's and Quart's in asgi.py; a new version of them may have moved it."""
+    """Hypercorn's are used in http1.py, quart-trio's and Quart's in asgi.py; a new version may move them."""
     protocol = hypercorn.protocol.h11.H11Protocol
     for name in ("_check_protocol", "_create_stream", "_send_error_response"):
         assert inspect.iscoroutinefunction(getattr(protocol, name)), name

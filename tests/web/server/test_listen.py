@@ -1,4 +1,4 @@
-"""How the server starts and ends, whatever its clients do."""
+"""Start and end of the server, whatever its clients do."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_websocket_request_is_answered_by_http_without_a_logged_error(op
 
 
 def test_no_module_keeps_what_belongs_to_one_app():
-    """A limiter or an event of Trio belongs to one run; two apps in one process may each have a run of its own."""
+    """A limiter or an event of Trio belongs to one run; two apps in one process may each have a separate run."""
     shared = [
         f"{module.name}.{name}"
         for module in pkgutil.iter_modules(web.__path__, "dataloader.web.")
