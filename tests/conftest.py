@@ -15,12 +15,12 @@ from databases import is_at_hand, postgres_server
 pytest_plugins = ["services", "command_line", "bouncer", "browser", "progress", "long_first", "database_clock"]
 
 OTHER_PROGRAMS = frozenset({"bouncer", "browser", "new_bouncer"})
-"""The fixtures that start a program beside PostgreSQL. Their tests are `full`."""
+"""Fixtures that start a program besides PostgreSQL. Their tests are `full`."""
 FIRST = "18"
-"""The server of `just test`."""
+"""Server of `just test`."""
 VERSIONS = pytest.StashKey[list[int]]()
 MISSING = pytest.StashKey[list[int]]()
-# A database for each test is some gigabytes of writes: in memory they take half the time, and the same each time.
+# A database for each test is some gigabytes of writes: in memory they take half the time, and always the same.
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 4 * 2**30
 
@@ -43,7 +43,7 @@ def pytest_configure(config):
 
 
 def pytest_collection(session):
-    # Nothing that is collected is ever garbage: the collector looks at it neither now nor after each of the tests.
+    # Collected tests are never garbage: the collector skips them now and after each test.
     gc.disable()
 
 
@@ -88,7 +88,10 @@ def pytest_generate_tests(metafunc):
 
 
 def _depends_on_the_server(test):
-    """Whether the test runs on each server of `--pg`: tests of SQL do. The longest run on the first one alone."""
+    """Return whether the test runs on each server of `--pg`, as tests of SQL do.
+
+    The longest run only on the first one.
+    """
     if test.get_closest_marker("each_server"):
         return True
     return "store" in test.path.parts and not test.get_closest_marker("full")
@@ -96,12 +99,13 @@ def _depends_on_the_server(test):
 
 @pytest.fixture(scope="session")
 def postgres(request):
-    """The server of this session (of this worker, with xdist), without durability; or that of `--server`."""
+    """Run the server of this session (of this worker, with xdist), without durability; or use that of `--server`."""
     if folder := request.config.getoption("--server"):
         with postgres_server(request.param, Path(folder)) as server:
             yield server
         return
-    # Not below pytest's own temporary directory: every session that begins closes that to others, root's server too.
+    # Not below pytest's own temporary directory: every session that begins closes it to other accounts, also to root's
+    # server.
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED
     with (
         TemporaryDirectory(prefix="dataloader-tests-", dir=MEMORY if in_memory else None) as data_dir,
@@ -112,19 +116,19 @@ def postgres(request):
 
 @pytest.fixture
 def database(postgres):
-    """A fresh database with our schema: `.dsn`, `.psql(sql)`."""
+    """Create a database with our schema: `.dsn`, `.psql(sql)`."""
     with postgres.database("migrated") as database:
         yield database
 
 
 @pytest.fixture
 def empty_database(postgres):
-    """A fresh database with nothing in it."""
+    """Create an empty database."""
     with postgres.database("empty") as database:
         yield database
 
 
 @pytest.fixture(scope="session")
 def document_ddl():
-    """The tables as the queue document has them, for databases that somebody else has made (Q1)."""
+    """Return the tables of the queue document, for databases that another program has created (Q1)."""
     return Path(__file__).with_name("data").joinpath("document.sql").read_text()

@@ -246,7 +246,7 @@ async def test_asyncio_tasks_left_by_a_handler_are_cancelled_before_its_run_ends
         try:
             await asyncio.sleep(3_600)
         finally:
-            asyncio.create_task(begun_by_the_end())  # noqa: ASYNC300, RUF006 - the run's, as all are
+            asyncio.create_task(begun_by_the_end())  # noqa: ASYNC300, RUF006 - the run holds it
             await release.wait()  # noqa: ASYNC102 - stubborn
             ended.append("stubborn")
 
@@ -325,7 +325,7 @@ async def test_a_handler_that_swallows_its_cancellation_gets_it_at_each_checkpoi
             try:
                 await asyncio.sleep(3_600 if not heard else 0)
                 await job.checkpoint()
-            except asyncio.CancelledError:  # noqa: ASYNC103 - swallowed, that is the point
+            except asyncio.CancelledError:  # noqa: ASYNC103 - swallowed on purpose
                 heard.append(job.stopped_by)
 
     assert (await run_task(tasks, "it")).status == "succeeded"

@@ -239,7 +239,7 @@ async def test_a_stop_before_the_child_has_read_its_job_takes_effect(open_childr
         await supervisor.jobs.cancel(job.job_id)
 
         async def is_told():
-            text = Path(f"/proc/{pid}/status").read_text()  # noqa: ASYNC240 - no disk's
+            text = Path(f"/proc/{pid}/status").read_text()  # noqa: ASYNC240 - not on a disk
             [waiting] = [line.split()[1] for line in text.splitlines() if line.startswith("ShdPnd:")]
             return int(waiting, 16) & 1 << (signal.SIGTERM - 1)
 

@@ -190,14 +190,14 @@ async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_work
         [line] = (await supervisor.jobs.logs(job.job_id, load="rates", level="warning")).lines
         assert (line.level, line.message) == ("warning", "m" * 500)
         assert line.fields["bytes"] > 100_000
-        # It is no run, so nobody asks where its lines stand.
+        # It is not a run, so the position of its lines is not stored.
         assert await raw.fetchval("SELECT count(*) FROM dl_etl_logs") == 0
 
 
 @pytest.mark.requirement("Q9")
 async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others(open_worker, raw):
     tasks, gate = Tasks(), trio.Event()
-    # Something that nobody thought of: here a check of somebody else's.
+    # An unforeseen error, here from a check that another program has added.
     await raw.execute("ALTER TABLE dl_jobs ADD CHECK (result IS NULL OR result <> '\"poison\"')")
 
     @tasks.task("return")
@@ -255,5 +255,5 @@ async def test_a_log_line_or_error_of_megabytes_does_not_delay_other_jobs(open_w
         for times in (20_000, 2_000_000):
             job = await supervisor.jobs.enqueue("say", {"times": times}, queue="q")
             assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
-    # Making 18 MB of text takes its time, too; to mask them takes ten seconds.
+    # Creating 18 MB of text takes time, too; masking them takes ten seconds.
     assert took_s[2_000_000] < 10 * took_s[20_000]

@@ -249,7 +249,7 @@ async def test_a_body_that_would_begin_later_than_it_was_counted_goes_back(open_
             answer = await claim(*args)
             if answer.jobs and not held:
                 held.append(len(answer.jobs))
-                time.sleep(0.3)  # noqa: ASYNC251 - as a handler of somebody else would
+                time.sleep(0.3)  # noqa: ASYNC251 - like a user's handler
             return answer
 
         monkeypatch.setattr(Dispatcher, "_claim", slowly)

@@ -148,7 +148,7 @@ async def test_a_cancellation_that_a_handler_kept_and_raises_fails_its_own_job_a
                 scope.cancel()
                 try:
                     await trio.lowlevel.checkpoint_if_cancelled()
-                except trio.Cancelled as cancelled:  # noqa: ASYNC103 - that is the fault of such a handler
+                except trio.Cancelled as cancelled:  # noqa: ASYNC103 - the fault of such a handler
                     kept = cancelled
             raise kept
 
@@ -350,7 +350,7 @@ async def test_handlers_that_compute_leave_turns_to_others_also_if_some_of_them_
     async def compute(number):
         begun.append(number)
         if waits_every == 1 or number % waits_every:
-            time.sleep(0.005)  # noqa: ASYNC251 - it stands for a computation
+            time.sleep(0.005)  # noqa: ASYNC251 - it represents a computation
         if number % waits_every == 0:
             await trio.lowlevel.checkpoint()
 

@@ -1,4 +1,4 @@
-"""Every block of code on the pages is run, compiled or read by its own reader; what can't be is listed here."""
+"""Every block of code on the pages is run, compiled or read by its own reader; exceptions are listed here."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\{?[\w-]*\}?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 SHOWN = {"", "text", "caddy", "nginx", "console"}
-"""Drawings, output and other programs' files. Commands within them are looked at all the same."""
+"""Drawings, output and files of other programs. Commands within them are checked nevertheless."""
 BUILT = {"{toctree}"}
-"""The site's build reads it."""
+"""Read by the build of the site."""
 BEFORE = """
 CREATE ROLE shop; CREATE ROLE jobs_service; DROP INDEX ix_dl_jobs_ready;
 CREATE TABLE procrastinate_jobs (id int, task_name text, args jsonb, queue_name text, lock text, priority int,
                                  scheduled_at timestamptz, status text);
 """
-"""What the statements of the pages find."""
+"""Objects that the statements of the pages need."""
 CHECKED = {"python", "sh", "json", "yaml", "sql"}
 
 
 def blocks(language):
-    """The page and the text of each block."""
+    """Return the page and the text of each block."""
     return [(path, code) for path in PAGES for _, name, code in BLOCK.findall(path.read_text()) if name == language]
 
 
@@ -55,7 +55,7 @@ def test_lines_for_a_shell_have_its_syntax():
 
 
 def commands():
-    """Each `dataloader …` of a block, of a line that begins with it or of a text."""
+    """Return each `dataloader …` in a block, at the beginning of a line, or in a text."""
     for path in [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))]:
         text = path.read_text().replace("\\\n", " ")
         for line in re.findall(

@@ -66,7 +66,7 @@ def test_settings_that_a_document_names_exist(path):
     named = set(re.findall(r"\b(?:DL_[A-Z_]*[A-Z]|WORKERS_JSON)\b(?!__|…)", path.read_text()))
     known = {field.metadata["name"] for field in attrs.fields(Settings)} | {"DL_TOKEN", "DL_PIPELINE"}
     known |= {PREFIX + field.name.upper() for field in attrs.fields(PipelineConfig)}
-    # A load's own has the load's name in its middle.
+    # Names for a single load contain the load's name.
     assert {re.sub(rf"^{PREFIX}\w+__", PREFIX, name) for name in named} <= known
 
 

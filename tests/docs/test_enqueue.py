@@ -32,7 +32,7 @@ engine = {"ENGINE": "django.db.backends.postgresql"}
 settings.configure(DATABASES={"default": engine | {name: at[key] for name, key in names.items() if key in at}})
 django.setup()
 """
-# The second order is refused by the table, when the job has been added.
+# The table refuses the second order after the job has been added.
 USE = """
 print(place_order(7))
 try:
@@ -63,7 +63,7 @@ async def test_each_program_adds_a_job_in_its_transaction_and_wakes_a_worker(dat
     async def bill(job):
         billed.append((str(job.job_id), job.args))
 
-    # Polls and sweeps are an hour apart: a commit's notification alone wakes the worker.
+    # Polls and sweeps are an hour apart: only a commit's notification wakes the worker.
     quiet = {"poll_s": NEVER_S, "reaper_period_s": NEVER_S, "claim_backoff_s": NEVER_S}
     settings = Settings(db_dsn=database.dsn, workers=(Worker("billing", 2),), **quiet)
     async with open_supervisor(settings, tasks), raw_connection(database.dsn) as raw:

@@ -1,4 +1,4 @@
-"""Programs of the pages that need nothing but Python and a database run as they are shown."""
+"""Programs of the pages that need only Python and a database run as they are shown."""
 
 from __future__ import annotations
 

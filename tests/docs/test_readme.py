@@ -1,4 +1,4 @@
-"""The README's first task, pasted and run: what it shows is what happens."""
+"""The README's first task, pasted and run: the output is the same as shown."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def wait_until(condition, service):
 
 
 def columns(text: str) -> set[str]:
-    """The names of the fields, each with the room before its value."""
+    """Return the names of the fields, each with the space before its value."""
     return {line[: re.match(r"\S+ *", line).end()] for line in text.splitlines() if line != "…"}

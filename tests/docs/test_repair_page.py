@@ -1,4 +1,4 @@
-"""The repair of docs/processes.md, from start to end: its commands, as pasted, do what the page says."""
+"""The repair of docs/processes.md, from start to end: its commands, as pasted, have the described effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 
 
 async def shell(commands: str, url: str) -> list[str]:
-    """Run a block of the page in a shell, on the test's own port: the lines that it has printed."""
+    """Run a block of the page in a shell, on the test's own port; return the printed lines."""
     assert url != "http://127.0.0.1:8080"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "WORKERS_JSON"))}
     run = partial(

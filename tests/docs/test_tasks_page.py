@@ -1,4 +1,4 @@
-"""The tests that docs/tasks.md shows pass when they are pasted beside its program."""
+"""The tests that docs/tasks.md shows pass when they are pasted next to its program."""
 
 from __future__ import annotations
 

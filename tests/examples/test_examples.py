@@ -1,4 +1,4 @@
-"""The examples, run as a reader would run them."""
+"""The examples, run like a reader would run them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_embedding_runs_as_a_script_on_a_separate_database(tmp_path):
 
 
 class _Site(BaseHTTPRequestHandler):
-    """A page for each number, a byte longer each."""
+    """A page for each number, each one byte longer than the one before."""
 
     def do_GET(self):
         body = b"." * int(self.path.removeprefix("/"))
@@ -91,12 +91,12 @@ class _Site(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *said):
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def site():
-    """The address of a site in a thread of this process."""
+    """Return the address of a site in a thread of this process."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -135,7 +135,7 @@ QUAKES = {
 
 
 def quakes_of_a_day(seen):
-    """As the USGS answers: a day's list, or one quake."""
+    """Return the answers of the USGS: a day's list, or one quake."""
     features = {
         name: {
             "id": name,

@@ -1,4 +1,4 @@
-"""The examples of docs/moving, run: what was another tool's does here what the pages say."""
+"""The examples of docs/moving, run: the features of another tool work here as the pages say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes, run on one database each at the most, in this process: cheap, and shown as they are."""
+"""The recipes of docs/recipes, run unchanged in this process, each on at most one database."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load(name):
 
 @pytest.fixture
 def supplier(monkeypatch):
-    """A server that recipes send their requests to."""
+    """Run a server for the requests of recipes."""
     with open_source_app() as app:
         monkeypatch.setenv("SHOP_URL", app.url)
         monkeypatch.setenv("SALES_URL", app.url)
@@ -54,7 +54,7 @@ def supplier(monkeypatch):
 
 
 def create(database, recipe):
-    """Make the tables as the recipe's own first lines do."""
+    """Create the tables like the recipe's own first lines."""
     text = (RECIPES / f"{recipe}.py").read_text()
     for statement in re.findall(r"'(CREATE TABLE .*)'", text):
         database.psql(statement)

@@ -1,6 +1,6 @@
-"""The one file: what a machine needs for it, what its processes are, and one line for each way in which it can't start.
+"""The standalone binary: its requirements on a machine, its processes, and one line for each failure to start.
 
-It is built once for all of these tests; BINARY=dist/… names one that is built already.
+It is built once for all of these tests; BINARY=dist/… names an existing one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def child(job: ProcessJob) -> dict:
 
 @pytest.fixture(scope="session")
 def binary(tmp_path_factory):
-    """The file, built from the wheel by one of the test run's processes."""
+    """Return the file, built from the wheel by one of the test run's processes."""
     if given := os.environ.get("BINARY"):
         return Path(given).resolve()
     shared = tmp_path_factory.getbasetemp()
@@ -70,7 +70,7 @@ def binary(tmp_path_factory):
 
 def build(folder: Path) -> Path:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COVERAGE"))}
-    source = folder / "source"  # setuptools writes beside its sources
+    source = folder / "source"  # setuptools writes next to its sources
     for name in SOURCES:
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
@@ -91,7 +91,7 @@ def build(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(binary, tmp_path_factory):
-    """A cache into which the file is unpacked already."""
+    """Return a cache into which the file has been unpacked."""
     cache = tmp_path_factory.mktemp("cache")
     subprocess.run([binary, "--version"], env={"DATALOADER_CACHE": str(cache)}, check=True, timeout=WATCHDOG_S)
     yield cache
@@ -99,7 +99,7 @@ def cache(binary, tmp_path_factory):
 
 
 def start(command, **options):
-    """A process that a watchdog ends."""
+    """Start a process that a watchdog ends."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(list(map(str, command)), **pipes | options)
     watchdog = threading.Timer(WATCHDOG_S, process.kill)
@@ -116,7 +116,7 @@ def run(*command, **options):
 
 @contextmanager
 def served(command, **options):
-    """A service, and its address."""
+    """Run a service; yield it with its address."""
     process = start(command, **options)
     lines = []
     reader = threading.Thread(target=process.stderr.read, daemon=True)
@@ -146,7 +146,7 @@ def trigger(command, task, url):
 
 @pytest.fixture(scope="module")
 def bare(binary, tmp_path_factory):
-    """An empty root with the file, as `/bin/dataloader`, and tasks in the user's home."""
+    """Return an empty root with the file, as `/bin/dataloader`, and tasks in the user's home."""
     root = make_bare_root(tmp_path_factory.mktemp("bare"))
     shutil.copy(binary, root / "bin" / "dataloader")
     (root / "home" / "bare" / "my_tasks.py").write_text(TASKS)
@@ -164,7 +164,7 @@ def test_the_demo_runs_in_an_empty_root_without_python_and_network(bare):
 
 
 def test_a_service_in_an_empty_root_drains_and_starts_again_after_a_kill(bare):
-    """Each process gets the signal itself: what was started is the service, and its children are PostgreSQL's alone."""
+    """Each process gets the signal itself: the started one is the service, and its children are only PostgreSQL's."""
     command = in_bare_root(bare, "/bin/dataloader")
     serve = [*command, "serve", "--tasks", "my_tasks:tasks", "--port", "0", "--log-format", "json"]
     with served(serve) as (process, url):
@@ -198,7 +198,7 @@ def test_variables_set_by_the_user_stay_set(binary, cache, tmp_path):
 
 
 def test_the_whole_standard_library_is_in(binary, cache, tmp_path):
-    """What can be imported by the Python that it was built with can be imported in it."""
+    """Every module that the Python of its build can import can be imported in it."""
     (tmp_path / "library.py").write_text(
         "import importlib, os, sys, warnings\n"
         "warnings.simplefilter('ignore')\n"
@@ -239,7 +239,7 @@ def test_the_whole_standard_library_is_in(binary, cache, tmp_path):
 
 
 def test_packages_of_the_same_python_are_found_by_path(binary, cache, tmp_path):
-    """With libraries in C, and with those of which the program brings a part; others are refused in one line."""
+    """With libraries in C, and with packages of which the program contains a part; others are refused in one line."""
     site = next(Path(folder) for folder in sys.path if folder.endswith("site-packages"))
     (tmp_path / "mine.py").write_text(
         "import sqlalchemy, aiohttp, yarl._quoting_c, pydantic, dateutil.rrule\n"
@@ -331,7 +331,7 @@ def test_a_version_unused_for_thirty_days_is_removed(binary, cache, tmp_path):
 
 
 def mounted(options, tmp_path):
-    """What runs a command with a file system of its own at `tmp_path`/home."""
+    """Return the beginning of a command that runs with a separate file system at `tmp_path`/home."""
     (tmp_path / "home").mkdir(exist_ok=True)
     mount = f"mount -t tmpfs -o {options} tmpfs '{tmp_path}/home'"
     return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]

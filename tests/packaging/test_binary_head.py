@@ -1,4 +1,7 @@
-"""The head of the one file before a small archive: which copies it refuses. The file itself is test_binary.py's."""
+"""The head of the standalone binary before a small archive: the copies that it refuses.
+
+test_binary.py tests the file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ WATCHDOG_S = 60
 
 @pytest.fixture(scope="module")
 def build():
-    """The module that makes the file, which is no part of a package."""
+    """Return the module that builds the file, which is in no package."""
     spec = spec_from_file_location("build_binary", ROOT / "deploy" / "binary" / "build.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -27,7 +30,7 @@ def build():
 
 @pytest.fixture
 def small(build, tmp_path):
-    """A file whose program says that it runs."""
+    """Return a file whose program reports that it runs."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "dataloader").write_bytes(PROGRAM)
@@ -80,7 +83,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(small, tmp_path, shell, mo
     assert not list(cache.iterdir())
     cache.chmod(0o755)
     assert run(small, tmp_path, shell).returncode == 0
-    cache.chmod(mode)  # also when it is unpacked already
+    cache.chmod(mode)  # also if it has been unpacked before
     assert run(small, tmp_path, shell).stderr == refused
 
 
@@ -99,7 +102,7 @@ def test_links_in_place_of_the_cache_or_of_what_is_unpacked_are_not_followed(sma
     unpacked.unlink()
     other.rename(unpacked)
     link.symlink_to(cache)
-    # As systemd makes one, for a cache of a dynamic user.
+    # Like the link that systemd creates for a cache of a dynamic user.
     assert run(small, tmp_path, shell, DATALOADER_CACHE=str(link)).stdout == "runs --version\n"
     os.lchown(link, 10_001, 0)
     for name in (link, f"{link}/", f"{link}//"):

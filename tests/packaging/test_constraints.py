@@ -1,4 +1,4 @@
-"""constraints.txt gives one version to all that an installation brings: two runs of the tests test the same."""
+"""constraints.txt has one version for each package of an installation, so that two runs of the tests test the same."""
 
 import tomllib
 from importlib.metadata import requires
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def all_requirements(project: dict) -> set[Requirement]:
-    """What the project asks for with all its extras, what that asks for on this Python, and so on."""
+    """Return the requirements of the project with all its extras, their requirements on this Python, and so on."""
     found: set[Requirement] = set()
     own = list(chain(project["dependencies"], *project["optional-dependencies"].values()))
     waiting = [Requirement(line) for line in own if not line.startswith(project["name"])]

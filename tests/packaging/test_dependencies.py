@@ -1,4 +1,4 @@
-"""The program imports what it declares, no less and no more."""
+"""The program imports exactly the packages that it declares."""
 
 import ast
 import sys
@@ -17,12 +17,12 @@ ROOMS = ("supervisor", "cli", "actors", "web", "flows", "store", "jobs", "src")
 
 
 def imported_modules(source: str) -> set[str]:
-    """The first names of all modules that a file imports, at its top or inside a function, or reads `files(…)` of."""
+    """Return the first names of all modules that a file imports, anywhere, or reads with `files(…)`."""
     names: set[str] = set()
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []  # for type checkers, which bring typing_extensions along
+            node.body = []  # for type checkers, which contain typing_extensions
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -45,5 +45,5 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     imported = {
         canonicalize_name(owner) for name in modules - sys.stdlib_module_names for owner in owners.get(name, [name])
     } - {"botocore"}  # a part of boto3
-    # zoneinfo reads tzdata by itself, where the machine has no time zones.
+    # zoneinfo reads tzdata by itself if the machine has no time zones.
     assert imported == declared - {"tzdata"}

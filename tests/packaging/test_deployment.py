@@ -1,4 +1,4 @@
-"""What no test can run for real (image, manifest) agrees with the program, and the README's lines with what CI runs."""
+"""Files that no test can run for real (image, manifest) agree with the program, and the README's lines with the CI."""
 
 import configparser
 import re

@@ -1,5 +1,6 @@
-"""What is built and installed: source distribution, the wheel made from it, and a clean environment that holds
-PyPI's packages `supervisor` and `web.py` too, whose names ours would destroy were the rooms installed bare.
+"""Distributions: source, the wheel built from it, and a clean environment that also has `supervisor` and `web.py`.
+
+These are packages of PyPI whose modules ours would overwrite if the layers were installed without the package.
 """
 
 import os
@@ -24,13 +25,13 @@ NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """Without what the test run itself sets for its child processes."""
+    """Return the environment without the variables that the test run sets for its child processes."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COVERAGE"))}
 
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """The folder with both, built from a copy of the tree, since setuptools writes beside its sources."""
+    """Return the folder with both, built from a copy of the tree, since setuptools writes next to its sources."""
     source = tmp_path_factory.mktemp("source")
     for folder in (*ROOMS, "src", "docs", "deploy", "examples"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=NOT_SHIPPED)
@@ -103,7 +104,7 @@ def test_the_description_has_no_link_that_leads_nowhere_on_an_index(wheel: Path)
 def test_it_installs_beside_the_packages_whose_names_its_rooms_have(
     wheel: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """`supervisor` and `web.py` are installed first and must import afterwards, from where they were."""
+    """`supervisor` and `web.py` are installed first, and must still be imported from their places afterwards."""
     python = tmp_path / "venv" / "bin" / "python"
     run([sys.executable, "-m", "venv", tmp_path / "venv"], environment)
     install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]

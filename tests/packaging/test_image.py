@@ -1,4 +1,4 @@
-"""What goes into the image is named by version and hash; its steps are run here as far as they go without Docker."""
+"""The contents of the image are named by version and hash; its steps are run here as far as possible without Docker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_THE_IMAGE = {"python_version": "3.12", "python_full_version": "3.12.0", "extr
 
 
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
-    """The version and the hashes of each package in a file of deploy/."""
+    """Return the version and the hashes of each package in a file of deploy/."""
     text = (ROOT / "deploy" / name).read_text().replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
@@ -34,7 +34,7 @@ def locked(name: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def all_of(own: list[str]) -> set[str]:
-    """The names of what is asked for in the image, of what that asks for, and so on."""
+    """Return the names of the required packages in the image, of their requirements, and so on."""
     found: set[str] = set()
     waiting = [Requirement(line) for line in own]
     while waiting:
@@ -99,7 +99,7 @@ def test_the_service_can_not_write_where_its_code_lies() -> None:
 
 @pytest.mark.full
 def test_the_steps_of_the_image_make_a_service_that_starts(tmp_path: Path) -> None:
-    """Each RUN line with pip or build in it, in this Python's environments instead of the stages."""
+    """Each RUN line with pip or build in it runs in environments of this Python instead of the stages."""
     context, wheels = tmp_path / "context", tmp_path / "wheels"
     ignore = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.egg-info", "build", "tests")
     shutil.copytree(ROOT, context, symlinks=True, ignore=ignore)

@@ -1,4 +1,4 @@
-"""The order in which the tests of `just test-rest` begin."""
+"""Order in which the tests of `just test-rest` begin."""
 
 from __future__ import annotations
 

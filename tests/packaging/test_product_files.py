@@ -1,4 +1,4 @@
-"""The repository belongs to its users: it names no package registry's host and no path of the machine of its making."""
+"""The repository belongs to its users: it contains no host of a package registry and no path of the build machine."""
 
 import re
 import subprocess

@@ -69,12 +69,12 @@ def test_no_modules_import_each_other_in_a_circle(tmp_path: Path) -> None:
     for name in (*ROOMS, "src"):
         _copy_python(ROOT / name, tmp_path / name)
     with (tmp_path / "jobs" / "ids.py").open("a") as module:
-        # Neither an import for annotations nor one in a function is an exception.
+        # Imports for annotations and imports in functions are no exceptions.
         module.write("if TYPE_CHECKING:\n    import dataloader.jobs.model\n")
     assert {"dataloader.jobs.ids", "dataloader.jobs.model"} <= set(_circle(tmp_path))
 
 
-# A name that is defined once can be searched for. These need their names where they are:
+# A name that is defined once can be found by a search. These need their names where they are:
 NAMES_DEFINED_TWICE = {
     "LogLine",  # a public name of dataloader.testing, and a schema of the HTTP API
     "__getattr__",  # Python calls it when a module lacks a name
@@ -112,12 +112,12 @@ def test_a_private_name_is_used_only_in_its_module() -> None:
 
 
 def test_the_domain_is_pure() -> None:
-    """It neither waits nor runs nor shows anything: values, rules, texts, and the logger's name."""
-    # typing_extensions is for type checkers, who bring it along: nothing imports it when it runs.
-    # cronsim computes: it reads an expression and matches days.
+    """It neither waits nor runs nor prints anything: values, rules, texts, and the logger's name."""
+    # typing_extensions is for type checkers, which contain it: no program imports it when it runs.
+    # cronsim only computes: it reads an expression and matches days.
     allowed = {"attrs", "cronsim", "msgspec", "structlog", "typing_extensions"}
     impure = {"asyncio", "signal", "socket", "subprocess", "threading"}
-    # Several threads mask, and share the memory of long texts: it has a lock.
+    # Several threads mask, and share the memory of long texts, so it has a lock.
     locked = ROOT / "jobs" / "secrets" / "long_texts.py"
     for path in (ROOT / "jobs").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -158,7 +158,7 @@ def _defined_in(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _private_names_of_others(module: ast.Module) -> Iterator[str]:
-    """Yield the uses of private names that the module does not define, but for those of its objects' own classes."""
+    """Yield the uses of private names that the module does not define, except those of its objects' own classes."""
     nodes = list(ast.walk(module))
     own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -1,4 +1,4 @@
-"""`./run`, from a clone: what it installs, and how ^C ends it. Only pip and venv are replaced."""
+"""`./run`, from a clone: its installations, and its end by ^C. Only pip and venv are replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = Path(sys.executable).parent
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """One with all that there is to install, a Python that makes no other, and a pip that notes its calls."""
+    """Return an environment with all programs, a Python that creates no other, and a pip that records its calls."""
     programs = tmp_path / "venv" / "bin"
     programs.mkdir(parents=True)
     for name in ("just", "dataloader", "python"):
@@ -60,7 +60,7 @@ def test_a_recipe_installs_what_it_needs(environment: dict[str, str], tmp_path: 
 def test_the_demo_that_goes_on_serving_is_ended_by_interrupt_without_an_error(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """As ^C does it: the signal goes to all processes that the line has started."""
+    """Like ^C: the signal goes to all processes that the line has started."""
     command = [ROOT / "run", "demo", "--keep", "--data-dir", tmp_path / "data"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     said = []

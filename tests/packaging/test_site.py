@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning and asks nothing of other hosts."""
+"""The documentation as a site: it builds without a warning and requests nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built as `just site` does."""
+    """Return the site, built like `just site`."""
     recipe = re.search(r"^site: .*\n +\{\{ bin \}\}/sphinx-build (.*)$", (ROOT / "justfile").read_text(), re.MULTILINE)[
         1
     ]
@@ -31,7 +31,7 @@ def site(tmp_path_factory):
 
 
 class _Resources(HTMLParser):
-    """What a page loads when it is shown."""
+    """Resources that a page loads when it is shown."""
 
     def __init__(self):
         super().__init__()

@@ -14,7 +14,7 @@ MOST = 80
 def wrong_names(source: str) -> list[str]:
     """Return the names of test functions that are too long, and those that a file has twice."""
     if not _wrong(Counter(re.findall(r"\bdef (test_\w+)", source))):
-        return []  # as nearly always: to parse all files takes a second
+        return []  # nearly always: parsing all files takes a second
     return _wrong(Counter(test.name for test in functions_of(ast.parse(source))))
 
 

@@ -176,7 +176,7 @@ async def aio_naps(job: AioProcessJob) -> int:
 async def adds_many(job: AioProcessJob) -> None:
     """Add more jobs concurrently than are added at a time, when a file exists."""
     await job.progress({"waits": True})
-    while not Path(job.args["go"]).exists():  # noqa: ASYNC110, ASYNC240 - another process has no other means to show it
+    while not Path(job.args["go"]).exists():  # noqa: ASYNC110, ASYNC240 - another process cannot signal it otherwise
         await asyncio.sleep(0.01)
     await asyncio.gather(*(job.enqueue("noop", queue="other") for _ in range(200)))
 

@@ -168,7 +168,7 @@ def test_nothing_that_is_logged_makes_the_call_raise(out: io.StringIO, format_: 
     for value in odd:
         log.info("odd", value=value)
     log.error("error", exc_info=BrokenError())
-    log.error("no error", exc_info=True)  # noqa: LOG014 - that is the case
+    log.error("no error", exc_info=True)  # noqa: LOG014 - the case under test
     assert out.getvalue().count("odd") == len(odd)
 
 

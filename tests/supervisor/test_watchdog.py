@@ -107,7 +107,7 @@ async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other():
         for _ in range(1_000):
             if reported.is_set():
                 break
-            time.sleep(0.01)  # noqa: ASYNC251 - this is what is watched for
+            time.sleep(0.01)  # noqa: ASYNC251 - the watchdog must detect it
         return reported.is_set()
 
     def hear(_for_s: float) -> None:

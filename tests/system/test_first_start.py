@@ -1,4 +1,4 @@
-"""What a new user sees of the first start."""
+"""Output for a new user at the first start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service whose role does not own the tables, with the rights that docs/security.md gives it."""
+"""A service whose role does not own the tables, with the rights from docs/security.md."""
 
 from __future__ import annotations
 

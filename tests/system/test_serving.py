@@ -51,12 +51,12 @@ async def test_health_answers_within_20_ms_while_200_slots_churn(unmeasured, ser
             await trio.sleep(0.005)
         nursery.cancel_scope.cancel()
     assert min(least_left) > 0, "the slots had nothing to do for a while"
-    # The 99th percentile is a benchmark's business. Here others share the cores: the time they have them is not ours.
+    # A benchmark measures the 99th percentile. Here other processes share the cores: their time is subtracted.
     assert statistics.median(ours_ms) <= 20
 
 
 def queued_for_a_core_s(pid):
-    """How long a process's main thread has been ready to run, since it began, while others had the cores."""
+    """Return the seconds for which a process's main thread was ready to run while others had the cores."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
@@ -98,7 +98,7 @@ async def test_a_setting_sends_logs_of_jobs_and_requests_to_the_processs_log(ser
     await service.logged("the job failed")
     assert _logged_by_jobs(service) == ["what is only kept", "what is worth a look"]
 
-    # And the lines of a request carry its id.
+    # The lines of a request contain its ID.
     async with client_of(service) as client:
         answer = await client.post(
             "/api/v1/jobs/trigger",
@@ -130,7 +130,7 @@ async def test_a_part_that_gives_up_drains_the_process_which_ends_with_1_and_nam
     service = await serve(drain_timeout_sec=0.5, poll_sec=0.2, claim_backoff_sec=0.1)
     job_id = await add("sleep", {"s": 3_600})
     await row_when(job_id, "running")
-    # No waiting mends that, and it is no outage.
+    # Waiting does not repair that, and it is no outage.
     await raw.execute("DROP FUNCTION dl_claim_known")
     await add("quick")
     assert await service.exit_code(within_s=90) == 1
@@ -168,7 +168,7 @@ async def test_waiting_readers_are_answered_on_shutdown_and_do_not_delay_it(serv
 @pytest.mark.slow
 @pytest.mark.requirement("Q5")
 async def test_a_service_opens_as_many_files_as_it_is_allowed_and_serves_fewer_connections(serve, tmp_path):
-    """The usual limit of 1,024 may be raised by the process itself; a hard one of 64 may not."""
+    """The process itself may raise the usual limit of 1,024, but not a hard one of 64."""
     few = tmp_path / "few"
     few.write_text('#!/bin/sh\nulimit -Sn 64\nexec "$@"\n')
     few.chmod(0o755)

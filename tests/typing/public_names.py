@@ -1,4 +1,4 @@
-"""Never run, only type-checked: what a user's program may expect of the public names."""
+"""Only type-checked, never run: types that a user's program may expect of the public names."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,7 +42,7 @@ tasks = Tasks()
 
 @attrs.frozen
 class Order:
-    """The state of a durable process."""
+    """State of a durable process."""
 
     amount: int
 
@@ -54,7 +54,7 @@ assert_type(processes.define("free"), ProcessType[Any])
 
 @tasks.task("render", process=True, memory_mb=512, max_jobs=100)
 def render(job: ProcessJob) -> float:
-    """A function in a child process."""
+    """Run in a child process."""
     assert_type(job.args, dict[str, Any])
     job.progress({"n": 1})
     assert_type(job.enqueue("load.rates"), Enqueued)
@@ -63,7 +63,7 @@ def render(job: ProcessJob) -> float:
 
 @tasks.task("load.rates", retry=RetryPolicy(base_s=5), timeout_s=60)
 async def load_rates(job: Job) -> Retry | Snooze | GiveUp | int:
-    """An async handler may give back any outcome, or a result."""
+    """Return any outcome, or a result, from an async handler."""
     assert_type(job.job_id, UUID)
     await job.progress({"rows": 1})
     await job.checkpoint()
@@ -77,7 +77,7 @@ async def load_rates(job: Job) -> Retry | Snooze | GiveUp | int:
 @tasks.resource
 @asynccontextmanager
 async def lines() -> AsyncIterator[list[str]]:
-    """A resource is of the type that it yields."""
+    """Open a resource of the type that it yields."""
     yield []
 
 
@@ -85,14 +85,14 @@ async def lines() -> AsyncIterator[list[str]]:
     "read", supplier=Supplier("library", rate_limits=(RateLimit(1, per_s=1),)), retry=RetryPolicy(final=(OSError,))
 )
 async def read(job: Job) -> None:
-    """It is asked for by its declaration, or by its type."""
+    """Request it by its declaration, or by its type."""
     assert_type(job.resource(lines), list[str])
     assert_type(job.resource(dict[str, int]), dict[str, int])
 
 
 @tasks.task("crunch")
 def crunch(job: ThreadJob) -> None:
-    """A plain handler runs in a thread, where nothing is awaited."""
+    """Run in a thread, where nothing is awaited."""
     job.checkpoint()
     job.progress({"rows": 1})
 
@@ -106,19 +106,19 @@ class Year:
 
 @tasks.task("load.year", args=Year, queue="load", lock_key=("year",))
 async def load_year(job: Job[Year]) -> int:
-    """A handler of a task with a type finds an instance of it."""
+    """Receive an instance of the task's args type."""
     assert_type(job.args, Year)
     return job.args.year
 
 
 @tasks.task("load.year.of_another", args=Year)  # type: ignore[arg-type]  # the handler takes other args
 async def load_another(job: Job[str]) -> None:
-    """A handler of a task with a type takes that type."""
+    """Receive the task's args type."""
     assert_type(job.args, str)
 
 
 async def ask(jobs: Jobs) -> int:
-    """Of one job a change gives back the job, of a filter how many there were."""
+    """Change one job, which returns the job, or the jobs of a filter, which returns their number."""
     job = (await jobs.find(JobFilter(queue="load"))).jobs[0]
     assert_type(await jobs.wait(job.job_id), JobRecord)
     assert_type(await jobs.cancel(job.job_id), JobRecord)
@@ -128,7 +128,7 @@ async def ask(jobs: Jobs) -> int:
 
 
 async def ask_in_both_ways() -> None:
-    """By the database, and through a service."""
+    """Use the database, and a service."""
     async with open_client("postgresql://localhost/jobs", operator="me") as client:
         by_database = client.jobs
         assert_type(await ask(by_database), int)
@@ -138,7 +138,7 @@ async def ask_in_both_ways() -> None:
 
 
 async def ask_processes() -> None:
-    """The same for durable processes."""
+    """Do the same for durable processes."""
     async with open_client("postgresql://localhost/jobs", operator="me") as client:
         by_database = client.processes
         assert_type(by_database, ProcessClient)
@@ -150,7 +150,7 @@ async def ask_processes() -> None:
 
 
 async def embed() -> Status:
-    """A registered handler is a task of its args' type, and a supervisor says what it gives back."""
+    """Check that a registered handler is a task of its args' type, and that a supervisor's results have types."""
     settings = Settings(db_dsn="postgresql://localhost/jobs", workers=(Worker("load", 2),))
     async with open_supervisor(settings, tasks) as supervisor:
         first = await supervisor.jobs.enqueue("load.rates", {"year": 1999}, queue="load")

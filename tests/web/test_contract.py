@@ -171,7 +171,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
             command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, cwd=tmp_path
         )
     said = result.stdout.decode()
-    print(said)  # noqa: T201 - for those who look
+    print(said)  # noqa: T201 - for readers of the output
     assert result.returncode == 0, said
     async with client_of(service) as client:
         described = (await client.get("/openapi.json")).json()["paths"]

@@ -26,7 +26,7 @@ AT_ONCE_IN = {"batch_timeout": 0.001}
 """Details are merged as they arrive."""
 
 
-class Stumble(Exception):  # noqa: N818 - no error of ours
+class Stumble(Exception):  # noqa: N818 - not an error of the product
     """Ends an attempt in the middle."""
 
 

@@ -177,7 +177,7 @@ async def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_p
         await run_command(python(code, timeout_s=3), NOTICE)
     for pid in map(int, pids.read_text().split()):
         with trio.fail_after(patience_s()):
-            while is_alive(pid):  # noqa: ASYNC110 - it is no child of ours, and has no event
+            while is_alive(pid):  # noqa: ASYNC110 - not a child of this process, so it has no event
                 await trio.sleep(0.02)
 
 

@@ -167,7 +167,7 @@ class Points(msgspec.Struct, tag=True):
         *[({"state": kind}, {"amount": 7}, kind(7)) for kind in (AsAttrs, AsDataclass, AsStruct)],
         ({"state": Euros | Points}, Euros(7), Euros(7)),
         ({"state": AsAttrs | None}, AsAttrs(7), AsAttrs(7)),
-        ({"state": Optional[AsAttrs]}, None, None),  # noqa: UP045 - as people write it
+        ({"state": Optional[AsAttrs]}, None, None),  # noqa: UP045 - as users write it
         ({"state": list[AsAttrs]}, [AsAttrs(7)], [AsAttrs(7)]),
     ],
 )

@@ -229,7 +229,7 @@ async def test_instants_and_other_names_of_columns_do_as_well(transactions, raw)
         ({"valid_from": "b"}, TargetError, "must be of type date"),
         ({"tracked": [], "valid_from": "a", "valid_to": "b"}, TargetError, "must be of type date"),
         ({"as_of": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}, TargetError, "valid_from is a date"),
-        ({"as_of": dt.datetime(2020, 1, 1)}, ValueError, "no time zone"),  # noqa: DTZ001 - that is the case
+        ({"as_of": dt.datetime(2020, 1, 1)}, ValueError, "no time zone"),  # noqa: DTZ001 - the case under test
     ],
 )
 async def test_a_misfit_of_the_table_is_refused_before_any_change(open_dimension, fields, error, why):

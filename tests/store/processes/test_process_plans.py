@@ -122,7 +122,7 @@ async def aio_measured_and_undone(connection, rounds):
         try:
             found = await aio_measured(connection)
         finally:
-            await transaction.rollback()  # noqa: ASYNC102 - asyncio's, and nobody cancels it
+            await transaction.rollback()  # noqa: ASYNC102 - on asyncio, and never cancelled
     return found
 
 

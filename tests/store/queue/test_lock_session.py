@@ -152,7 +152,7 @@ async def test_a_new_session_has_the_former_ones_patience(holder, end_session):
     await ping(worker, 20.0)
     await end_session(worker)
     with trio.fail_after(patience_s()):
-        while worker.locks.connected:  # noqa: ASYNC110 - the driver hears of it in a moment
+        while worker.locks.connected:  # noqa: ASYNC110 - the driver notices it soon
             await trio.sleep(0.01)
     await worker.ask()
     shown = await worker.locks._session.write(lambda connection: connection.fetchval("SHOW idle_session_timeout"))

@@ -130,7 +130,7 @@ async def test_the_rows_and_the_success_are_committed_together(transactions, run
 @pytest.mark.requirement("Q12")
 async def test_an_error_in_the_block_undoes_its_rows_and_leaves_the_job_running(transactions, run, raw, row_of):
     _worker, job, success = run
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             raise ZeroDivisionError
@@ -140,7 +140,7 @@ async def test_an_error_in_the_block_undoes_its_rows_and_leaves_the_job_running(
 @pytest.mark.requirement("Q12")
 async def test_a_statement_that_fails_undoes_the_rest(transactions, run, raw, row_of):
     _worker, job, success = run
-    with pytest.raises(StoreError, match="target_pkey"):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(StoreError, match="target_pkey"):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             await transaction.execute("INSERT INTO target VALUES (1)")
@@ -178,7 +178,7 @@ async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_not_an_outa
 async def test_a_handler_that_runs_deallocate_fails_and_later_ones_are_unaffected(transactions, run, row_of):
     _worker, job, success = run
     told = "a handler must not run DEALLOCATE"
-    with pytest.raises(StoreError, match=told):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(StoreError, match=told):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.fetch("SELECT 2")
             await transaction.execute("DEALLOCATE ALL")
@@ -195,7 +195,7 @@ async def test_a_handler_that_runs_deallocate_fails_and_later_ones_are_unaffecte
 @pytest.mark.requirement("Q12")
 async def test_a_connection_that_is_gone_within_the_block_is_a_database_that_is_away(transactions, run, raw):
     _worker, _job, success = run
-    with pytest.raises(StoreUnavailable):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(StoreUnavailable):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             [row] = await transaction.fetch("SELECT pg_backend_pid() AS pid")
             await raw.execute("SELECT pg_terminate_backend($1, 5000)", row["pid"])
@@ -225,7 +225,7 @@ async def test_only_a_server_that_is_read_only_makes_a_refused_write_an_outage(
 async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run, raw, row_of):
     """PostgreSQL answers COMMIT with ROLLBACK if a statement has failed; the job must not appear as done then."""
     _worker, job, success = run
-    with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(StoreError):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             with pytest.raises(StoreError):
@@ -264,7 +264,7 @@ async def test_a_failure_that_only_the_commit_finds_is_no_success(transactions, 
 async def test_a_handler_that_ends_the_transaction_itself_gets_an_error(transactions, run, row_of, end):
     """Otherwise the fenced update would be separate: the rows were committed, or rolled back, without it."""
     _worker, job, success = run
-    with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(StoreError):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             await transaction.execute(end)
@@ -277,7 +277,7 @@ async def test_a_handler_that_ends_the_transaction_itself_gets_an_error(transact
 @pytest.mark.parametrize("change", ["token = token + 1", "status = 'queued'", "status = 'canceled'"])
 async def test_a_job_that_is_not_ours_any_more_has_its_rows_undone(transactions, run, raw, row_of, change):
     _worker, job, success = run
-    with pytest.raises(LeaseLost, match=str(job.job_id)):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(LeaseLost, match=str(job.job_id)):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             await raw.execute(f"UPDATE dl_jobs SET {change}")
@@ -305,7 +305,7 @@ async def test_a_success_whose_reply_was_lost_is_one(run, raw, row_of, proxied, 
 @pytest.mark.requirement("Q12")
 async def test_a_connection_lost_before_the_commit_is_no_success(transactions, run, raw, row_of):
     _worker, job, success = run
-    with pytest.raises(StoreUnavailable, match="not committed"):  # noqa: PT012 - the whole block is what is refused
+    with pytest.raises(StoreUnavailable, match="not committed"):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             [row] = await transaction.fetch("SELECT pg_backend_pid() AS pid")

@@ -55,7 +55,7 @@ PAGES = """
 /ui/process?type=pay&id=1 /ui/process?type=pay&id=2 /ui/process/events?type=pay&id=1 /ui/process/state?type=pay&id=1
 /ui/processes/deliveries?held=true
 /ui/stats /ui/stats?by=day /ui/audit /ui/audit?actor=ann /ui/bulk
-""".split()  # noqa: SIM905 - as lines they are read at once
+""".split()  # noqa: SIM905 - lines are easier to read
 
 
 async def test_u13_a_page_takes_at_most_four_statements_and_its_live_part_two(open_web, database, nightly, make):

@@ -22,12 +22,12 @@ moto_server = pytest.importorskip(
     "moto.server", reason="moto[s3] and flask-cors, which serve S3 here, are not installed"
 )
 
-from dataloader.flows.etl import Load, RateLimit, Target  # noqa: E402 - after what it needs
+from dataloader.flows.etl import Load, RateLimit, Target  # noqa: E402 - after its requirement
 from dataloader.flows.etl.formats.csv_format import Csv  # noqa: E402
 from dataloader.flows.etl.formats.json_format import JsonLines  # noqa: E402
 from dataloader.flows.etl.formats.packed_format import Compressed  # noqa: E402
 from dataloader.flows.etl.sources.s3 import S3  # noqa: E402
-from dataloader.flows.etl.sources.source import Request, SourceError, Window  # noqa: E402 - after what it needs
+from dataloader.flows.etl.sources.source import Request, SourceError, Window  # noqa: E402 - after its requirement
 
 pytestmark = pytest.mark.requirement("S7")
 
