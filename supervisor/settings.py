@@ -153,7 +153,7 @@ class Settings:
     host: str = _setting(
         "DL_HOST",
         kinds.HOST,
-        "Address of the HTTP API. Other than loopback addresses need `DL_TOKENS`.",
+        "Address of the HTTP API. All but loopback addresses need `DL_TOKENS`.",
         "127.0.0.1",
     )
     port: int = _setting("DL_PORT", kinds.whole(0, 65_535), "Port of the HTTP API; 0 selects a free one.", 8080)
@@ -168,7 +168,7 @@ class Settings:
     public_url: str | None = _setting(
         "DL_PUBLIC_URL",
         kinds.PUBLIC_URL,
-        "Address of the pages behind a proxy. The proxy may strip its path or not.",
+        "Address of the pages behind a proxy, which may strip its path.",
         optional="the address in the browser's request",
     )
     trusted_proxies: tuple[kinds.Network, ...] = _setting(
@@ -221,13 +221,13 @@ class Settings:
     pool_size: int = _setting(
         "DL_POOL_SIZE",
         kinds.whole(1, 50),
-        "Connections beside the four dedicated ones. Reads over HTTP use all but one of them.",
+        "Connections in addition to the four dedicated ones. Reads over HTTP use all but one of them.",
         3,
     )
     transaction_pool_size: int = _setting(
         "DL_TRANSACTION_POOL_SIZE",
         kinds.whole(1, 50),
-        "Connections for `job.transaction()`: maximum number of open ones.",
+        "Maximum number of open connections for `job.transaction()`.",
         4,
     )
     statement_timeout_s: float = _setting(
@@ -347,9 +347,9 @@ class Settings:
     pipeline: PipelineSettings = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
         f"{PREFIX}…",
         _PIPELINE,
-        "How all loads run, or one of them: docs/etl.md has the settings.",
+        "Settings of all loads, or of one (docs/loads/politeness.md).",
         default=attrs.Factory(PipelineSettings),
-        optional="those of docs/etl.md",
+        optional="those of docs/loads/politeness.md",
     )
 
     def __attrs_post_init__(self) -> None:
@@ -402,7 +402,10 @@ def settings_table() -> str:
     for field in attrs.fields(Settings):
         about = field.metadata
         default = about["optional"] or f"`{about['kind'].show(field.default)}`"
-        cells = (f"`{about['name']}`", default, about["kind"].allowed, about["description"])
+        allowed = about["kind"].allowed
+        if not about["optional"]:  # the default is an example
+            allowed = allowed.partition(", for example ")[0]
+        cells = (f"`{about['name']}`", default, allowed, about["description"])
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 

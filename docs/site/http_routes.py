@@ -179,5 +179,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
+PAGES: Final = {PAGE: page}
+
 if __name__ == "__main__":
     PAGE.write_text(page())

@@ -1,4 +1,4 @@
-"""Generator of docs/api.md from the docstrings of the public names: `just reference` writes the page."""
+"""Generator of docs/api.md and docs/loads/reference.md from the docstrings of the public names: `just reference`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import msgspec
 
 import dataloader
 import dataloader.testing
+from dataloader.flows import etl
 from dataloader.jobs.limits import TaskLimits
 from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.unique import Uniqueness
@@ -55,10 +56,35 @@ HEAD: Final = """\
 
 <!-- Generated from docstrings by `just reference`. Do not edit it. -->
 
-All public names of the package `dataloader`. Names of loads are in [their own reference](etl-reference.md), commands in
-[command line](cli.md). Everything else may change without notice ([policy](support.md)).
+All public names of the package `dataloader`. Names of loads are in [their own reference](loads/reference.md), commands
+in [command line](cli.md). Everything else may change without notice ([policy](support.md)).
 """
 
+
+LOADS_PAGE: Final = Path(__file__).parents[1] / "loads" / "reference.md"
+LOADS: Final[dict[str, tuple[str, ...]]] = {
+    "Declarations": (
+        "Load", "Target", "History", "Detail", "Windows", "Flow", "Dimensions", "Dimension", "PipelineConfig",
+        "CancellationToken", "add_loads", "add_flows", "add_dimensions", "run_load",
+    ),
+    "Sources": ("Http", "Files", "S3", "Routing", "Auth"),
+    "Formats": ("Json", "JsonLines", "Csv", "Xml", "Zip", "Compressed"),
+    "Pages": ("PageNumber", "Offset", "Cursor", "LinkHeader", "NextUrl"),
+    "Your own source": ("Source", "Window", "Request", "Response", "Page", "SourceError", "Reader"),
+}  # fmt: skip
+"""Public names of `dataloader.flows.etl`, by the sections of their page."""
+WITH_METHODS: Final = {"CancellationToken", "Auth", "Source", "Reader"}
+"""Those whose methods users call or define."""
+LOADS_HEAD: Final = """\
+# Reference of loads
+
+<!-- Generated from docstrings by `just reference`. Do not edit it. -->
+
+All public names of `dataloader.flows.etl`, except `RateLimit`, which is in the [Python reference](../api.md#ratelimit).
+The first argument of a source or a format may be positional; give all others by name. Durations are in seconds if the
+name ends in `_s`, otherwise a `timedelta`. An invalid value raises `ValueError`, which names the argument, the value
+and what is allowed.
+"""
 
 _INTERNAL: Final = {"port"}
 """Fields that only the package itself sets."""
@@ -82,7 +108,17 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _name(name: str, value: Any, shown: dict[Any, str]) -> Iterator[str]:
+def loads_page() -> str:
+    """Return the text of the page of loads."""
+    parts = [LOADS_HEAD]
+    for title, names in LOADS.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            parts += _name(name, getattr(etl, name), {}, with_methods=name in WITH_METHODS)
+    return "\n".join(parts)
+
+
+def _name(name: str, value: Any, shown: dict[Any, str], *, with_methods: bool = True) -> Iterator[str]:
     """Yield the text of a name. `shown` has the class in which each method is on the page already."""
     yield f"### {name}\n"
     if not inspect.isclass(value):
@@ -95,11 +131,14 @@ def _name(name: str, value: Any, shown: dict[Any, str]) -> Iterator[str]:
     bases = [base.__name__ for base in value.__bases__ if base.__name__ in dataloader.__all__]
     if bases:
         yield f"Subclass of {', '.join(f'[{base}](#{base.lower()})' for base in bases)}.\n"
-    yield f"{_text(value)}\n"
+    fields = list(_fields(value))
+    yield f"{_text(value, with_args=not fields)}\n"
     if issubclass(value, enum.Enum):
         yield f"Values: {', '.join(f'`{one.name}`' for one in value)}.\n"
         return
-    yield from _fields(value)
+    yield from fields
+    if not with_methods:
+        return
     repeated: dict[str, list[str]] = {}
     for member, found in _members(value):
         if found in shown:
@@ -121,10 +160,12 @@ def _fields(kind: type) -> Iterator[str]:
         found = [(one.name, one.name, _default(one)) for one in msgspec.structs.fields(kind)]
     else:
         return
+    described = _arguments(kind)
     for alias, name, default in found:
         if alias.startswith("_") or alias in _INTERNAL:
             continue
-        about = next((str(meta.description) for meta in _metas(hints[name]) if meta.description), "")
+        about = next((str(meta.description) for meta in _metas(hints[name]) if meta.description), None)
+        about = about or described.get(name, "")
         rows.append(
             [f"`{alias}`", f"`{_annotation(kind, name)}`", default, " ".join(about.split()).replace("|", "\\|")]
         )
@@ -132,6 +173,21 @@ def _fields(kind: type) -> Iterator[str]:
     if rows:
         head = [["field", "type", "default", "meaning"], ["---"] * 4]
         yield "\n".join(f"| {' | '.join(row[:columns])} |" for row in (*head, *rows)) + "\n"
+
+
+def _arguments(value: Any) -> dict[str, str]:
+    """Return the descriptions in the section of arguments of a docstring, by name."""
+    _, _, section = (inspect.getdoc(value) or "").partition("Args:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break
+        if begun := re.match(r"    (\w+): (.*)", line):
+            name, found[begun[1]] = begun[1], begun[2]
+        elif name and line:
+            found[name] += f" {line.strip()}"
+    return found
 
 
 def _metas(hint: Any) -> Iterator[msgspec.Meta]:
@@ -275,9 +331,26 @@ def _shown(value: Any) -> str:
     return "..." if text.startswith("<") or " at 0x" in text else text
 
 
-def _text(value: Any) -> str:
-    """Return a docstring as Markdown: the sections of arguments and errors as lists."""
+def _without_args(text: str) -> str:
+    """Return a docstring without its section of arguments."""
+    kept, in_args = [], False
+    for line in text.splitlines():
+        in_args = line == "Args:" or (in_args and (not line or line.startswith(" ")))
+        if not in_args:
+            kept.append(line)
+    return "\n".join(kept).rstrip()
+
+
+def _text(value: Any, *, with_args: bool = True) -> str:
+    """Return a docstring as Markdown: the sections of arguments and errors as lists.
+
+    Args:
+        value: the class or the function.
+        with_args: False leaves out the arguments, which the table of fields has.
+    """
     text = inspect.getdoc(value) or ""
+    if not with_args:
+        text = _without_args(text)
     text = re.sub(r"\s*\((?:[A-Z]\d+)(?:, [A-Z]\d+)*\)", "", text)
     lines: list[str] = []
     for line in text.splitlines():
@@ -292,5 +365,8 @@ def _text(value: Any) -> str:
     return "\n".join(lines)
 
 
+PAGES: Final = {PAGE: page, LOADS_PAGE: loads_page}
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in PAGES.items():
+        path.write_text(text())

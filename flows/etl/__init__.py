@@ -1,4 +1,4 @@
-"""Loads: rate-limited requests, parallel processing, one writer. See docs/etl.md.
+"""Loads: rate-limited requests, parallel processing, one writer. See docs/loads/.
 
 The names below are public. Each is imported when it is first used, so that the supervisor reads the settings of
 pipelines without loading the modules that run them.

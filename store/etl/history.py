@@ -40,13 +40,17 @@ class SegmentSnapshot(Protocol):
 class History:
     """Keep each version of a row (SCD2): a change of a `tracked` column closes the row and opens a new one.
 
-    Each segment is a snapshot as of the start of its window, or as of the day or timestamp that `as_of` returns for the
-    segment. `complete`: a key that is not in the snapshot is closed. `valid_from` and `valid_to` are columns of type
-    date or timestamptz, `is_current` is a boolean column.
-
-    `changed_at` names a column of the rows with the time of their change, of the type of `valid_from`, which it may be
-    itself. Then a segment is no snapshot: a version begins at its row's own time, and a row with false for `is_current`
-    closes the version of its key. A missing key has no such time, so `complete` must be False.
+    Args:
+        tracked: columns whose changes make a new version.
+        complete: each segment is a complete snapshot: a key that it lacks is closed.
+        as_of: function that returns the day or timestamp of a snapshot from the segment's `name` and `window`. By
+            default it is the start of the window.
+        valid_from: column with the begin of a version, of type date or timestamptz.
+        valid_to: column with its end, of the same type; NULL while it is open.
+        is_current: boolean column that marks the open version.
+        changed_at: column of the rows with the time of their change, of the type of `valid_from`, which it may be
+            itself. Then a segment is no snapshot: a version begins at its row's own time, and a row with false for
+            `is_current` closes the version of its key. A missing key has no such time, so `complete` must be False.
 
     Raises `ValueError`, which names the field and the allowed values.
     """

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import attrs
-import etl_reference
 import pytest
 import yaml
 from attempts import USES_ATTEMPT
@@ -158,21 +157,6 @@ def test_each_promise_has_a_test_without_the_mark_full():
     quick = set().union(*(quick_tests_in(ast.parse(text)) for text in modules))
     assert len(promises) > 10
     assert [name for (name, _), tests in zip(promises, named, strict=True) if quick.isdisjoint(tests)] == []
-
-
-def test_the_reference_of_loads_has_every_class_with_every_argument():
-    sections = re.split(r"^### ", read("etl-reference.md"), flags=re.MULTILINE)[1:]
-    found = {section.partition("\n")[0]: section for section in sections}
-    assert sorted(found) == sorted(etl_reference.CLASSES)
-    for name, section in found.items():
-        rows = [
-            [cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\| `.*$", section, re.MULTILINE)
-        ]
-        arguments = etl_reference.fields_of(name)
-        assert [row[:3] for row in rows] == [
-            [f"`{one.name}`", etl_reference.type_of(one), etl_reference.default_of(one)] for one in arguments
-        ], name
-        assert all(meaning for *_, meaning in rows), name
 
 
 def test_every_page_has_a_place_in_the_menu_of_the_site():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -167,27 +165,3 @@ async def test_the_earthquakes_of_a_week_and_the_details_of_the_strong_one(datab
     assert [tuple(row) for row in rows] == [("us1", "2026-01-02", "6.5", True), ("us2", "2026-01-03", "4.6", True)]
     shaking = await raw.fetchrow("SELECT * FROM quake_shaking")
     assert tuple(shaking) == ("us1", 12, "green", ["origin", "shakemap"])
-
-
-@pytest.mark.requirement("E6", "E8", "E12")
-async def test_the_loads_of_the_document_run_up_to_now_and_into_its_tables(database, raw):
-    document = (DOCS / "etl.md").read_text()
-    first, flow = re.findall(r"```python\n(from .*?)```", document, re.DOTALL)
-    for statement in re.findall(r"CREATE TABLE [^;']+", document):
-        await raw.execute(statement)
-    just_now = time.time()
-
-    def quakes(seen):
-        start, end = (datetime.fromisoformat(seen.query[name]).timestamp() for name in ("starttime", "endtime"))
-        quake = {"id": "us3", "properties": {"mag": 5, "place": "here"}}
-        return Answer(json.dumps({"features": [quake] if start <= just_now < end else []}).encode())
-
-    with open_source_app() as usgs:
-        usgs.put("/fdsnws/event/1/query", quakes)
-        names: dict[str, object] = {}
-        exec(first.replace("https://earthquake.usgs.gov", usgs.url) + flow, names)
-        since = datetime.now(UTC).date() - timedelta(days=1)
-        asked = {"from": str(since), "pipeline": {"rate_min": 0, "rate_max": 0}}
-        outcome = await run_task(names["tasks"], "nightly", asked, dsn=database.dsn)
-    assert outcome.status == "succeeded", outcome.error
-    assert tuple(await raw.fetchrow("SELECT place, strongest, is_current FROM dim_place")) == ("here", 5, True)

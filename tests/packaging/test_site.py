@@ -56,7 +56,7 @@ def test_the_site_builds_without_a_warning_and_asks_nothing_of_others(site):
     for path in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", path.read_text()), path
     assert (site / "searchindex.js").stat().st_size > 100_000
-    listed = re.findall(r"\]\(_sources/(\S+)\.md\.txt\): \w", (site / "llms.txt").read_text())
+    listed = re.findall(r"\]\(_sources/(\S+)\.md\.txt\): \S", (site / "llms.txt").read_text())
     assert sorted(listed) == sorted(written)
     whole = (site / "llms-full.txt").read_text()
     assert "# Writing tasks" in whole

@@ -444,7 +444,12 @@ def test_pauses_that_contradict_each_other_are_refused_across_layers(tmp_path: P
 
 @pytest.mark.requirement("E5")
 def test_the_document_has_every_setting_of_pipelines_with_its_default() -> None:
-    text = (ROOT / "docs" / "etl.md").read_text("utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "loads" / "politeness.md")
+        .read_text("utf-8")
+        .partition("\n## Settings\n")[2]
+        .partition("\n## ")[0]
+    )
     told: dict[str, str] = {}
     for names, defaults in re.findall(r"^\| (`.+?`) \| (.+?) \|", text, re.MULTILINE):
         told |= zip(re.findall(r"`(\w+)`", names), defaults.split(", "), strict=True)

@@ -45,14 +45,19 @@ _NOTHING: Final[Given] = MappingProxyType({})
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """Table that rows are written to. Its columns are read from the database.
+    """Table that rows are merged into. Its columns are read from the database.
 
-    `key` are the columns of a unique index. `mode`: `upsert` inserts and updates by the key and does not write
-    unchanged rows; `insert` only adds. If the table has a column `content_hash`, a row is unchanged if the hash is
-    equal (a hash of all values except those of `hash_without`); otherwise the columns are compared. `delete_missing`
-    names the column (`deleted_at` or a boolean) that marks rows that the source no longer has, within the window or,
-    without windows, in the whole table. The columns `source_file`, `source_endpoint` and `fetched_at` are filled if the
-    table has them.
+    Args:
+        table: name of the table, with its schema if needed.
+        key: columns of a unique index. Without a key, rows are only added.
+        mode: `upsert` inserts and updates by the key, and does not write unchanged rows; `insert` only adds.
+        delete_missing: column (a timestamp or a boolean) that marks rows that the source no longer has, within the
+            window or, without windows, in the whole table. Not with `history`.
+        hash_without: fields that do not count in `content_hash`. If the table has this column, a row is unchanged if
+            the hash of its other values is equal; otherwise the columns are compared.
+        history: keeps each version of a row.
+
+    The columns `source_file`, `source_endpoint` and `fetched_at` are filled if the table has them.
     """
 
     table: str
@@ -82,10 +87,14 @@ class Target:
 class Detail:
     """Request for each record of a list, sent after the list is written.
 
-    `id` takes a record of the list and returns the ID of its detail, or None if it has none. `request` takes the ID and
-    returns the request. `source` sends the request and reads the response; it differs from the list's source if the
-    format differs. `transform` takes the ID, as text, and a record of the response. It returns a row, or None to leave
-    the record out. With `reads` it also takes a `Reader`.
+    Args:
+        id: function that takes a record of the list and returns the ID of its detail, or None if it has none.
+        request: function that takes the ID and returns the request.
+        source: sends the request and reads the response; it differs from the list's source if the format differs.
+        target: table of the details.
+        transform: function that takes the ID, as text, and a record of the response. It returns a row, a list of rows,
+            or None to leave the record out.
+        reads: `transform` also takes a `Reader`, for lookups in the database.
     """
 
     id: Callable[[Record], str | int | None]
@@ -103,16 +112,25 @@ class Detail:
 @former_arguments(budgets="rate_limits")
 @attrs.frozen(kw_only=True)
 class Load:
-    """Load of one table. Its `name` is the task's name.
+    """Load of one table. Its job is a run.
 
-    `transform` takes a raw record and returns a row, a list of rows, or None to leave the record out. It runs in
-    threads. With `processes` it runs in dedicated processes of the load, which also read the responses: for functions
-    of a module that use much CPU time. With `dask`, the address of a scheduler, these processes run beside the workers
-    of that Dask cluster; True uses the address DL_DASK. With `reads` it also takes a `Reader` for lookups in the
-    database. `pipeline` has settings of `PipelineConfig` for this load. `rate_limits` limit the requests to its source,
-    in addition to the pause. A run is stopped after `timeout_s` seconds. `queue` is the queue of its jobs. `schedule`
-    has the fields of `Tasks.schedule`, such as `{"cron": "30 3 * * *", "zone": "Europe/Berlin"}`; the schedule has the
-    load's name.
+    Args:
+        name: name of the load, of its task, and of its schedule.
+        source: source of the records.
+        target: table of the rows.
+        transform: function that takes a raw record and returns a row, a list of rows, or None to leave the record out.
+        windows: time spans that are loaded; None loads everything in each run.
+        detail: request for each record of a list.
+        rate_limits: rate limits of the requests to the source, in addition to the pause.
+        pipeline: settings of `PipelineConfig` for this load, by name.
+        processes: runs `transform` and reads the responses in processes of the load, for functions of a module that use
+            much CPU time.
+        dask: address of the scheduler of a Dask cluster beside whose workers these processes run; True uses DL_DASK.
+        reads: `transform` also takes a `Reader`, for lookups in the database. Not with `processes` or `dask`.
+        timeout_s: seconds after which a run is stopped; None never.
+        description: text that `dataloader tasks` shows.
+        queue: queue of its jobs.
+        schedule: fields of `Tasks.schedule`, such as `{"cron": "30 3 * * *", "zone": "Europe/Berlin"}`.
 
     Raises `ValueError` with the field, its value and the allowed values.
     """

@@ -55,10 +55,14 @@ def as_instant(value: date | datetime, zone: ZoneInfo) -> datetime:
 class Windows:
     """Windows of a load.
 
-    The first run begins at `start`. `segment` is a calendar unit, or a timedelta counted from `start`. Each run loads
-    the time `look_back` before the watermark again. It leaves out the last `delay` before now, because records may be
-    incomplete. `column` is the target's column with the time of a row, by which rows of a window are found that the
-    source no longer has. `zone` is the time zone in which days begin.
+    Args:
+        start: begin of the first run; a day begins at its first moment in `zone`.
+        segment: length of a segment: `hour`, `day`, `week`, `month`, `year`, or a timedelta counted from `start`.
+        look_back: time before the watermark that each run loads again.
+        delay: time before now that is left out, because its records may be incomplete.
+        column: the target's column with the time of a row, by which rows of a window are found that the source no
+            longer has.
+        zone: time zone in which days begin.
 
     Raises `ValueError` with the field and the allowed values.
     """

@@ -45,11 +45,15 @@ class TablesFailed(DataloaderError):  # noqa: N818 - the name says what failed
 
 @attrs.frozen(kw_only=True)
 class Dimension:
-    """Table, and the SELECT that returns its rows. A column of the query is written to the table's column of that name.
+    """Table, and the query that returns its rows.
 
-    `$1` in the query, if present, is the as-of date. With `history`, each version of a row is kept. Without it, rows
-    are updated by the key, and rows that the query does not return stay unchanged. With `history`, a query that returns
-    no row fails, because it would close every version, unless `allow_empty` is set.
+    Args:
+        table: name of the table, with its schema if needed.
+        query: SELECT whose columns are written to the table's columns of the same names. `$1`, if present, is the as-of
+            date.
+        key: columns of the table's key. Rows are updated by it; rows that the query does not return stay unchanged.
+        history: keeps each version of a row.
+        allow_empty: with `history`, a query that returns no row closes every version. Without `allow_empty`, it fails.
     """
 
     table: str
@@ -65,9 +69,16 @@ class Dimension:
 
 @attrs.frozen(kw_only=True)
 class Dimensions:
-    """Tables that are merged together, `parallel` at a time, by default the setting DL_DWD__PARALLEL_WORKERS.
+    """Tables that are merged together.
 
-    Each uses a connection of the transactions' pool. `queue` and `schedule` are like those of a `Load`.
+    Args:
+        name: name of the set, of its task, and of its schedule.
+        tables: the tables, each once.
+        parallel: number of tables that are merged concurrently, each on a connection of the transactions' pool; by
+            default the setting DL_DWD__PARALLEL_WORKERS.
+        description: text that `dataloader tasks` shows.
+        queue: queue of its jobs.
+        schedule: fields of `Tasks.schedule`.
 
     Raises `ValueError` with the field, its value and the allowed values.
     """

@@ -38,9 +38,14 @@ from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
 
 @attrs.frozen(kw_only=True)
 class Flow:
-    """Run of several tasks. `layers` are the names of the layers with their loads and dimensions, in order.
+    """Run of several tasks.
 
-    `queue` and `schedule` are like those of a `Load`. The flow ignores the schedules of its loads.
+    Args:
+        name: name of the flow, of its task, and of its schedule.
+        layers: names of the layers with their loads and dimensions, in order. Each task occurs once.
+        description: text that `dataloader tasks` shows.
+        queue: queue of its jobs.
+        schedule: fields of `Tasks.schedule`. The flow ignores the schedules of its loads.
 
     Raises `ValueError` with the field, its value and the allowed values.
     """

@@ -34,6 +34,10 @@ def _check_values(_instance: Any, attribute: attrs.Attribute[Any], values: Mappi
 class Auth:
     """Secret headers and parameters of each request to a source. Their names may be shown.
 
+    Args:
+        headers: headers with secrets.
+        params: parameters with secrets.
+
     Raises `ValueError` for a secret that is empty, for example because its setting is missing, or invalid in a header.
     """
 

@@ -168,7 +168,8 @@ class Cursor:
     Args:
         param: parameter with the cursor.
         path: path of the next cursor in the document; missing, null or empty at the end.
-        size_param, size: number of records per page, if the API accepts it.
+        size_param: parameter with the number of records per page, None if the API has none.
+        size: number of records per page.
         max_pages: maximum pages of a walk; more are an error.
     """
 
@@ -204,7 +205,11 @@ class Cursor:
 
 @attrs.frozen(kw_only=True)
 class LinkHeader:
-    """Pages whose header `Link` has the address of the next one, with `rel="next"` (RFC 8288)."""
+    """Pages whose header `Link` has the address of the next one, with `rel="next"` (RFC 8288).
+
+    Args:
+        max_pages: maximum pages of a walk; more are an error.
+    """
 
     max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole_from(1))
 

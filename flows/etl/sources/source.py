@@ -45,7 +45,9 @@ Record = Mapping[str, Any]
 class Window:
     """Half-open time span [start, end) that a segment loads. Both ends are open for a load without windows.
 
-    Timestamps have a time zone. None means without a bound.
+    Args:
+        start: first timestamp, with a time zone; None without a bound.
+        end: first timestamp after it, with a time zone; None without a bound.
     """
 
     start: datetime | None = None
@@ -64,10 +66,12 @@ class Window:
 class Request:
     """One request to a source, with all data to send it again, so that a failed one can be stored as JSON.
 
-    Attributes:
+    Args:
         endpoint: a URL, a path, or an object's name. Only the address of a next page has its query, which is sent
             unchanged.
         params: the query; a list if a name occurs several times. Without secrets, which the source adds when it sends.
+        method: GET or POST.
+        body: value that is sent as JSON.
         key: the single requested thing (the ID of a detail, the member of an archive), if it is one.
         page: number of the page in a walk, from 1.
         mark: memory of the walk about earlier pages, to detect repeated ones.
@@ -88,9 +92,15 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Response:
-    """Complete response. `url` is its address after redirects, `took_s` the time from sending to the last byte.
+    """Complete response.
 
-    `headers` have names in lower case. Sources other than HTTP use status 200 and no headers.
+    Args:
+        request: the request that was sent.
+        url: its address after redirects.
+        status: HTTP status; 200 for sources other than HTTP.
+        headers: headers, with names in lower case; empty for sources other than HTTP.
+        body: the whole body, unpacked.
+        took_s: seconds from sending to the last byte.
     """
 
     request: Request
@@ -115,10 +125,13 @@ class Broken:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """Content of a response: its records in order, broken parts, and the request for the next page (None at the end).
+    """Content of a response.
 
-    The records are iterated once, in a thread. If they are read only during the iteration, it may raise `SourceError`,
-    and the broken parts are known when it has ended.
+    Args:
+        records: the records in order. They are iterated once, in a thread. If they are read only during the iteration,
+            it may raise `SourceError`, and the broken parts are known when it has ended.
+        broken: parts that are not records.
+        following: the request for the next page; None at the end.
     """
 
     records: Iterable[Record] = attrs.field(repr=False)
