@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
+from dataloader.jobs.job import HANDLE_FIELDS
 from dataloader.jobs.model import ClaimedJob
+
+_OF_SOME: Final = [name for name in HANDLE_FIELDS if name not in {"args", *ClaimedJob.__struct_fields__}]
+"""Fields that only some jobs have."""
 
 
 def fields_of(claimed: ClaimedJob) -> dict[str, Any]:
@@ -28,9 +32,7 @@ def _more(more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that only some jobs have."""
     planned_at = more.get("planned_at")
     return {
-        "previous": more.get("previous"),
-        "version": more.get("version"),
-        "schedule": more.get("schedule"),
+        **{name: more.get(name) for name in _OF_SOME},
         "planned_at": None if planned_at is None else datetime.fromisoformat(planned_at),
     }
 

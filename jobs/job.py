@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 from uuid import UUID
 
 import attrs
@@ -285,6 +285,10 @@ class _Handle(Generic[A]):
     def _facts(self) -> Port:
         port: Port = self._port
         return port
+
+
+HANDLE_FIELDS: Final = tuple(field.name for field in attrs.fields(_Handle) if field.name != "_port")
+"""Fields of a job that handlers see."""
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.job_field import JobField, job_fields
 from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import CONTROL, UNSTORABLE
 
@@ -55,6 +57,10 @@ VERSION_AHEAD: Final = timedelta(hours=1)
 UNCHOSEN: Final = UUID(int=0)
 """ID of no job: the database has it while a job is still to be chosen."""
 DEFAULT_PRIORITY: Final = 100
+NAME: Final = MappingProxyType({"minLength": 1, "maxLength": MAX_NAME})
+"""Bounds of a queue or task name, for OpenAPI."""
+KEY: Final = MappingProxyType({"minLength": 1, "maxLength": MAX_KEY})
+"""Bounds of a key, for OpenAPI."""
 NAME_RULE: Final = "on one line, without control characters, and not of spaces alone"
 """Rule for names and keys, besides their length."""
 
@@ -188,6 +194,119 @@ class NewJob:
                 raise BadRequest("after", f"must not have the job's own id, {self.job_id}")
         if self.when_failed not in _WHEN_FAILED:
             raise BadRequest("when_failed", f"must be cancel or run, not {self.when_failed!r:.60}")
+
+
+JOB_FIELDS: Final = job_fields(
+    NewJob,
+    {
+        "queue": JobField(
+            "text", "The queue's name; the task's own if not given.", "load.cbr", NAME, hashed="always", is_seen=True
+        ),
+        "task": JobField(
+            "text",
+            "The task's name, as registered by the workers.",
+            "load.rates",
+            NAME,
+            hashed="always",
+            is_seen=True,
+            is_single=True,
+        ),
+        "args": JobField(
+            "text",
+            "Any JSON object, handed to the task.",
+            {"year": 2026},
+            hashed="always",
+            is_seen=True,
+            is_single=True,
+        ),
+        "idempotency_key": JobField(
+            "text",
+            "A repeated request with the same key returns the first job.",
+            "cbr-2026-11-20",
+            KEY,
+            hashed="never",
+        ),
+        "lock_key": JobField(
+            "text",
+            "Of all jobs with this key one runs at a time.",
+            "cbr:2026-11",
+            KEY,
+            hashed="always",
+            is_seen=True,
+            null="null: nothing excludes the job, as far as its task says.",
+        ),
+        "partition_key": JobField(
+            "text",
+            "The part of the data that the job processes.",
+            "2026",
+            {"maxLength": MAX_KEY},
+            hashed="always",
+            is_seen=True,
+        ),
+        "priority": JobField(
+            "int",
+            "Smaller runs first; 100 if not given.",
+            DEFAULT_PRIORITY,
+            {"minimum": 0, "maximum": MAX_INT},
+            hashed="always",
+        ),
+        "available_at": JobField(
+            "timestamptz", "Not before; RFC 3339, now if not given.", None, {"format": "date-time"}, hashed="always"
+        ),
+        "max_attempts": JobField(
+            "int",
+            "Runs before the job is failed or lost.",
+            DEFAULT_MAX_ATTEMPTS,
+            {"minimum": 1, "maximum": MAX_ATTEMPTS},
+            hashed="always",
+            is_seen=True,
+        ),
+        "lease_ttl_sec": JobField(
+            "int",
+            "Seconds without a heartbeat after which another worker takes over.",
+            DEFAULT_LEASE_S,
+            {"minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
+            hashed="always",
+        ),
+        "producer": JobField("text", "Who asks, for people.", "airflow", KEY, as_given=True, hashed="always"),
+        "consumer_group": JobField("text", "For whom, for people.", "dwh", KEY, as_given=True, hashed="always"),
+        "job_id": JobField(
+            "uuid",
+            "The job's id; the same id again adds no second job.",
+            hashed="never",
+            is_seen=True,
+            is_single=True,
+        ),
+        "after": JobField(
+            "uuid[]",
+            "Jobs that exist, or stand before this one in the batch: the job waits until all of them have ended.",
+            ["0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"],
+            {"maxItems": MAX_AFTER},
+            column=None,
+            is_single=True,
+            wire=list[UUID],
+        ),
+        "when_failed": JobField(
+            "text", "If one of those did not succeed: cancel the job (if not given), or run it.", is_single=True
+        ),
+        "root": JobField(
+            "uuid",
+            "The job that this one belongs to: `GET /api/v1/jobs?root=` finds all.",
+            column="root_id",
+            hashed="never",
+            is_single=True,
+        ),
+        "version": JobField(
+            "float8",
+            "Where jobs are updated, an instant or a number: a request that is not newer changes nothing.",
+            "2026-11-20T12:00:00Z",
+            is_seen=True,
+        ),
+    },
+)
+"""Descriptions of the fields of a request for a job. Statements have their parameters in this order."""
+AS_GIVEN: Final = tuple(name for name, field in JOB_FIELDS.items() if field.as_given)
+"""Fields that are stored in columns of their names, with the values of the request."""
 
 
 @attrs.frozen

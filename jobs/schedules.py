@@ -23,7 +23,7 @@ from dataloader.jobs.cron import Cron, shortest_pause
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.fault_texts import in_our_words
 from dataloader.jobs.former_names import former_value
-from dataloader.jobs.model import MAX_NAME, JobOptions, NewJob, check_between, check_instant, check_name
+from dataloader.jobs.model import JOB_FIELDS, MAX_NAME, NewJob, check_between, check_instant, check_name
 from dataloader.jobs.zones import zone_named
 
 MAX_MISSED: Final = 10_000
@@ -273,7 +273,7 @@ class Schedule:
 
 
 _FIELDS: Final = {field.name for field in attrs.fields(Schedule)} - {"name", "_cron"}
-_JOB_OPTIONS: Final = JobOptions.__annotations__.keys() - {"job_id", "after", "when_failed", "root"}
+_JOB_OPTIONS: Final = frozenset(name for name, field in JOB_FIELDS.items() if not field.is_single)
 """Options of a trigger, without those for single jobs."""
 _WHERE: Final = re.compile(r"(.*?) - at `\$\.?([^`]*)`", re.DOTALL)
 

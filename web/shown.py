@@ -6,7 +6,7 @@ The database has the real values: keys lock, filters match and requests repeat b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
 import attrs
 
@@ -54,25 +54,16 @@ from dataloader.store.queue.serving import ServingProcess
 R = TypeVar("R")
 
 
+_KINDS: Final = get_type_hints(JobRecord)
+_JOB_TEXTS: Final = [name for name, kind in _KINDS.items() if kind in {str, str | None}]
+_JOB_VALUES: Final = [name for name, kind in _KINDS.items() if kind is Any]
+
+
 def job(record: JobRecord) -> JobRecord:
-    """Mask a job, including its names and keys."""
-    return attrs.evolve(
-        record,
-        queue=mask_text(record.queue),
-        task=mask_text(record.task),
-        args=mask(record.args),
-        idempotency_key=text(record.idempotency_key),
-        lock_key=text(record.lock_key),
-        partition_key=mask_text(record.partition_key),
-        progress=mask(record.progress),
-        result=mask(record.result),
-        previous=mask(record.previous),
-        error=text(record.error),
-        producer=text(record.producer),
-        consumer_group=text(record.consumer_group),
-        claimed_by=text(record.claimed_by),
-        schedule=text(record.schedule),
-    )
+    """Mask a job: all of its texts, including names and keys, and all of its JSON."""
+    masked: dict[str, Any] = {name: text(getattr(record, name)) for name in _JOB_TEXTS}
+    masked |= {name: mask(getattr(record, name)) for name in _JOB_VALUES}
+    return attrs.evolve(record, **masked)
 
 
 def task(record: TaskState) -> TaskState:

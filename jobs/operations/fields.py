@@ -7,6 +7,7 @@ same texts. The example of a type in OpenAPI is its `EXAMPLE`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final
 from uuid import UUID
@@ -17,7 +18,7 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
-from dataloader.jobs.model import MAX_INT, MAX_KEY, MAX_NAME, NewJob
+from dataloader.jobs.model import JOB_FIELDS, MAX_NAME, NAME, NewJob
 from dataloader.jobs.page_cursor import MAX_CURSOR
 from dataloader.jobs.states import QueueState, Status
 
@@ -33,14 +34,11 @@ def field_meta(about: str, *examples: object, **schema: object) -> Meta:
     return Meta(description=about, examples=list(examples), extra_json_schema=schema or None)
 
 
-NAME: Final = {"minLength": 1, "maxLength": MAX_NAME}
-KEY: Final = {"minLength": 1, "maxLength": MAX_KEY}
-
 QueueName = Annotated[str, field_meta("The queue's name.", "load.cbr", **NAME)]
-TaskName = Annotated[str, field_meta("The task's name, as registered by the workers.", "load.rates", **NAME)]
-LockKey = Annotated[str, field_meta("Of all jobs with this key one runs at a time.", "cbr:2026-11", **KEY)]
+TaskName = Annotated[str, JOB_FIELDS["task"].meta]
+LockKey = Annotated[str, JOB_FIELDS["lock_key"].meta]
 LoadName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, examples=["ecb.rates"])]
-Priority = Annotated[int, field_meta("Smaller runs first; 100 if not given.", 100, minimum=0, maximum=MAX_INT)]
+Priority = Annotated[int, JOB_FIELDS["priority"].meta]
 Instant = Annotated[
     datetime, Meta(tz=True, description="RFC 3339, with a time zone.", examples=["2026-11-20T12:00:00Z"])
 ]
@@ -98,6 +96,14 @@ class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
             for name in self.__struct_fields__
             if name in self._domain and (value := getattr(self, name)) is not None
         }
+
+
+def new_job_body(
+    name: str, doc: str, fields: Iterable[str], *, base: type[JobFields] = JobFields, **attributes: object
+) -> Any:
+    """Return a type of requests that has these fields of a new job, besides those of `base`."""
+    body = [JOB_FIELDS[field].in_body for field in fields]
+    return msgspec.defstruct(name, body, bases=(base,), kw_only=True, namespace={"__doc__": doc, **attributes})
 
 
 class Criteria(JobFields, kw_only=True):

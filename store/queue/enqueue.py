@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final
 from uuid import UUID
 
@@ -25,7 +26,7 @@ import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.json_values import args_json
-from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_PRIORITY, Enqueued, NewJob
+from dataloader.jobs.model import AS_GIVEN, DEFAULT_LEASE_S, DEFAULT_PRIORITY, JOB_FIELDS, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.task import check_task
 from dataloader.jobs.text import shown_json
@@ -48,6 +49,16 @@ ANSWER_S: Final = 12.0
 
 _ROWS_IN_A_TURN: Final = 50
 """Number of jobs of a long list that are converted to rows before other Trio tasks run."""
+_given: Final = attrgetter(*AS_GIVEN)
+_HASHED: Final = [name for name, field in JOB_FIELDS.items() if field.hashed == "always"]
+_PRIORITY, _AVAILABLE_AT = map(_HASHED.index, ("priority", "available_at"))
+_hashed: Final = attrgetter(*_HASHED)
+_HASHED_IF_GIVEN: Final = [
+    name
+    for name, field in JOB_FIELDS.items()
+    if field.hashed == "if given" and name not in {"after", "when_failed", "version"}
+]
+"""Fields that are hashed with their names if they are given. Requests without them keep the hashes in the database."""
 # With a synchronous standby: write a message to the log. The answer waits until the standby has it, and with it all
 # earlier commits.
 _REPLICATE: Final = """
@@ -114,8 +125,7 @@ def row_of(job: NewJob, default_lease_s: int, *, is_ours: bool = False) -> Row:
         job.max_attempts,
         job.lease_ttl_sec,
         default_lease_s,
-        job.producer,
-        job.consumer_group,
+        *_given(job),
         _request_hash(job) if job.idempotency_key is not None or job.after is not None else None,
         job.when_failed if job.after is not None else None,
         job.root,
@@ -125,23 +135,18 @@ def row_of(job: NewJob, default_lease_s: int, *, is_ours: bool = False) -> Row:
 
 def _request_hash(job: NewJob) -> bytes:
     """Return the SHA-256 of the request as sent. Omitted fields are not included, so changed defaults do not matter."""
-    request: tuple[object, ...] = (
-        job.queue,
-        job.task,
-        job.args,
-        job.lock_key,
-        job.partition_key,
-        DEFAULT_PRIORITY if job.priority is None else job.priority,
-        job.available_at.timestamp() if job.available_at is not None else None,
-        job.max_attempts,
-        job.lease_ttl_sec,
-        job.producer,
-        job.consumer_group,
-    )
+    request = list(_hashed(job))
+    if job.priority is None:
+        request[_PRIORITY] = DEFAULT_PRIORITY
+    if job.available_at is not None:
+        request[_AVAILABLE_AT] = job.available_at.timestamp()
     if job.after is not None:
         request += (sorted(map(str, job.after)), job.when_failed)
     if job.version is not None:
-        request += (_number_of(job.version),)
+        request.append(_number_of(job.version))
+    for name in _HASHED_IF_GIVEN:
+        if (value := getattr(job, name)) is not None:
+            request.append((name, value))
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 

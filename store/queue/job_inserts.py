@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, ClaimedJob
+from dataloader.jobs.model import AS_GIVEN, DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, JOB_FIELDS, UNCHOSEN, ClaimedJob
 from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.lease_clock import lease_time
 
@@ -21,25 +21,16 @@ Row = tuple[Any, ...]
 KEY_WAIT_S: Final = 5.0
 """Seconds to wait for a key that another transaction has added, since other callers need the connection."""
 
-_COLUMNS: Final = {
-    "job_id": "uuid",
-    "queue": "text",
-    "task": "text",
-    "args": "text",
-    "idempotency_key": "text",
-    "lock_key": "text",
-    "partition_key": "text",
-    "priority": "int",
-    "available_at": "timestamptz",
-    "max_attempts": "int",
-    "lease_ttl_sec": "int",
-    "lease_s": "int",
-    "producer": "text",
-    "consumer_group": "text",
-    "request_hash": "bytea",
-}
-_COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
-ROW_COLUMNS: Final = _COLUMNS | _COLUMNS_OF_GRAPHS | {"version": "float8"}
+_TYPES: Final = {field.column: field.sql for field in JOB_FIELDS.values() if field.column is not None}
+_COLUMNS_OF_GRAPHS: Final = {name: _TYPES[name] for name in ("when_failed", "root_id")}
+_RULED: Final = [name for name in _TYPES if name not in {*AS_GIVEN, *_COLUMNS_OF_GRAPHS, "version"}]
+_COLUMNS: Final = (
+    {name: _TYPES[name] for name in ("job_id", *_RULED)}
+    | {"lease_s": "int"}
+    | {name: _TYPES[name] for name in AS_GIVEN}
+    | {"request_hash": "bytea"}
+)
+ROW_COLUMNS: Final = _COLUMNS | _COLUMNS_OF_GRAPHS | {"version": _TYPES["version"]}
 """Columns of a row with their types. Most jobs have no values in the columns after the plain ones."""
 JOB_ID, TASK, ARGS, IDEMPOTENCY_KEY, AVAILABLE_AT, HASH, WHEN_FAILED, VERSION = (
     list(ROW_COLUMNS).index(name)
@@ -49,10 +40,12 @@ JOB_ID, TASK, ARGS, IDEMPOTENCY_KEY, AVAILABLE_AT, HASH, WHEN_FAILED, VERSION = 
 )  # fmt: skip
 """Positions of these columns in a row."""
 _PLAIN: Final = len(_COLUMNS)
+GIVEN: Final = ", ".join(f"r.{name}" for name in AS_GIVEN)
+"""Values of a row that the table gets unchanged."""
 _ADD: Final = """
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
-                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash, lane{columns})
+                       available_at, max_attempts, lease_ttl_sec, {given}, request_hash, lane{columns})
   SELECT r.job_id,
          coalesce(r.queue, t.queue,
                   dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task))
@@ -64,7 +57,7 @@ WITH added AS (
          r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
          r.partition_key, coalesce(r.priority, t.priority, {priority}), {available_at},
          coalesce(r.max_attempts, t.max_attempts, {max_attempts}),
-         coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash,
+         coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), {given_values}, r.request_hash,
          CASE WHEN t.first_stage IS NOT NULL
               THEN (SELECT s.task FROM dl_tasks s WHERE s.task = t.first_stage AND s.limited)
               WHEN t.limited THEN r.task END{values}
@@ -115,6 +108,8 @@ def _add(
         where=where,
         conflict=conflict,
         order=order,
+        given=", ".join(AS_GIVEN),
+        given_values=GIVEN,
         priority=DEFAULT_PRIORITY,
         max_attempts=DEFAULT_MAX_ATTEMPTS,
         **more,

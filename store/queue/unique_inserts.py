@@ -16,7 +16,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import Did
 from dataloader.jobs.states import Status
 from dataloader.store.connection.error_meanings import TAKEN
-from dataloader.store.queue.job_inserts import JOB_ID, ROW_COLUMNS, TASK, WHEN_FAILED, Row, aio_insert_planned
+from dataloader.store.queue.job_inserts import GIVEN, JOB_ID, ROW_COLUMNS, TASK, WHEN_FAILED, Row, aio_insert_planned
 
 # In the order of their keys, which OFFSET 0 keeps, so that two lists with the same keys do not deadlock.
 _ADD: Final = f"""
@@ -31,11 +31,11 @@ FROM (
 ) AS r
 CROSS JOIN LATERAL dl_add_unique(
   r.job_id, r.queue, r.task, r.args::jsonb, r.idempotency_key, r.lock_key, r.partition_key, r.priority, r.available_at,
-  r.max_attempts, r.lease_ttl_sec, r.lease_s, r.producer, r.consumer_group, r.request_hash, r.root_id, r.version) AS u
+  r.max_attempts, r.lease_ttl_sec, r.lease_s, {GIVEN}, r.request_hash, r.root_id, r.version) AS u
 """
 _ADD_ONE: Final = f"""
 SELECT $1::uuid AS requested, u.* FROM dl_add_unique(
-  $1, $2, $3, $4::text::jsonb, {", ".join(f"${n}" for n in range(5, 16))}, $16, $17) AS u
+  $1, $2, $3, $4::text::jsonb, {", ".join(f"${n}" for n in range(5, len(ROW_COLUMNS)))}) AS u
 """
 _WAIT: Final = "SELECT task FROM dl_tasks WHERE task = ANY ($1::text[]) AND uniqueness IS NOT NULL"
 

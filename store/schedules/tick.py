@@ -36,8 +36,8 @@ SCHEDULES: Final = 1_000
 """Maximum schedules of one tick."""
 IN_A_TURN: Final = 200
 """Schedules that are processed before other tasks of the event loop run."""
-_ALIKE: Final = {"queue", "priority", "lock_key", "partition_key", "max_attempts", "lease_ttl_sec", "consumer_group"}
-"""Job options that are the same for all jobs of a schedule."""
+_OWN: Final = frozenset({"available_at", "idempotency_key", "version"})
+"""Job options with which each job of a schedule has a different row."""
 NAMED: Final = 10
 """Maximum unreadable schedules that a tick names, for the log. A metric counts all."""
 JOBS: Final = 5_000
@@ -338,7 +338,7 @@ def _row_alike(name: str, spec: str, default_lease_s: int, *, task_has_key: bool
 def _row_of_planned_job(one: _Due, at: datetime, default_lease_s: int) -> Row:
     """Return the row of a planned time's job. Raises `BadRequest`."""
     schedule = one.schedule
-    if not schedule.job.keys() <= _ALIKE:
+    if not schedule.job.keys().isdisjoint(_OWN):
         return row_of(planned_job(schedule, at, task_has_key=one.task_has_key), default_lease_s)
     row = _row_alike(schedule.name, one.spec, default_lease_s, task_has_key=one.task_has_key)
     return uuid7(), *row[1:AVAILABLE_AT], schedule.available_at(at), *row[AVAILABLE_AT + 1 :]

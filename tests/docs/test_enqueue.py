@@ -16,6 +16,7 @@ from databases import raw_connection
 from roles import a_role
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
+from dataloader.jobs.model import JOB_FIELDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "enqueue.md").read_text()
 PROGRAMS = dict(re.findall(r"^## (\w+)\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
@@ -42,6 +43,13 @@ except Exception as error:
 """
 REFUSED = {"psycopg": "CheckViolation", "SQLAlchemy": "IntegrityError", "Django": "IntegrityError",
            "asyncpg": "CheckViolationError"}  # fmt: skip
+
+
+def test_the_page_has_every_argument_of_dl_enqueue():
+    [table] = re.findall(r"\| argument \|.*?\n\n", PAGE, re.DOTALL)
+    names = {name for cell in re.findall(r"^\|(.*?)\|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)}
+    # The database makes the id, and `dl_enqueue_job` takes the version.
+    assert names == JOB_FIELDS.keys() - {"job_id", "version"}
 
 
 def run(program, dsn):

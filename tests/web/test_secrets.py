@@ -10,6 +10,7 @@ from canaries import CANARY
 from prometheus_client.parser import text_string_to_metric_families
 from statements import record_statements
 
+from dataloader.jobs.model import JOB_FIELDS
 from dataloader.jobs.page_cursor import BY_NAME
 from dataloader.web.services import QueueLoad
 
@@ -38,6 +39,7 @@ PLAIN = {"queue": "load.cbr", "task": "token.refresh", "lock_key": "cbr:2026-11"
 
 
 async def test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown(open_web, database):
+    assert {"args", *SECRETS} == {name for name, field in JOB_FIELDS.items() if field.may_hold_secrets}
     async with open_web() as web:
         client = web.client
         job_id = await web.trigger(**SECRETS)

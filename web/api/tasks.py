@@ -5,7 +5,6 @@ That address takes the arguments of the task as the body.
 
 from __future__ import annotations
 
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -13,7 +12,7 @@ from msgspec import Meta
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.new_job import new_job
-from dataloader.jobs.operations.fields import KEY, JobFields, Priority, field_meta
+from dataloader.jobs.operations.fields import JobFields, new_job_body
 from dataloader.jobs.operations.limits import limits
 from dataloader.jobs.roles import Role
 from dataloader.store.queue.task_rows import get_task
@@ -27,27 +26,19 @@ routes: Final = OperationRoutes()
 TRIGGER: Final = "/api/v1/tasks/<path:task>/trigger"
 
 
-class TaskJobFields(JobFields, kw_only=True):
+class _TaskName(JobFields, kw_only=True):
+    object_type: Annotated[str, Meta(description="The task's name, if it is given.")] | None = None
+
+
+TaskJobFields: Any = new_job_body(
+    "TaskJobFields",
     """Fields of a request for a job of a task, besides the task's arguments.
 
     If the task has an argument with one of these names, the field is the argument.
-    """
-
-    object_type: Annotated[str, Meta(description="The task's name, if it is given.")] | None = None
-    priority: Priority | None = None
-    available_at: (
-        Annotated[datetime, field_meta("Not before; RFC 3339, now if not given.", format="date-time")] | None
-    ) = None
-    version: (
-        Annotated[
-            datetime | float,
-            field_meta("Where jobs are updated, an instant or a number: a request that is not newer changes nothing."),
-        ]
-        | None
-    ) = None
-    idempotency_key: (
-        Annotated[str, field_meta("A repeated request with the same key returns the first job.", **KEY)] | None
-    ) = None
+    """,
+    ("priority", "available_at", "version", "idempotency_key"),
+    base=_TaskName,
+)
 
 
 @routes.add(

@@ -6,7 +6,6 @@ A draining process takes no new jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final
 from uuid import UUID
@@ -16,32 +15,8 @@ from msgspec import Meta, Struct
 from werkzeug.datastructures import Headers
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import (
-    DEFAULT_LEASE_S,
-    DEFAULT_MAX_ATTEMPTS,
-    MAX_AFTER,
-    MAX_ATTEMPTS,
-    MAX_KEY,
-    MAX_LEASE_S,
-    MIN_LEASE_S,
-    Did,
-    Enqueued,
-    NewJob,
-    WhenFailed,
-    about,
-)
-from dataloader.jobs.operations.fields import (
-    EXAMPLE_ID,
-    KEY,
-    NAME,
-    JobFields,
-    LockKey,
-    Priority,
-    QueueName,
-    QueueStateNow,
-    TaskName,
-    field_meta,
-)
+from dataloader.jobs.model import JOB_FIELDS, MAX_KEY, Did, Enqueued, NewJob, about
+from dataloader.jobs.operations.fields import EXAMPLE_ID, QueueName, QueueStateNow, new_job_body
 from dataloader.jobs.roles import Role
 from dataloader.jobs.states import Status
 from dataloader.web.routes import Answer, Call, Routes
@@ -52,86 +27,15 @@ MAX_BATCH: Final = 1_000
 """Maximum number of jobs in one batch."""
 
 
-class TriggerRequest(JobFields, kw_only=True):
-    """Job to be run."""
-
-    EXAMPLE: ClassVar[Any] = {
+TriggerRequest: Any = new_job_body(
+    "TriggerRequest",
+    "Job to be run.",
+    JOB_FIELDS,
+    EXAMPLE={
         "queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-11", "args": {"year": 2026},
         "idempotency_key": "cbr-2026-11-20",
-    }  # fmt: skip
-
-    task: TaskName
-    queue: Annotated[str, field_meta("The queue's name; the task's own if not given.", "load.cbr", **NAME)] | None = (
-        None
-    )
-    lock_key: Annotated[LockKey | None, Meta(description="null: nothing excludes the job, as far as its task says.")]
-    job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
-    args: Annotated[dict[str, Any], field_meta("Any JSON object, handed to the task.", {"year": 2026})] | None = None
-    idempotency_key: (
-        Annotated[
-            str, field_meta("A repeated request with the same key returns the first job.", "cbr-2026-11-20", **KEY)
-        ]
-        | None
-    ) = None
-    partition_key: (
-        Annotated[str, field_meta("The part of the data that the job processes.", "2026", maxLength=MAX_KEY)] | None
-    ) = None
-    priority: Priority | None = None
-    available_at: (
-        Annotated[datetime, field_meta("Not before; RFC 3339, now if not given.", format="date-time")] | None
-    ) = None
-    after: (
-        Annotated[
-            list[UUID],
-            field_meta(
-                "Jobs that exist, or stand before this one in the batch: the job waits until all of them have ended.",
-                [EXAMPLE_ID],
-                maxItems=MAX_AFTER,
-            ),
-        ]
-        | None
-    ) = None
-    when_failed: (
-        Annotated[
-            WhenFailed, Meta(description="If one of those did not succeed: cancel the job (if not given), or run it.")
-        ]
-        | None
-    ) = None
-    root: (
-        Annotated[UUID, Meta(description="The job that this one belongs to: `GET /api/v1/jobs?root=` finds all.")]
-        | None
-    ) = None
-    max_attempts: (
-        Annotated[
-            int,
-            field_meta("Runs before the job is failed or lost.", DEFAULT_MAX_ATTEMPTS, minimum=1, maximum=MAX_ATTEMPTS),
-        ]
-        | None
-    ) = None
-    lease_ttl_sec: (
-        Annotated[
-            int,
-            field_meta(
-                "Seconds without a heartbeat after which another worker takes over.",
-                DEFAULT_LEASE_S,
-                minimum=MIN_LEASE_S,
-                maximum=MAX_LEASE_S,
-            ),
-        ]
-        | None
-    ) = None
-    version: (
-        Annotated[
-            datetime | float,
-            field_meta(
-                "Where jobs are updated, an instant or a number: a request that is not newer changes nothing.",
-                "2026-11-20T12:00:00Z",
-            ),
-        ]
-        | None
-    ) = None
-    producer: Annotated[str, field_meta("Who asks, for people.", "airflow", **KEY)] | None = None
-    consumer_group: Annotated[str, field_meta("For whom, for people.", "dwh", **KEY)] | None = None
+    },
+)  # fmt: skip
 
 
 class BatchRequest(Struct, forbid_unknown_fields=True):

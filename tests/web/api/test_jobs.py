@@ -14,7 +14,7 @@ from conditions import patience_s, until
 from turns import all_taken, waiting_for
 
 from dataloader.jobs.errors import BadRequest, ConfigError
-from dataloader.jobs.model import NewJob
+from dataloader.jobs.model import JOB_FIELDS, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.settings import Settings, Worker
 from dataloader.web import decoding
@@ -171,6 +171,7 @@ async def test_all_fields_of_the_table_are_taken(open_web):
         "consumer_group": "dwh",
         "idempotency_key": "i",
     }
+    assert sent.keys() == JOB_FIELDS.keys() - {"job_id", "after", "when_failed", "root", "version"}
     async with open_web() as web:
         job_id = await web.trigger(**sent)
         shown = (await web.client.get(f"/api/v1/jobs/{job_id}")).json()
