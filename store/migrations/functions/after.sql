@@ -1,21 +1,24 @@
--- Jobs that run after others (dl_job_after): one waits for the end of one of those at a time, its `waits_on`, and is judged when
--- all of them have ended.
--- Why nothing is missed: an ending and a look at the job that has ended lock the same row. Either the look comes first and marks
--- the row as `awaited`: then the ending tells of itself, and the row stands in ix_dl_jobs_awaited until those who wait for it have
--- been judged, also if nobody hears of it. Or the ending comes first, and the look, in a new snapshot, sees it. No ending looks
--- for jobs that wait: of two that end at once each would see the other one running.
--- Why it is linear: `waits_on` goes down the list of a job's predecessors, over those that have ended, each of them once.
+-- Jobs that run after others (dl_job_after). Each waits for the end of one predecessor at a time, its `waits_on`, and
+-- is evaluated when all of them have ended.
+-- Why none is missed: the end of a job and a check of the ended job lock the same row. If the check comes first, it
+-- marks the row as `awaited`. Then the end sends a notification, and the row stays in ix_dl_jobs_awaited until the jobs
+-- that wait for it have been evaluated, even if the notification is lost. If the end comes first, the check sees it in
+-- a new snapshot. The end does not search for waiting jobs: of two concurrent ends, each would see the other job as
+-- running.
+-- Why the work is linear: `waits_on` moves down the list of a job's predecessors, past the ended ones, each of them
+-- once.
 
--- Looks at up to p_limit jobs that wait for others and makes those ready, or cancels those, whose predecessors have all ended.
--- Rows that somebody has locked are passed over. It begins with few and goes on with twice as many, for about a second: where each
--- runs after thousands, to judge all of them would take longer than a statement may, again and again, and nobody would get on.
--- The plans are pinned as the claim's, whatever the statistics say: with
--- BETWEEN for = no other index than that of jobs that wait has the order by `waits_on`.
--- A table that somebody has locked is given up soon: the stager has others to make ready, which wait for no job.
---   p_unchosen   whether to look also at those whose `waits_on` is still to be chosen. All enter the index at that one id, and
---                until a vacuum a look passes over the dead entries of all that have left: too much for the end of each job
---   judged   jobs that were made ready, canceled, or wait for another one now
---   more     others are left, more than p_limit or locked at the moment
+-- Checks up to p_limit jobs that run after others, and makes ready or cancels those whose predecessors have all ended.
+-- Skips locked rows. It begins with few jobs and doubles their number, for about a second: if each of them runs after
+-- thousands, evaluating all of them would exceed the statement timeout, repeatedly, and no job would ever become ready.
+-- The plans are pinned as in the claim, whatever the statistics say. With BETWEEN instead of =, only the index of
+-- waiting jobs has the order by `waits_on`. A locked table is soon given up: the stager also serves jobs that do not
+-- run after others.
+--   p_unchosen   whether to check also jobs whose `waits_on` has not been chosen yet. They all enter the index with one
+--                ID, and until a vacuum a check reads the dead entries of all that have left: too much for the end of
+--                each job
+--   judged   number of jobs that were made ready or canceled, or that wait for another one now
+--   more     whether others are left, more than p_limit or locked at the moment
 CREATE OR REPLACE FUNCTION {schema}.dl_judge_after(p_limit int, p_unchosen boolean, OUT judged int, OUT more boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -45,7 +48,7 @@ BEGIN
       WHERE e.awaited AND e.status IN ('succeeded', 'failed', 'canceled', 'lost')
       ORDER BY e.job_id LIMIT p_limit);
 
-    -- Of each that waits the next predecessor that has not ended, below the one that it waited for.
+    -- For each waiting job, the next predecessor that has not ended, below the one that it waited for.
     SELECT array_agg(w.job_id), array_agg(n.after_id) INTO v_jobs, v_next
     FROM (
       SELECT j.job_id, coalesce(nullif(j.waits_on, c_unchosen), 'ffffffff-ffff-ffff-ffff-ffffffffffff') AS below
@@ -71,7 +74,7 @@ BEGIN
     EXIT WHEN v_jobs IS NULL AND v_ended = '{}';
     v_picked := coalesce(cardinality(v_jobs), 0);
 
-    -- Those who have come to the end of their list are judged by the whole of it: a predecessor may have been revived since.
+    -- Jobs at the end of their list are evaluated by the whole list: a predecessor may have been retried since.
     WITH whole AS MATERIALIZED (
       SELECT u.id, j.when_failed, a.*
       FROM unnest(v_jobs, v_next) AS u (id, next)
@@ -108,7 +111,7 @@ BEGIN
     INTO v_ready, v_canceled, v_errors, v_failed, v_jobs, v_next
     FROM verdicts v;
 
-    -- Statements of their own: a job that waits may be waited for itself.
+    -- Separate statements, because other jobs may wait for a waiting job.
     v_open := ARRAY(
       SELECT p.job_id FROM unnest(v_next) AS u (id)
       CROSS JOIN LATERAL (
@@ -136,7 +139,7 @@ BEGIN
     FROM canceled c JOIN unnest(v_canceled, v_failed) AS u (id, failed) ON u.id = c.job_id;
     v_now := v_now + coalesce(cardinality(v_ready), 0) + coalesce(cardinality(v_canceled), 0);
 
-    -- Locked first, and looked at in a new snapshot: nobody can revive it and wait for it again meanwhile.
+    -- Locked first, and checked in a new snapshot, so that it cannot be retried and awaited again meanwhile.
     v_ended := ARRAY(
       SELECT e.job_id FROM unnest(v_ended) AS u (id)
       CROSS JOIN LATERAL (
@@ -167,8 +170,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_judge_after(int, boolean) FROM PUBLIC;
 
--- A job is deleted, by whomever: those that run after it learn what it was, and one that waits for it is looked at again.
--- With its owner's rights, for that table alone: who may delete jobs needs no right on ours.
+-- When any session deletes a job, the jobs that run after it record its status, and one that waits for it is checked
+-- again. It runs with its owner's rights, only for that table: a role that may delete jobs needs no right on our
+-- tables.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_deleted() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,49 +1,53 @@
 -- The claim: a statement that needs two snapshots and one round trip, with advisory locks between them.
--- It runs with the caller's rights. The plans are pinned: nothing may be scanned or sorted, so only the one index that has
--- the wanted order is left, whatever the statistics say (a plan made while the queue was empty has been seen to walk the
--- document's claim index for each key; with a parameter as LIMIT a generic plan turned into a hash join over the table).
--- That is also why look-ups of one row have an ORDER BY, why BETWEEN stands there for =, and why joins by id are written
--- = ANY (ARRAY[…]): for a table without a page each walk costs the same, and for these there is only one to choose.
+-- It runs with the caller's rights. The plans are pinned: nothing may be scanned or sorted, so only the index that has
+-- the required order remains, whatever the statistics say. (A plan made while the queue was empty scanned the
+-- document's claim index for each key; with a parameter as LIMIT, a generic plan became a hash join over the table.)
+-- For the same reason, lookups of one row have an ORDER BY, BETWEEN is used instead of =, and joins by ID are written
+-- as = ANY (ARRAY[…]): for a table without a page all scans have the same cost, and these leave only one choice.
 
--- A token is 53 random bits (exact in JSON), never 0: no state of the database decides it, so a database that was restored, or a
--- standby that was promoted, cannot issue a token again. Tokens have no order.
+-- A token is 53 random bits (exact in JSON), never 0. It does not depend on the state of the database, so a restored
+-- database, or a promoted standby, cannot issue a token again. Tokens have no order.
 
--- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
--- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
--- A job that has no key (keyed is false) takes no lock: the row's own lock makes it ours alone, whoever else claims. Its
--- lock_hash and lock_key are NULL.
--- First it frees the keys of ended jobs, p_freed, as dl_release does, so that one round trip does both.
--- Ready jobs whose task is not in p_tasks are skipped: they are neither locked nor written, so what one program does not know never
--- delays another that knows it. A job with cancel_requested ends, whatever its task.
--- It looks from the job p_after on, the last that an earlier claim has looked at, or from the first: while somebody holds an
--- old snapshot, the entries of jobs that were claimed since stay in the index, and each claim would walk over all of them.
+-- Reads up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds
+-- the worker's advisory locks. A p_limit above p_slots parks many waiting jobs of one key together.
+-- A job without a key (keyed is false) takes no lock: the row's own lock makes it ours alone, also against other
+-- claims. Its lock_hash and lock_key are NULL.
+-- First it frees the keys of ended jobs, p_freed, like dl_release, so that one round trip does both.
+-- Ready jobs whose task is not in p_tasks are skipped: they are neither locked nor written, so jobs that one program
+-- does not know are never delayed by it. A job with cancel_requested ends, whatever its task is.
+-- It reads from the job p_after on, the last one that an earlier claim has read, or from the first. While a session
+-- holds an old snapshot, the entries of jobs that were claimed since stay in the index, and each claim would read all
+-- of them.
 -- One row for each candidate, with its verdict:
---   run       it is ours now; the other columns are filled, but for args of more than 16 MiB (MAX_ARGS_BYTES in
---             jobs/model.py), which another service has written and no worker should have to hold. What the row has
---             compressed to less than 64 kB is never so long. JSON of more than 64 MiB in PostgreSQL's own form is always so long
---             (a digit in a list takes 3 bytes as text and 12 in that form), and no text is made of it
---             `more` is what only some jobs have: NULL for all others
---   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
---   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
+--   run       it is ours now. The other columns are filled, except args of more than 16 MiB (MAX_ARGS_BYTES in
+--             jobs/model.py), which another service has written and which no worker should have to hold. Args that the
+--             row has compressed to less than 64 kB are never longer. JSON of more than 64 MiB in PostgreSQL's own form
+--             always is (a digit in a list takes 3 bytes as text and 12 in that form), and is not converted to text.
+--             `more` has the values that only some jobs have; NULL for all others
+--   busy      its key is held by another session: parked; the caller checks lock_hash again after the commit
+--   held      its key is held by this worker, or went to an earlier candidate: parked, and our own release wakes it
 --   canceled  it had cancel_requested and has ended
---   limit     its task has limits, which it did not know when it was added: put into its lane
---   over      of a lane: what its supplier's budgets leave went to jobs of other lanes; it was left as it was
---   later     (one row for all of them) it could run, but p_slots were taken, or args before it are long (as `large`); it is left as it was
--- one more, if jobs were left for later because the args of jobs before them have more than a mebibyte, as compressed in their rows. A row
--- of 3 MB may be 260 MB of JSON, so a claim reads few of them; the first candidate is claimed whatever its args have:
---   large     more jobs may run: the next claim is worth making immediately, and need not look at more candidates
--- one more for the last candidate, if none was left for later:
---   last      a next claim may go on behind it
--- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
---   locked    worth another claim soon; nobody notifies when a lock goes
--- and one more, if the walk from the first ready job has read more than 10,000 jobs (some 5 ms):
---   blocked   jobs of unknown tasks stand in front: actors/block_filer.py moves them away. The search for locked jobs would walk over
---             them again, and is left out
--- p_limited are those of p_tasks whose jobs wait in a lane, p_lanes the lanes of p_tasks that are worth a look; the jobs of those that are open are
--- candidates, too, in one order with the ready ones, at most p_limit of a lane. If p_tasks is NULL, they are the only ones: no ready
--- job is looked at. One row more for each of p_lanes:
---   lane      task is its name, args why no more of it may start (NULL: nothing keeps them), waited_s in how many seconds it is
---             worth a look, NULL: when something tells
+--   limit     its task has limits, which were not known when the job was added: moved into the lane of the task
+--   over      in a lane: the rest of its supplier's rate limits went to jobs of other lanes; unchanged
+--   later     (one row for all of them) it could run, but p_slots were taken, or args before it are large (see
+--             `large`); unchanged
+-- One more row, if jobs were left for later because the args of jobs before them have more than 1 MiB, as compressed in
+-- their rows. A row of 3 MB may be 260 MB of JSON, so a claim reads few of them; the first candidate is claimed with
+-- any args:
+--   large     more jobs can run: make the next claim immediately, and do not read more candidates for it
+-- One more row for the last candidate, if none was left for later:
+--   last      the next claim may continue behind it
+-- One more row, if fewer than p_limit were found, and ready jobs are left that another session has locked at the
+-- moment:
+--   locked    make another claim soon; the release of a lock sends no notification
+-- One more row, if the scan from the first ready job has read more than 10,000 jobs (about 5 ms):
+--   blocked   jobs of unknown tasks are in front: actors/block_filer.py moves them away. The search for locked jobs,
+--             which would read them again, is left out
+-- p_limited are the tasks of p_tasks whose jobs wait in a lane, p_lanes the lanes of p_tasks that should be read. The
+-- jobs of open lanes are candidates, too, in one order with the ready jobs, at most p_limit of each lane. If p_tasks is
+-- NULL, they are the only candidates: no ready job is read. One more row for each of p_lanes:
+--   lane      task is its name, args the reason why no more of its jobs may start (NULL: there is none), waited_s the
+--             seconds until it should be read again (NULL: after a notification)
 CREATE OR REPLACE FUNCTION {schema}.dl_claim_known(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
   p_after uuid, p_limited text[], p_lanes text[])
@@ -87,7 +91,7 @@ DECLARE
   v_looked_s float8;
   v_read bigint;
 BEGIN
-  -- The next job of a freed key may stand before p_after.
+  -- The next job of a freed key may be before p_after.
   IF cardinality(p_freed) > 0 AND {schema}.dl_release(p_freed) > 0 THEN
     p_after := NULL;
   END IF;
@@ -97,8 +101,8 @@ BEGIN
 
   SELECT j.priority, j.created_at INTO v_priority, v_created_at FROM {schema}.dl_jobs j WHERE j.job_id = p_after ORDER BY j.job_id;
 
-  -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
-  -- and LIMIT it would lock more than it returns.
+  -- First snapshot: candidates, then locks. Only rows that are already picked and ranked are locked: in one query with
+  -- ORDER BY and LIMIT, more rows would be locked than returned.
   IF cardinality(p_lanes) = 0 THEN
     v_read := pg_stat_get_xact_tuples_fetched(to_regclass('{schema}.ix_dl_jobs_ready'));
     WITH picked AS MATERIALIZED (
@@ -138,7 +142,7 @@ BEGIN
     v_ready := coalesce(cardinality(v_jobs), 0);
   ELSE
     v_began := extract(epoch FROM clock_timestamp());
-    -- Their locks come before those of jobs and keys, and wait for nobody.
+    -- Their locks come before those of jobs and keys, and wait for no other session.
     FOR v_open IN SELECT * FROM {schema}.dl_open_lanes(p_queue, p_lanes) LOOP
       IF v_open.allowed > 0 THEN
         v_lane := v_lane || v_open.lane;
@@ -147,7 +151,7 @@ BEGIN
         v_cost := v_cost || v_open.cost;
         v_units := v_units || v_open.left_units;
         v_margin := v_margin || v_open.margin_s;
-        -- By turns no more are taken than may start: who has had one waits for the others.
+        -- With round-robin, no more jobs are taken than may start: a key that has had its turn waits for the others.
         v_asked := v_asked || CASE v_open.why WHEN 'partitions' THEN 0 ELSE least(v_open.allowed, p_limit) END;
         IF v_open.why = 'partitions' THEN
           v_jobs := {schema}.dl_turns(v_open.lane, p_queue, least(v_open.allowed, p_slots));
@@ -165,7 +169,8 @@ BEGIN
       END IF;
     END LOOP;
     v_read := pg_stat_get_xact_tuples_fetched(to_regclass('{schema}.ix_dl_jobs_ready'));
-    -- As above, with the jobs of open lanes: `spent` is what a supplier's units would be with all before it in this order.
+    -- As above, with the jobs of open lanes: `spent` is the use of the supplier's units by all jobs before it in this
+    -- order.
     WITH ready AS MATERIALIZED (
       SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.cancel_requested AS stop, j.priority, j.created_at,
              j.task = ANY (p_limited) AS files,
@@ -237,8 +242,8 @@ BEGIN
                  FROM unnest(v_lane) WITH ORDINALITY AS o (lane, number) ORDER BY o.number),
            array_agg(judged.lane) FILTER (WHERE judged.v IN ('later', 'large', 'over'))
     INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_job_lanes, v_last, v_ready, v_lasts, v_left FROM judged;
-    -- The next claim goes on behind what this one has taken, and begins at the front again after a quarter of a second; where that takes
-    -- long, after ten times as long.
+    -- The next claim continues behind the jobs that this one has claimed, and begins at the front again after 0.25 s;
+    -- if a read of the front takes long, after ten times its duration.
     v_looked_s := extract(epoch FROM clock_timestamp()) - v_began;
     PERFORM set_config('dataloader.lane_' || to_hex(hashtextextended(o.lane, hashtext(p_queue))),
                        o.last || ' ' || coalesce(o.until, v_began + least(greatest(10 * v_looked_s, 0.25), 5)), false)
@@ -249,7 +254,7 @@ BEGIN
     RETURN QUERY SELECT 'blocked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
                         NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
   ELSIF v_ready < p_limit AND v_created_at IS NULL THEN
-    -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
+    -- Picked rows are locked by us and still in the index, so the search is for one row more.
     PERFORM FROM (
       SELECT j.job_id FROM {schema}.dl_jobs j
       WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL AND (j.task = ANY (p_tasks) OR j.cancel_requested)
@@ -261,8 +266,8 @@ BEGIN
                           NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
     END IF;
   END IF;
-  -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
-  -- session that held its lock.
+  -- Second snapshot, taken while holding the locks: a key whose running row has a live lease is not free, even if the
+  -- session that held its lock was lost.
   IF v_keyed THEN
     SELECT array_agg(k.h) INTO v_live
     FROM unnest(v_hashes, v_verdicts) AS k (h, v)
@@ -288,13 +293,14 @@ BEGIN
                         NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
   END IF;
   IF v_lane <> '{}' THEN
-    -- One from which as many came as may start is worth a look at once; by turns also one of whose jobs some can't start after all:
-    -- others of their keys may.
+    -- If all allowed jobs came from a lane, it should be read again immediately. With round-robin, also if some of its
+    -- jobs cannot start: others of their keys may.
     RETURN QUERY
     SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, o.lane, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int, CASE
              WHEN p.picked >= CASE o.asked WHEN 0 THEN least(o.allowed, p_slots) ELSE o.asked END THEN 0
              WHEN o.asked = 0 AND p.is_parked THEN 0
-             -- Of more than came somebody has the rows locked: nobody notifies when a lock goes.
+             -- If more rows were there than were returned, another session has locked them; the release of a lock sends
+             -- no notification.
              WHEN o.passed_over THEN 0.05
              WHEN o.asked > 0 THEN (
                SELECT 0.05 FROM {schema}.dl_jobs j

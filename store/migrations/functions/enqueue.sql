@@ -1,8 +1,9 @@
--- Adding jobs: dl_enqueue for anybody's transaction, and what it shares with our own statement (store/queue/enqueue.py).
--- dl_enqueue and dl_enqueue_job run with their owner's rights, so that a client needs no right on a table. Therefore they check all
--- arguments, and refuse built-in tasks themselves: for the trigger that refuses these to clients the inserting role is the owner. What
--- they call runs with the caller's rights, which are then the owner's. A refusal has SQLSTATE 22023, names the argument at the beginning of its message, and, for
--- programs, as its column.
+-- Enqueueing: dl_enqueue for every transaction, and the functions that it shares with our own statement
+-- (store/queue/enqueue.py).
+-- dl_enqueue and dl_enqueue_job run with their owner's rights, so that a client needs no right on a table. Therefore
+-- they check all arguments, and refuse built-in tasks themselves: for the trigger that refuses these to clients, the
+-- inserting role is the owner. The functions that they call run with the caller's rights, which are then the owner's. A
+-- refusal has SQLSTATE 22023; it names the argument at the beginning of its message and, for programs, as its column.
 CREATE OR REPLACE FUNCTION {schema}.dl_refuse(p_field text, p_message text) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -10,7 +11,7 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_refuse(text, text) FROM PUBLIC;
 
--- A name or a key as NewJob has them: on one line, without control characters, and not of spaces alone.
+-- Checks a name or a key by the rules of NewJob: one line, no control characters, and not only spaces.
 CREATE OR REPLACE FUNCTION {schema}.dl_check_name(p_field text, p_value text, p_most int) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -22,9 +23,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_check_name(text, text, int) FROM PUBLIC;
 
--- The key that a job's args give: by a template, "rates:{year}", or by names of fields, ["source", "year"]; the latter is the
--- task's name with the values as JSON, so that no two lists of values have the same key. Numbers are written in one way, 1 as 1.0.
--- p_setting is what the key is for.
+-- The key of a job's args: by a template, "rates:{year}", or by names of fields, ["source", "year"]. The latter is the
+-- task's name with the values as JSON, so that different lists of values have different keys. Numbers have one form: 1
+-- for 1.0. p_setting is the setting that needs the key.
 CREATE OR REPLACE FUNCTION {schema}.dl_key(p_setting text, p_spec jsonb, p_task text, p_args jsonb) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -62,14 +63,15 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_key(text, jsonb, text, jsonb) FROM PUBLIC;
 
--- Adds one job in the caller's own transaction: the row, its journal's first line and the notification are there when that commits,
--- or not at all. What is not given is the task's own (dl_tasks). The id comes back of the job that stands for the request, and `did`:
--- added; again (the idempotency_key is known, and the request was alike); or, if the task's jobs are unique, kept, updated, older
--- (see dl_add_unique). `version` is a number; of an instant the seconds since 1970.
--- Its look-ups are of one row each; a plan that was made while the tables were empty would scan them, so scans are off. That goes
--- for the journal's foreign key, too, whose look-up the session plans with these settings.
--- The hash of a request begins with 01, which tells it from those that our programs make: what one has added and the other sends
--- again is compared by its columns.
+-- Adds one job in the caller's own transaction: the row, its first event and the notification become visible with its
+-- commit, or not at all. Values that are not given are those of the task (dl_tasks). Returns the ID of the job that the
+-- request results in, and `did`: added; again (the idempotency_key is known, and the request was the same); or, if the
+-- task's jobs are unique, kept, updated, older (see dl_add_unique). `version` is a number; for a timestamp, the seconds
+-- since 1970.
+-- Its lookups are of one row each. A plan that was made while the tables were empty would scan them, so scans are off.
+-- That also applies to the foreign key of dl_job_events, whose lookup the session plans with these settings.
+-- The hash of a request begins with 01, which distinguishes it from the hashes of our programs: a job that one of them
+-- has added and the other sends again is compared by its columns.
 CREATE OR REPLACE FUNCTION {schema}.dl_enqueue_job(
   task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, lock_key text DEFAULT NULL, priority int DEFAULT NULL,
   available_at timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL, partition_key text DEFAULT NULL,
@@ -81,7 +83,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enab
 DECLARE
   v_now bigint := extract(epoch FROM clock_timestamp()) * 1000000;
   v_time text := lpad(to_hex((v_now / 1000 << 12) | (v_now % 1000 * 4096 / 1000)), 15, '0');
-  -- A UUID of version 7: 48 bits of milliseconds, 12 of the fraction below; the server's random ones bring variant and rest.
+  -- A UUID of version 7: 48 bits of milliseconds, 12 bits of the fraction; variant and rest are from the server's
+  -- random UUID.
   v_id uuid := left(v_time, 12) || '7' || right(v_time, 3) || right(replace(gen_random_uuid()::text, '-', ''), 16);
   v_names text := concat_ws('/', dl_enqueue_job.task, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.idempotency_key,
                             nullif(dl_enqueue_job.partition_key, ''), dl_enqueue_job.producer, dl_enqueue_job.consumer_group);
@@ -101,7 +104,7 @@ BEGIN
     PERFORM {schema}.dl_refuse('task', format(
       'must not be %s: the names process.*, notify.*, migrate are those of built-in tasks', to_json(dl_enqueue_job.task)));
   END IF;
-  -- One look at all names together. Only where one of them may be wrong, each is checked.
+  -- One check of all names together; each is checked separately only if one of them may be wrong.
   IF length(v_names) > 200 OR v_names ~ E'[\\x01-\\x1f\\x7f-\\x9f\\u2028\\u2029]|(^|/)\\s*(/|$)' THEN
     PERFORM {schema}.dl_check_name('task', dl_enqueue_job.task, 200), {schema}.dl_check_name('queue', dl_enqueue_job.queue, 200),
             {schema}.dl_check_name('lock_key', dl_enqueue_job.lock_key, 512),
@@ -127,7 +130,7 @@ BEGIN
       'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue_job.args::text)));
   END IF;
   IF v_waits THEN
-    -- No job's id twice.
+    -- Each job ID only once.
     v_after := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue_job.after) AS a (id));
   END IF;
   IF cardinality(v_after) > 10000 THEN
@@ -194,7 +197,7 @@ BEGIN
                                AND (dl_enqueue_job.lock_key IS NULL OR j.keyed AND j.lock_key = dl_enqueue_job.lock_key) END AS is_same
     INTO v_first FROM {schema}.dl_jobs j WHERE j.idempotency_key = dl_enqueue_job.idempotency_key;
     IF FOUND AND v_first.is_same THEN
-      -- With a synchronous standby: the commit of this answer waits for it, and so for all that was committed before.
+      -- With a synchronous standby: the commit of this answer waits for the standby, and so for all earlier commits.
       PERFORM pg_logical_emit_message(true, 'dataloader', '') WHERE current_setting('synchronous_standby_names') <> '';
       SELECT v_first.job_id, 'again' INTO job_id, did;
       RETURN;
@@ -223,7 +226,7 @@ REVOKE ALL ON FUNCTION
   {schema}.dl_enqueue_job(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text, uuid[], text, uuid, float8)
 FROM PUBLIC;
 
--- The same for those who need the id alone.
+-- The same for callers that need only the ID.
 CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
   task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, lock_key text DEFAULT NULL, priority int DEFAULT NULL,
   available_at timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL, partition_key text DEFAULT NULL,

@@ -1,6 +1,6 @@
--- A service with few rights continues during the upgrade. A function that takes another's place, or that another calls, may be executed
--- by whoever may execute that one. A table that a new function needs gets the grants of the table beside which it is used. (Only when the
--- function is made: what the owner takes away later stays away.)
+-- A service with few rights continues during the upgrade. If a function replaces another one, or another one calls it,
+-- the roles that may execute that one may execute it, too. A table that a new function needs gets the grants of the
+-- table with which it is used. (Only when the function is created: a right that the owner revokes later stays revoked.)
 DO $do$
 DECLARE
   v_grant text;

@@ -1,9 +1,10 @@
--- What becomes of a key: released, looked at, its next job made ready. With the caller's rights and with pinned plans, as the
+-- Operations on keys: release, check, make the next job ready. With the caller's rights and with pinned plans, as the
 -- claim.
 
--- Whether a lease that has ended by the clock counts all the same: it was renewed before the clock jumped ahead (dl_history), and has not
--- lasted for its length since. Its worker, cut off from the database, goes by its own clock. A jump in the future is of a clock that has been
--- put right: it counts no more, or no lease would end until then. (Within ten seconds it may be one that was noted after now().)
+-- Whether a lease that has ended by the clock still counts: it was renewed before the clock jumped ahead (dl_history),
+-- and its length has not passed since. Its worker, if it is disconnected from the database, goes by its own clock. A
+-- jump in the future is from a clock that has been corrected: it does not count any more, since otherwise no lease
+-- would end until then. (Within ten seconds, it may be a jump that was recorded after now().)
 CREATE OR REPLACE FUNCTION {schema}.dl_lease_counts(p_renewed_at timestamptz, p_ttl_sec int) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -13,10 +14,10 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_lease_counts(timestamptz, int) FROM PUBLIC;
 
--- Makes the best parked job of each key ready; how many there were comes back.
--- A row that somebody has locked is waited for, for some milliseconds in all: who begins to watch a job holds it for one, and
--- if it is its key's only job nobody else would wake it before the sweep. Not by a lock wait: a row held by a psql must not
--- hold up the claims.
+-- Makes the best parked job of each key ready; returns their number.
+-- It waits some milliseconds in total for a locked row: a session that begins to watch a job locks it for one, and if
+-- it is the only job of its key, it would not be woken before the sweep. It does not use a lock wait: a row locked in a
+-- psql session must not delay the claims.
 CREATE OR REPLACE FUNCTION {schema}.dl_ready_next(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -64,8 +65,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_ready_next(int[]) FROM PUBLIC;
 
--- A run's end, after its outcome is committed: frees the keys on the session that holds them, then, in a new snapshot, wakes
--- each key's next job. In this order neither a finisher nor a parker can miss the other.
+-- The end of a run, after the commit of its outcome: frees the keys on the session that holds them, and then, in a new
+-- snapshot, wakes the next job of each key. In this order, neither a finish nor a park can miss the other.
 CREATE OR REPLACE FUNCTION {schema}.dl_release(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -74,10 +75,10 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_release(int[]) FROM PUBLIC;
 
--- Which of the keys nobody holds, until the end of the transaction. On any session but one that holds advisory locks, which
+-- The keys that are free, until the end of the transaction. For any session except one that holds advisory locks, which
 -- are re-entrant within it.
--- The lock is tried in shared mode: it shows a holder, and two looks at one key never take each other for one. (In exclusive
--- mode a job that was parked while somebody looked could be missed by both.)
+-- The lock is tried in shared mode: it detects a holder, and two checks of one key do not block each other. (In
+-- exclusive mode, both could miss a job that was parked during a check.)
 CREATE OR REPLACE FUNCTION {schema}.dl_free_keys(p_hashes int[]) RETURNS int[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -103,9 +104,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_free_keys(int[]) FROM PUBLIC;
 
--- After a park is committed, and after a reaped or canceled job: wakes the next job of those keys that nobody holds. Keys that
--- nobody waits for are left alone, as the look would park a job that is claimed meanwhile. (A park that is committed later is
--- followed by its own look.)
+-- After the commit of a park, and after a reaped or canceled job: wakes the next job of the keys that are free. Keys
+-- without waiting jobs are left out, because the check would park a job that is claimed meanwhile. (A park with a later
+-- commit is followed by its own check.)
 CREATE OR REPLACE FUNCTION {schema}.dl_unpark(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -127,11 +128,12 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_unpark(int[]) FROM PUBLIC;
 
--- The same, in the stager's sweep, which also looks whether a key's best job is of a queue that is paused, or that no worker
--- serves (none has shown itself for a minute: ALIVE_WITHIN_S in store/workers.py). Readied it stays where it is, so that nobody's
--- end would wake the next one. Such jobs are readied together, p_limit of a key and four times as many in all; no claim parks them
--- again. The keys are taken by lot, so that one with many jobs does not hold up the others. (Queues of services that are not in
--- dl_workers are taken for such.)
+-- The same in the stager's sweep, which also checks whether a key's best job is in a queue that is paused or has no
+-- worker (no sign of life for a minute: ALIVE_WITHIN_S in store/queue/worker_rows.py). Such a job, once ready, stays in
+-- its queue, so that no end of a run would wake the next one. Therefore such jobs are made ready together, at most
+-- p_limit of a key and four times as many in total; no claim parks them again. The keys are in random order, so that
+-- one with many jobs does not delay the others. (Queues of services that are not in dl_workers count as queues without
+-- a worker.)
 CREATE OR REPLACE FUNCTION {schema}.dl_sweep_parked(p_hashes int[], p_limit int) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -180,7 +182,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_sweep_parked(int[], int) FROM PUBLIC;
 
--- The keys that jobs are parked for, after p_after, at most p_limit: one index probe a key, however many jobs wait for it.
+-- The keys with parked jobs, from p_after on, at most p_limit: one index probe for each key, whatever the number of its
+-- jobs.
 CREATE OR REPLACE FUNCTION {schema}.dl_parked_keys(p_after bigint, p_limit int) RETURNS SETOF int
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off

@@ -1,8 +1,9 @@
--- Limits of tasks and suppliers: which lanes are open, how many jobs each may start now, and what their starts take. With the
--- caller's rights and with pinned plans, as the claim.
+-- Limits of tasks and suppliers: the open lanes, the number of jobs that each may start now, and the units that the
+-- starts take. With the caller's rights and with pinned plans, as the claim.
 
--- Whether a clock that is in p_periods is open from p_now on for p_margin_s, and if not, in how many seconds it is worth a look:
--- never later than it opens, but for a period that begins within an hour which is repeated, of which ten minutes may be lost.
+-- Whether a clock that is in p_periods is open from p_now on for p_margin_s, and otherwise the seconds until the next
+-- check. The check is never later than the opening, except for a period that begins within a repeated hour: it may lose
+-- ten minutes.
 CREATE OR REPLACE FUNCTION {schema}.dl_opens_in(p_periods int4multirange, p_zone text, p_now timestamptz, p_margin_s float8) RETURNS float8
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -32,8 +33,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_opens_in(int4multirange, text, timestamptz, float8) FROM PUBLIC;
 
--- When the day of a zone began that it is at p_now, and when it ends: by the two offsets that its clock may have had at midnight, or
--- will have. A midnight that is left out is the moment of the change; of one that comes twice, the first begins the day.
+-- The begin and the end of the day that a zone has at p_now, by the two offsets that its clock may have at midnight. If
+-- a midnight is skipped, the day begins with the change; if it occurs twice, with the first one.
 CREATE OR REPLACE FUNCTION {schema}.dl_day(p_zone text, p_now timestamptz, OUT begins timestamptz, OUT ends timestamptz)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -51,11 +52,12 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_day(text, timestamptz) FROM PUBLIC;
 
--- How many units of a supplier may be taken at p_now: NULL if there is no bound. In how many seconds p_cost of them may be: 0 now.
--- Where a span is 0, the budget counts by the day of its zone: what was taken since midnight. Nothing is taken in the last margin of
--- a day, since it might begin, and be counted by the supplier, after midnight.
--- The caller has its row locked. A load's request under way, whose moment nobody knows, counts as one unit; that of a load which died
--- counts until a span after the end of its slot, or until a load asks again.
+-- The number of units of a supplier that may be taken at p_now (NULL without a limit), and the seconds until p_cost of
+-- them may be taken (0: now).
+-- If a span is 0, the rate limit counts by the day of its zone: the units taken since midnight. No units are taken in
+-- the last margin of a day, since the request might begin, and be counted by the supplier, after midnight.
+-- The caller has locked its row. A load's request in progress, whose exact time is unknown, counts as one unit. That of
+-- a load that has died counts until a span after the end of its slot, or until a load sends the next request.
 CREATE OR REPLACE FUNCTION {schema}.dl_budgets_left(
   p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_zones text[], p_cost int, p_now timestamptz,
   OUT units bigint, OUT wait_s float8
@@ -73,7 +75,7 @@ DECLARE
 BEGIN
   wait_s := 0;
   FOR i IN 1 .. cardinality(p_units) LOOP
-    -- Rows that SQL by hand has written: a budget that can't be read is no budget without a bound.
+    -- Rows that were written by hand: a rate limit that cannot be read does not mean that there is none.
     IF p_units[i] IS NULL OR p_spans_s[i] IS NULL THEN
       RAISE data_exception USING MESSAGE = format('rate limit %s of the supplier %s has no units or no span', i, p_source.source);
     END IF;
@@ -100,7 +102,7 @@ BEGIN
       wait_s := greatest(wait_s, CASE
         WHEN p_cost > p_units[i] THEN 600
         WHEN v_at IS NOT NULL THEN greatest(extract(epoch FROM v_at - p_now) + p_spans_s[i] + p_source.margin_s, 0.001)
-        -- What is under way is all that is taken: it may end at any moment.
+        -- Only the request in progress counts: it may end at any moment.
         WHEN p_source.held_until > p_now THEN greatest(least(extract(epoch FROM p_source.held_until - p_now), 1), 0.05)
         ELSE greatest(extract(epoch FROM p_source.held_until - p_now) + p_spans_s[i] + p_source.margin_s, 0.05) END);
     END IF;
@@ -108,9 +110,10 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_budgets_left({schema}.dl_sources, int[], float8[], text[], int, timestamptz) FROM PUBLIC;
 
--- A supplier whose row the caller has locked, without times in the future: they are of a while in which the database's clock was ahead, and
--- would close its budgets until then. What was taken in that while counts as taken now, so no budget is exceeded; a pause has what was
--- left of it at the last request. A clock is thought to be wrong by less than ten seconds, a request to take less than an hour.
+-- A supplier, whose row the caller has locked, without times in the future. They are from a time in which the
+-- database's clock was ahead, and would close its rate limits until then. Units taken in that time count as taken now,
+-- so no rate limit is exceeded; a pause has its rest at the last request. A clock may be wrong by less than ten
+-- seconds, and a request takes less than an hour.
 CREATE OR REPLACE FUNCTION {schema}.dl_cut_back(p_source {schema}.dl_sources) RETURNS {schema}.dl_sources
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -139,9 +142,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_cut_back({schema}.dl_sources) FROM PUBLIC;
 
--- The limits of a task and of its supplier for readers, by the rules of the claim: for how many seconds the periods of the task and of the
--- supplier are closed, the result of dl_budgets_left, and the error of limits that cannot be evaluated. So one bad row is shown as bad,
--- and does not end the statement that reads all.
+-- The limits of a task and of its supplier for readers, by the rules of the claim: the seconds until the periods of the
+-- task and of the supplier open, the result of dl_budgets_left, and the error of limits that cannot be evaluated. So a
+-- bad row is shown as bad, and does not end the statement that reads all rows.
 CREATE OR REPLACE FUNCTION {schema}.dl_limits_seen(
   p_periods int4multirange, p_zone text, p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_zones text[], p_cost int,
   p_now timestamptz,
@@ -158,7 +161,7 @@ EXCEPTION WHEN OTHERS THEN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_limits_seen(int4multirange, text, {schema}.dl_sources, int[], float8[], text[], int, timestamptz) FROM PUBLIC;
 
--- How many seconds the clock of a zone is ahead of UTC at p_now; NULL: this server does not know the zone.
+-- The seconds by which the clock of a zone is ahead of UTC at p_now; NULL if this server does not know the zone.
 CREATE OR REPLACE FUNCTION {schema}.dl_zone_offset_s(p_zone text, p_now timestamptz) RETURNS float8
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -168,10 +171,11 @@ EXCEPTION WHEN invalid_parameter_value THEN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_zone_offset_s(text, timestamptz) FROM PUBLIC;
 
--- The job of a lane behind which this session's claims of p_queue go on, none if they begin at the front: the entries of jobs that were
--- claimed stay in the index for a while, and in a backlog each claim would walk over all of them. The claim keeps the last job that it
--- took, and until when (Unix time), as a setting of its session. Then it looks at the front again, for what stands before: a more
--- urgent job, one that somebody had locked. So it does where nothing is left behind that job.
+-- The job of a lane behind which this session's claims of p_queue continue; none if they begin at the front. The
+-- entries of claimed jobs stay in the index for a while, and in a backlog each claim would read all of them. As a
+-- setting of its session, the claim keeps the last job that it claimed, and the time (Unix time) until which it
+-- applies. Then it reads the front again, which may have a more urgent job, or one that another session had locked. It
+-- also does so if no job is left behind that one.
 CREATE OR REPLACE FUNCTION {schema}.dl_lane_cursor(p_lane text, p_queue text)
 RETURNS TABLE (job_id uuid, priority int, created_at timestamptz, until float8)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -180,7 +184,7 @@ DECLARE
   v_kept text[] := string_to_array(current_setting('dataloader.lane_' || to_hex(hashtextextended(p_lane, hashtext(p_queue))), true), ' ');
   v_now float8 := extract(epoch FROM clock_timestamp());
 BEGIN
-  -- Not longer than the claim may have asked for, whatever the clock did.
+  -- Not longer than the claim may have set, whatever the clock did.
   IF v_kept[2]::float8 > v_now AND v_kept[2]::float8 < v_now + 10 THEN
     RETURN QUERY
     SELECT j.job_id, j.priority, j.created_at, v_kept[2]::float8 FROM {schema}.dl_jobs j
@@ -194,11 +198,12 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_lane_cursor(text, text) FROM PUBLIC;
 
--- Of the lanes p_lanes those that may start jobs of p_queue now, and how many; of the others why not, and in how many seconds they
--- are worth a look: NULL, when something tells. Lanes and suppliers that may start any are locked until the end of the transaction;
--- what others have locked is passed over. Counted is in a new snapshot, after the lock: so all former holders' starts are seen.
---   left_units   what the supplier's budgets leave for all its lanes together; NULL: there is no bound
---   why          of one that may start some, 'partitions' if it is by dl_turns that it is known which
+-- The lanes of p_lanes that may start jobs of p_queue now, with their numbers; for the others the reason, and the
+-- seconds until they should be read again (NULL: after a notification). Lanes and suppliers that may start any are
+-- locked until the end of the transaction; locked ones are skipped. Jobs are counted in a new snapshot, after the lock,
+-- so that all starts by former holders are seen.
+--   left_units   the units that the supplier's rate limits leave for all its lanes together; NULL without a limit
+--   why          for a lane that may start some, 'partitions' if dl_turns must choose them
 CREATE OR REPLACE FUNCTION {schema}.dl_open_lanes(p_queue text, p_lanes text[])
 RETURNS TABLE (lane text, allowed int, supplier text, cost int, left_units bigint, margin_s float8, why text, wait_s float8)
 LANGUAGE plpgsql
@@ -228,7 +233,7 @@ BEGIN
       ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1;
     END IF;
     IF NOT FOUND THEN
-      -- The pause after a batch begins with its end, also if nothing waits then.
+      -- The pause after a batch begins with its end, also if no job waits then.
       IF v_task.batch_size IS NOT NULL THEN
         PERFORM FROM {schema}.dl_lanes l WHERE l.lane = v_task.name AND l.idle_since IS NULL FOR NO KEY UPDATE SKIP LOCKED;
         IF FOUND THEN
@@ -278,9 +283,9 @@ BEGIN
     IF v_task.batch_size IS NOT NULL THEN
       v_begins := false;
       IF v_running = 0 THEN
-        -- Nothing is in work: the batch is over, whether its places were taken or not.
+        -- No job runs: the batch is over, whether its places were used or not.
         v_lane.idle_since := coalesce(v_lane.idle_since, v_now);
-        -- A new lane was never in work. (Infinite intervals are known from PostgreSQL 17 on.)
+        -- A new lane has had no jobs. (Infinite intervals exist from PostgreSQL 17 on.)
         wait_s := CASE WHEN isfinite(v_lane.idle_since)
                        THEN extract(epoch FROM v_lane.idle_since - v_now) + coalesce(v_task.batch_delay_s, 0) ELSE 0 END;
         v_begins := wait_s <= 0;
@@ -346,10 +351,11 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_open_lanes(text, text[]) FROM PUBLIC;
 
--- Up to p_limit jobs of p_queue of a lane that may start now by max_running_per_partition: of each key that waits as many as it has
--- room for, from the key behind that of the last turn. The caller has the lane's row locked. From one key to the next is one step in
--- the index, however many jobs wait behind a key; passed over are no more keys than have jobs in work. The jobs are locked; a NULL
--- behind them tells that somebody else has jobs locked that could start. A key is told by its hash if an index has no room for it.
+-- Up to p_limit jobs of p_queue of a lane that may start now by max_running_per_partition: for each waiting key as many
+-- as it has room for, beginning behind the key of the last turn. The caller has locked the lane's row. From one key to
+-- the next is one step in the index, whatever the number of jobs of a key; only keys with running jobs are passed over.
+-- The jobs are locked; a NULL behind them means that another session has locked jobs that could start. A key that is
+-- too long for the index is represented by its hash.
 CREATE OR REPLACE FUNCTION {schema}.dl_turns(p_lane text, p_queue text, p_limit int) RETURNS uuid[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -379,7 +385,7 @@ BEGIN
   ) AS r;
   v_again := v_first IS NULL;
   v_key := coalesce(v_first, '');
-  -- Behind all of a key, or, at the beginning, before all of ''.
+  -- Behind all jobs of a key or, at the beginning, before all jobs of ''.
   v_behind := CASE WHEN v_first IS NULL THEN -1 ELSE 2147483647 END;
   WHILE cardinality(v_jobs) < p_limit LOOP
     SELECT CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END INTO v_found FROM {schema}.dl_jobs j
@@ -416,8 +422,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_turns(text, text, int) FROM PUBLIC;
 
--- Units of a supplier, whose row the caller has locked, are taken now. No two calls of a supplier have one instant: their numbers
--- grow with it, whatever the clock does.
+-- Takes units of a supplier, whose row the caller has locked, now. No two calls of a supplier have the same time: their
+-- numbers increase with it, whatever the clock does.
 CREATE OR REPLACE FUNCTION {schema}.dl_take_units(p_source text, p_units bigint, p_kept_s float8) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -441,7 +447,7 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_take_units(text, bigint, float8) FROM PUBLIC;
 
--- What the starts of a claim take: one entry a start, the lane, its supplier and its cost.
+-- Records the units of a claim's starts: one entry for each start, with the lane, its supplier and its cost.
 CREATE OR REPLACE FUNCTION {schema}.dl_charge_lanes(p_lanes text[], p_suppliers text[], p_costs int[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN

@@ -1,7 +1,9 @@
--- What operators are to be told of is noted in the transaction in which it happens, whoever writes, while a process has targets.
+-- Failures for the notification of operators are written in the transactions in which they happen, by every writer,
+-- while a process has targets.
 
--- A run whose job has failed for good, or was lost: its line in the log of errors, which dl_jobs_shape writes. Jobs that tell
--- operators of failures (BUILT_IN in jobs/tasks.py) are none of them: their own failures are told to nobody.
+-- A run whose job has failed without a retry, or was lost: its row in the log of errors, which dl_jobs_shape writes.
+-- Jobs that notify operators of failures (BUILT_IN in jobs/tasks.py) are excluded: their own failures notify no
+-- operator.
 CREATE OR REPLACE FUNCTION {schema}.dl_error_noticed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -14,7 +16,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_error_noticed() FROM PUBLIC;
 
--- A schedule that its own failure has paused, not an operator; and planned times that were left out, by a new row or by one that counts on.
+-- A schedule that was paused by its own failure, not by an operator; and left-out planned times, by a new row or by one
+-- whose count increases.
 CREATE OR REPLACE FUNCTION {schema}.dl_schedule_noticed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -28,7 +31,7 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_schedule_noticed() FROM PUBLIC;
 
--- A durable process that is in error now, and was not before.
+-- A durable process whose status has become error.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_noticed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

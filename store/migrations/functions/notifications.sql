@@ -1,8 +1,9 @@
--- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due and dl_after to the stager, dl_stop to the worker that
--- runs it (by the token of that run), dl_lane to dispatchers (one of its jobs waits or has ended), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen to
--- dl_cancel, which tells the job's id: it goes with a later set. dl_after tells `ended` of a job that others wait for, and nothing
--- of one that waits itself and whose `waits_on` is to be chosen.
--- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
+-- Notifications of changes of a job: dl_jobs for dispatchers, dl_due and dl_after for the stager, dl_stop for the
+-- worker that runs it (with the token of that run), dl_lane for dispatchers (one of its jobs waits or has ended),
+-- dl_changed for waiting callers. They run with the writer's rights. Programs of the previous release listen to
+-- dl_cancel, with the job's ID: a later set removes it. dl_after has the payload `ended` for the end of a job that
+-- others wait for, and none for a waiting job whose `waits_on` must be chosen.
+-- A payload has at most 8,000 bytes; queues with longer names belong to no worker of ours.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -27,7 +28,7 @@ BEGIN
     PERFORM pg_notify('dl_jobs', left(NEW.queue, 1000));
   ELSIF NEW.status = 'queued' AND NEW.waits_for = 'time'
         AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'time' OR NEW.available_at < OLD.available_at) THEN
-    -- Whole seconds, so that a storm of retries in one transaction folds into a few notifications.
+    -- Whole seconds, so that many retries in one transaction are merged into a few notifications.
     PERFORM pg_notify('dl_due', floor(extract(epoch FROM NEW.available_at))::text);
   ELSIF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
     PERFORM pg_notify('dl_stop', NEW.token::text);

@@ -1,9 +1,10 @@
--- What clients of durable processes do besides asking for one thing: they ask for many, take calls back, and import processes.
+-- Operations of clients of durable processes besides a single request: many requests, withdrawals, and imports.
 
--- Asks for many things at once, of which each is a call of a process that is there, or the start of one that is not. One row comes back
--- for each that was added, with its number in the lists, and one without a task for each call of a process that somebody has locked,
--- unless p_wait says to wait for that. What has no row has another answer, and is to be asked for by itself (dl_process_request).
--- p_may_start: a call may go to a process whose start is not done. p_jobs: the ids of wake-up jobs.
+-- Sends many requests, each a call of an existing process or the start of a missing one. Returns one row for each that
+-- was added, with its number in the lists, and one without a task for each call of a process that another session has
+-- locked, unless p_wait says to wait for it. A request without a row has another answer, and must be sent singly
+-- (dl_process_request). p_may_start: a call may go to a process whose start has not finished. p_jobs: the IDs of
+-- wake-up jobs.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_request_many(
   p_types text[], p_ids text[], p_kinds text[], p_methods text[], p_args text[], p_contexts text[], p_keys text[], p_hashes bytea[],
   p_expires_at timestamptz[], p_watched boolean[], p_metadata text[], p_versions int[], p_may_start boolean[], p_jobs uuid[], p_lease_s int,
@@ -57,7 +58,7 @@ BEGIN
       v_of[v_numbers[v_place]] := v_made[v_place];
     END LOOP;
   END IF;
-  -- Numbered under the locks, so that of a process the later task has the higher number.
+  -- Numbered under the locks, so that the later task of a process has the higher number.
   v_tasks := ARRAY(SELECT nextval('{schema}.dl_process_task_seq') FROM generate_series(1, cardinality(p_ids)));
   WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(v_tasks, v_of, p_types, p_kinds, p_methods, p_args, p_contexts, p_keys, p_hashes, p_expires_at, p_watched,
@@ -77,10 +78,10 @@ BEGIN
          array_agg(DISTINCT f.key) FILTER (WHERE f.not_begun)
   INTO v_numbers, v_added, v_idents, v_keys, v_jobs, v_not_begun
   FROM added t JOIN fits f ON f.task_id = t.task_id;
-  -- For a request whose key is another's.
+  -- For a request whose key belongs to another one.
   DELETE FROM {schema}.dl_processes p WHERE p.key = ANY (v_made) AND NOT p.key = ANY (v_keys);
 
-  -- As dl_process_wake does it for one.
+  -- Like dl_process_wake for a single process.
   IF v_not_begun IS NOT NULL THEN
     PERFORM {schema}.dl_process_move(v_not_begun);
   END IF;
@@ -108,9 +109,9 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_request_many(text[], text[], text[], text[], text[], text[], text[], bytea[], timestamptz[],
                                                         boolean[], text[], int[], boolean[], uuid[], int, boolean) FROM PUBLIC;
 
--- Takes calls back that have not begun: those that were withdrawn, or, if p_expired, those that have expired, of processes that
--- nobody has locked. Returns the numbers of those that were taken back. p_idents: the ident of each task. After a restore its number may be
--- that of another client's call, which stays.
+-- Withdraws calls that have not begun: those that were withdrawn or, if p_expired, those that have expired, of
+-- processes that are not locked. Returns the numbers of the withdrawn ones. p_idents: the ident of each task. After a
+-- restore, its number may be that of another client's call, which stays.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_withdraw(p_tasks bigint[], p_idents uuid[], p_expired boolean) RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET lock_timeout = '2s'
@@ -145,8 +146,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_withdraw(bigint[], uuid[], boolean) FROM PUBLIC;
 
--- Stores a process that another system has begun: its events, a finished init, and if p_kind is timeout or remove its timer, at p_at
--- or in p_after_s seconds. False: there is a process of this id.
+-- Stores a process that another system has begun: its events, a finished init, and, if p_kind is timeout or remove, its
+-- timer, at p_at or in p_after_s seconds. Returns false if a process has this ID.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_put(
   p_type text, p_id text, p_version int, p_state jsonb, p_metadata jsonb, p_events jsonb, p_kind text, p_at timestamptz, p_after_s float8,
   p_context jsonb, p_job uuid, p_lease_s int) RETURNS boolean

@@ -1,20 +1,21 @@
--- What durable processes tell to others. A row of the outbox is written with what it tells of; afterwards, in a new snapshot, its
--- partition gets a job that delivers it. Lock order: process rows, then outbox; a partition's row, then dl_jobs. A deliverer locks no
--- process while it has its partition's row.
+-- Deliveries of durable processes. A row of the outbox is written together with the change; afterwards, in a new
+-- snapshot, its partition gets a job that delivers it. Lock order: process rows, then the outbox; a partition's row,
+-- then dl_jobs. A delivering run locks no process while it has locked its partition's row.
 
--- The identity of what a step with the identity p_of brings: the same for the same content, another for any other. Random where the
--- step has none, since a program of an earlier release has begun it. Its body is read when it is made, so that it may be inlined.
+-- The ident of a result of a step with the ident p_of: the same for the same content, another one for other content.
+-- Random if the step has none, because a program of an earlier release has begun it. The function body is parsed when
+-- the function is created, so that it can be inlined.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_ident(p_of uuid, p_content text) RETURNS uuid LANGUAGE sql VOLATILE
 RETURN coalesce(encode(substr(sha256(uuid_send(p_of) || convert_to(p_content, 'UTF8')), 1, 16), 'hex')::uuid, gen_random_uuid());
 REVOKE ALL ON FUNCTION {schema}.dl_process_ident(uuid, text) FROM PUBLIC;
 
--- Tells the sinks of a change of these processes, whose rows the caller has locked.
+-- Writes deliveries to the sinks about a change of these processes, whose rows the caller has locked.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_tell(p_keys bigint[], p_kind text, p_reason text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 AS $$
 BEGIN
-  -- An operator's change has a random ident, the end of a step an ident that is derived from the step's.
+  -- An operator's change has a random ident; the end of a step has one that is derived from the step's.
   INSERT INTO {schema}.dl_process_outbox (sink, partition, key, task_id, kind, body, ident)
   SELECT k.sink, hashtext(p.type || '/' || p.process_id) & 15, p.key, p.running_task, p_kind, to_jsonb(p_reason),
          CASE p_kind WHEN 'failed' THEN {schema}.dl_process_ident(p.running_ident, concat_ws(E'\n', p_kind, p_reason)) ELSE gen_random_uuid() END
@@ -25,9 +26,10 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_tell(bigint[], text, text) FROM PUBLIC;
 
--- Writes what steps tell, just before dl_process_commit_steps writes these, from which it has its arguments and the locks: p_locked are
--- the processes and p_fenced the jobs that it has locked. The ident of a row is a hash of the step's and of what it tells, so that
--- the same is told under the same key when the step runs again because its commit was lost with the database, and nothing else.
+-- Writes the deliveries of steps, just before dl_process_commit_steps writes the steps; it has the same arguments and
+-- locks: p_locked are the processes and p_fenced the jobs that it has locked. The ident of a row is a hash of the
+-- step's ident and the content. So if the step runs again because its commit was lost with the database, the same
+-- content, and nothing else, is delivered with the same key.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_send(
   p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_tasks bigint[], p_outcomes text[], p_errors text[], p_events text[],
   p_next text[], p_messages text[], p_locked bigint[], p_fenced uuid[]) RETURNS void
@@ -77,7 +79,7 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_send(bigint[], uuid[], bigint[], bigint[], text[], text[], text[], text[], text[],
                                                 bigint[], uuid[]) FROM PUBLIC;
 
--- Adds the job that delivers what a partition has, whose row the caller has locked.
+-- Adds the job that delivers the rows of a partition, whose row the caller has locked.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_add_delivery(p_sink text, p_partition int, p_lease_s int) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -92,8 +94,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_add_delivery(text, int, int) FROM PUBLIC;
 
--- Sees to it that each partition with something to deliver now has a job for it; how many partitions have anything comes back.
--- One whose job runs needs nothing: that job looks again after its last word.
+-- Ensures that each partition with something to deliver now has a job for it; returns the number of partitions with
+-- rows. A partition whose job runs needs nothing: that job checks again after its last write.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_post(p_lease_s int) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -119,7 +121,7 @@ BEGIN
            WHERE o.sink > f.sink AND NOT o.held_up ORDER BY o.sink, o.partition LIMIT 1)) AS u
         ORDER BY u.sink, u.partition LIMIT 1) AS n
     ), late AS (
-      -- Each partition by itself: what is due for a sink that nobody delivers to must not stand before others.
+      -- Each partition separately: due rows for a sink without a deliverer must not block others.
       SELECT p.sink, p.partition FROM {schema}.dl_process_partitions p
       WHERE EXISTS (SELECT FROM {schema}.dl_process_holdups h
                     WHERE h.sink = p.sink AND h.partition = p.partition AND h.next_at <= statement_timestamp())
@@ -146,11 +148,12 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_post(int) FROM PUBLIC;
 
--- Writes what came of deliveries: p_done are rows that were delivered, and p_idents their idents, since after a restore the number of such a
--- row may be that of another, which was not delivered. p_mended are processes that were held up and go on, p_failed
--- processes whose first row could not be delivered, and why; p_behind processes that are held up and have new rows.
--- p_tries: after so many failures in a row a process is held. Between two tries are p_base_s seconds, twice as many each time, up to
--- p_cap_s. False: the partition is another run's, and only what was delivered is written.
+-- Writes the results of deliveries. p_done are delivered rows, and p_idents their idents, since after a restore the
+-- number of such a row may belong to another one, which was not delivered. p_mended are processes that were held up and
+-- continue. p_failed are processes whose first row could not be delivered, with the reason. p_behind are processes that
+-- are held up and have new rows. A process is held after p_tries failures in a row. Between two attempts are p_base_s
+-- seconds, doubled each time, up to p_cap_s. Returns false if the partition belongs to another run; then only the
+-- delivered rows are written.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_settle_rows(
   p_sink text, p_partition int, p_job uuid, p_token bigint, p_done bigint[], p_idents uuid[], p_mended bigint[], p_failed bigint[], p_errors text[],
   p_behind bigint[], p_tries int, p_base_s float8, p_cap_s float8) RETURNS boolean
@@ -193,8 +196,10 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_settle_rows(text, int, uuid, bigint, bigint[], uuid[], bigint[], bigint[], text[], bigint[],
                                                        int, float8, float8) FROM PUBLIC;
 
--- The last word of a job that delivers: it ends, or waits for the next try. p_yield: it makes room for other partitions.
---   more  there is something to deliver        rest  it has ended, or waits        void  the partition is another run's
+-- The last write of a job that delivers: it ends, or waits for the next attempt. p_yield: it makes room for other
+-- partitions.
+--   more  there is something to deliver        rest  it has ended, or waits        void  the partition belongs to
+--         another run
 CREATE OR REPLACE FUNCTION {schema}.dl_process_rest(
   p_sink text, p_partition int, p_job uuid, p_token bigint, p_yield boolean, p_lease_s int) RETURNS text
 LANGUAGE plpgsql
@@ -209,7 +214,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN 'void';
   END IF;
-  -- A message goes with the statement that delivers it: what it had held up may be gone when its run was killed.
+  -- A message is deleted by the statement that delivers it: its hold-up may remain if its run was killed.
   DELETE FROM {schema}.dl_process_holdups h
   WHERE h.sink = p_sink AND h.partition = p_partition AND h.next_at <= statement_timestamp()
     AND NOT EXISTS (SELECT FROM {schema}.dl_process_outbox o WHERE o.key = h.key AND o.sink = h.sink);
@@ -222,7 +227,7 @@ BEGIN
   IF v_more OR v_next IS NULL THEN
     DELETE FROM {schema}.dl_jobs j WHERE j.job_id = p_job;
     UPDATE {schema}.dl_process_partitions p SET job_id = NULL WHERE p.sink = p_sink AND p.partition = p_partition;
-    IF v_more THEN  -- a new job goes behind those of other partitions
+    IF v_more THEN  -- a new job comes after those of other partitions
       PERFORM {schema}.dl_process_add_delivery(p_sink, p_partition, p_lease_s);
     END IF;
   ELSE

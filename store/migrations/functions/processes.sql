@@ -1,17 +1,19 @@
--- Steps of durable processes. The lock of a process's row is the order of all that is done with it: who has it decides in a
--- snapshot taken after it. Lock order: process rows by key, then idempotency keys, then dl_jobs; the queue never takes a process row.
--- Plans are pinned as the claim's are (see claim.sql). Steps are joined with steps by a hash; to a table they are never joined by
--- a bare =, so that no plan is open but a look into its index for each step. Of a row that is found by
--- its id the rest is asked for by IS TRUE: a plan that was made while the table was empty would look through an index of the rest for ever.
+-- Steps of durable processes. The lock of a process's row orders all operations on it: the session that has it decides
+-- by a snapshot taken after it. Lock order: process rows by key, then idempotency keys, then dl_jobs; the queue never
+-- locks a process row.
+-- Plans are pinned as in the claim (see claim.sql). Steps are joined with steps by a hash. They are never joined with a
+-- table by a bare =, so that the only possible plan is an index lookup for each step. If a row is found by its ID, its
+-- other conditions are written with IS TRUE: a plan made while the table was empty would otherwise permanently use an
+-- index of those.
 
 -- Gives the claimed wake-up jobs their work: one row for each, with its verdict.
---   step    the task that is to run is marked with the job's token; the other columns are filled
---   zombie  a step had lost its worker: the process is in error, its job has ended with it
+--   step    the task to run is marked with the job's token; the other columns are filled
+--   zombie  a step had lost its worker: the process is in error, and its job has ended
 --   rest    nothing can run now: the job waits for the timer again, or is deleted
 --   void    the job belongs to another run, or the process is gone
---   locked  somebody has the row at the moment: again soon
--- `ident` is the identity of the step: the key of what it does outside. It is that of its task, and of each try of it.
--- p_crashes: how often in a row a step that has lost its worker is run again; 0: never.
+--   locked  another session has locked the row: try again soon
+-- `ident` is the ident of the step: the key of its external effects. It is that of its task, and of each of its
+-- attempts. p_crashes: how many times in a row a step that has lost its worker is run again; 0: never.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_begin_steps(p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_crashes int[])
 RETURNS TABLE (key bigint, verdict text, type text, process_id text, version int, status text, aux_state text, metadata text,
                last_event_id bigint, corrupted_by bigint, task_id bigint, kind text, method text, args text, context text,
@@ -41,7 +43,7 @@ BEGIN
     SELECT * FROM unnest(p_keys, p_jobs, p_tokens, p_crashes) AS a (key, job_id, token, crashes)
   ), own AS MATERIALIZED (
     SELECT p.*, a.token, a.crashes AS crashes_allowed,
-           -- Without a condition on the status, for which all running jobs would be looked through.
+           -- Without a condition on the status, for which all running jobs would be read.
            coalesce((SELECT j.token = a.token AND j.status = 'running' FROM {schema}.dl_jobs j WHERE j.job_id = a.job_id), false)
              AND p.removed_at IS NULL AND p.job_id = a.job_id AS ours,
            p.running_task IS NOT NULL AND p.running_token <> a.token AS crashed
@@ -70,8 +72,9 @@ BEGIN
     ) AS c ON NOT (o.crashed AND o.running_task IS NOT DISTINCT FROM o.timer_task)
     WHERE o.ours
   ), work AS MATERIALIZED (
-    -- A step that is run again goes on with its own task: a call's row still waits, and is the oldest; a timer's goes before calls,
-    -- or one that kills its worker each time would never be found out while there are calls.
+    -- A step that runs again continues with its own task: a call's row still waits, and is the oldest. A timer's task
+    -- comes before calls; otherwise a timer that kills its worker each time would never be detected while there are
+    -- calls.
     SELECT p.*,
            CASE WHEN dead THEN 'zombie'
                 WHEN call_id IS NOT NULL AND status <> 'error' OR call_kind = 'repair' THEN 'step'
@@ -157,17 +160,19 @@ BEGIN
   FROM asked a
   LEFT JOIN work w ON w.key = a.key
   LEFT JOIN answered d ON d.key = a.key
-  -- What nobody reads may not be run.
+  -- A CTE that is not read may not be executed.
   WHERE (SELECT count FROM notified) >= 0;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_begin_steps(bigint[], uuid[], bigint[], int[]) FROM PUBLIC;
 
--- Writes the outcomes of steps, and gives each process its next task if there is one and p_go_on says that this run can take it.
---   p_outcomes    done; refused: its caller gets the error, nothing else changes; retry: the timer's task is tried again at p_at;
---                 failed: for good; returned: the step was stopped by a drain, and runs again elsewhere
---   p_responses   what the caller gets, as JSON; p_errors: why it was refused or failed
---   p_states      the new state, NULL: as it was; p_metadata: likewise; p_events: a list
---   p_versions    of the new state, NULL: as it was
+-- Writes the outcomes of steps, and gives each process its next task, if there is one and p_go_on allows this run to
+-- take it.
+--   p_outcomes    done; refused: its caller gets the error, nothing else changes; retry: the timer's task is retried at
+--                 p_at; failed: without a retry; returned: the step was stopped by a drain, and runs again in another
+--                 process
+--   p_responses   the caller's response as JSON; p_errors: the error if it was refused or failed
+--   p_states      the new state, NULL: unchanged; p_metadata: likewise; p_events: a list
+--   p_versions    version of the new state, NULL: unchanged
 --   p_messages    to other processes, a list for each step; NULL: none has any
 --   p_next        keep: the timer stays; timeout, remove: a timer in p_after_s seconds, or at p_at; suspend: no timer;
 --                 gone: the process is removed
@@ -175,9 +180,9 @@ REVOKE ALL ON FUNCTION {schema}.dl_process_begin_steps(bigint[], uuid[], bigint[
 --   next    the other columns have the task that is marked now
 --   rest    nothing is left to do now: the job waits for the timer, or is deleted, or is ready for another run
 --   gone    the process is removed, and its job is deleted
---   locked  somebody has a row at the moment: again soon
+--   locked  another session has locked a row: try again soon
 --   void    the step or the job belongs to another run: nothing was written
---   told has tasks of others that were answered with it: waiting calls that were cancelled or have expired
+-- told has the tasks of other callers that were answered with it: waiting calls that were cancelled or have expired.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_commit_steps(
   p_keys bigint[], p_jobs uuid[], p_tokens bigint[], p_tasks bigint[], p_outcomes text[], p_responses text[], p_errors text[],
   p_states text[], p_metadata text[], p_events text[], p_next text[], p_after_s float8[], p_at timestamptz[],
@@ -197,7 +202,7 @@ DECLARE
 BEGIN
   SELECT coalesce(array_agg(l.key), '{}'), EXISTS (SELECT FROM {schema}.dl_process_sinks) INTO v_locked, v_sinks FROM (
     SELECT p.key FROM {schema}.dl_processes p WHERE p.key = ANY (p_keys) ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED) AS l;
-  -- Who was told to stop does not go on: the request was for the step that ends now.
+  -- A stopped run does not continue: the request was for the step that ends now.
   SELECT coalesce(array_agg(l.job_id) FILTER (WHERE l.status = 'running'), '{}'), array_agg(l.job_id) FILTER (WHERE l.cancel_requested)
   INTO v_fenced, v_stopped FROM (
     SELECT j.job_id, j.cancel_requested, j.status FROM unnest(p_jobs, p_tokens) AS a (job_id, token)
@@ -217,7 +222,7 @@ BEGIN
   ), step AS MATERIALIZED (
     SELECT a.*, p.type, p.version AS wrote, p.status AS was, p.corrupted_by AS corrupt, p.running_kind, p.running_at, p.last_event_id AS last,
            p.timer_task, p.timer_kind, p.timer_at, p.timer_attempt, p.timer_first, p.timer_context, p.timer_ident, p.running_ident,
-           -- The first step that fails or is refused leaves nothing that could go on.
+           -- If the first step fails or is refused, no process is left that could continue.
            CASE WHEN a.outcome = 'failed' AND p.running_kind <> 'repair' THEN 'error'
                 WHEN a.outcome = 'done' AND p.running_kind IN ('init', 'repair') THEN 'running'
                 WHEN a.outcome = 'done' AND p.status = 'error' THEN 'running'
@@ -238,13 +243,14 @@ BEGIN
     WHERE a.key = ANY (v_locked) AND a.job_id = ANY (v_fenced)
       AND (p.running_task = a.task AND p.running_token = a.token) IS TRUE AND p.removed_at IS NULL
   ), timed AS MATERIALIZED (
-    -- What becomes of the timer: a new id where one is set.
+    -- The new state of the timer: a new ID if one is set.
     SELECT s.*,
            CASE WHEN goes OR becomes = 'error' AND outcome = 'failed' THEN 'none'
                 WHEN outcome = 'retry' THEN 'retry'
                 WHEN outcome = 'done' AND next IN ('timeout', 'remove') THEN 'new'
                 WHEN outcome = 'done' AND next = 'suspend' THEN 'none'
-                -- The timer that has just run is over, unless the step says otherwise; a mended process runs again what had failed.
+                -- The timer that has just run is over, unless the step says otherwise; a repaired process runs the
+                -- failed task again.
                 WHEN outcome = 'done' AND of_timer THEN 'none'
                 WHEN outcome = 'done' AND running_kind = 'repair' AND corrupting_kind IS NOT NULL THEN 'again'
                 ELSE 'keep' END AS timer
@@ -261,8 +267,9 @@ BEGIN
            CASE timer WHEN 'keep' THEN timer_first WHEN 'retry' THEN coalesce(timer_first, timer_task) END AS n_first,
            CASE timer WHEN 'keep' THEN timer_context WHEN 'retry' THEN timer_context WHEN 'none' THEN NULL
                       WHEN 'again' THEN corrupting_context ELSE context::jsonb END AS n_context,
-           -- A new timer is known by what it goes on with: should this commit be lost with the database, and the step run again, then
-           -- the same context and state bring the same timer, and others never one that was known before.
+           -- The ident of a new timer depends on its context and state. If this commit is lost with the database, and
+           -- the step runs again, the same context and state result in the same timer, and others never in one that was
+           -- known before.
            CASE timer WHEN 'keep' THEN timer_ident WHEN 'retry' THEN timer_ident WHEN 'none' THEN NULL
                       WHEN 'again' THEN {schema}.dl_process_ident(corrupting_ident, 'again')
                       ELSE {schema}.dl_process_ident(running_ident, concat_ws(E'\n', next, coalesce(context, ''), coalesce(state, ''))) END AS n_ident
@@ -296,7 +303,7 @@ BEGIN
     WHERE t.task_id = ANY (ARRAY[s.task]) AND NOT s.of_timer AND s.outcome <> 'returned'
     RETURNING t.task_id, t.key, t.watched
   ), closed_timers AS (
-    -- The one that has run, or one that another takes the place of.
+    -- The timer that has run, or the one that is replaced.
     INSERT INTO {schema}.dl_process_tasks (task_id, key, type, kind, status, context, error, attempt, first_task, created_at,
                                            scheduled_at, started_at, finished_at, ident)
     SELECT s.timer_task, s.key, s.type, s.timer_kind,
@@ -346,7 +353,7 @@ BEGIN
       running_task = CASE WHEN s.v = 'next' THEN coalesce(s.call_id, s.n_task) END,
       running_kind = CASE WHEN s.v = 'next' THEN coalesce(s.call_kind, s.n_kind) END,
       running_token = CASE WHEN s.v = 'next' THEN s.token END,
-      -- Without a step that runs it is the ident of the step that was returned, which has been tried.
+      -- Without a running step, it is the ident of the step that was returned, which has been tried.
       running_ident = CASE WHEN s.v = 'next' THEN s.next_ident WHEN s.outcome = 'returned' THEN s.running_ident END,
       running_at = CASE WHEN s.v = 'next' THEN statement_timestamp() END,
       crashes = 0,
@@ -359,13 +366,13 @@ BEGIN
       status = 'queued', available_at = CASE WHEN s.wakes_at > statement_timestamp() THEN s.wakes_at ELSE now() END,
       waits_for = CASE WHEN s.wakes_at > statement_timestamp() THEN 'time' END,
       attempt = 0, lease_expires_at = NULL, claimed_by = NULL, cancel_requested = false,
-      -- With another version the job leaves its lane (dl_jobs_shape).
+      -- With another version, the job leaves its lane (dl_jobs_shape).
       task = 'process.' || s.type || '.v' || s.writes
     FROM chosen s
     WHERE s.v = 'rest' AND s.wakes_at IS NOT NULL AND j.job_id = ANY (ARRAY[s.job_id])
     RETURNING j.job_id
   ), upgraded AS (
-    -- Should this run die, none of an older version may take its job.
+    -- If this run dies, no worker of an older version may take its job.
     UPDATE {schema}.dl_jobs j SET task = 'process.' || s.type || '.v' || s.writes
     FROM chosen s
     WHERE s.v = 'next' AND s.writes <> s.wrote AND j.job_id = ANY (ARRAY[s.job_id])
@@ -402,8 +409,8 @@ REVOKE ALL ON FUNCTION {schema}.dl_process_commit_steps(bigint[], uuid[], bigint
                                                         text[], text[], float8[], timestamptz[], text[], boolean[], int[], text[])
 FROM PUBLIC;
 
--- The version of a type that a start takes: the newest that a live worker serves, else the newest that one has declared; 1 where none
--- has.
+-- The version of a type that a start uses: the newest that a live worker serves, otherwise the newest that one has
+-- declared; 1 if there is none.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_version(p_type text) RETURNS int
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -419,9 +426,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_version(text) FROM PUBLIC;
 
--- Moves processes whose first step has not begun to the version that a start takes now, if no live worker serves their own: they
--- have no state to convert. The caller has them locked. Workers of the release before do not write dl_process_types, but show their tasks.
--- Returns how many were moved.
+-- Moves processes whose first step has not begun to the version that a start uses now, if no live worker serves their
+-- own: they have no state to convert. The caller has locked them. Workers of the previous release do not write
+-- dl_process_types, but report their tasks. Returns the number of moved processes.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_move(p_keys bigint[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -446,7 +453,7 @@ BEGIN
       UPDATE {schema}.dl_jobs j SET task = v_process.queue || '.v' || v_version,
         waits_for = CASE WHEN j.waits_for <> 'limit' THEN j.waits_for END
       WHERE j.job_id = v_process.job_id AND (j.status = 'queued') IS TRUE;
-      -- A run has it, whose step begins.
+      -- A run has the job and begins the step.
       CONTINUE WHEN NOT FOUND AND EXISTS (
         SELECT FROM {schema}.dl_jobs j WHERE j.job_id = v_process.job_id AND (j.status = 'running') IS TRUE);
       PERFORM pg_notify('dl_jobs', v_process.queue);
@@ -458,8 +465,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_move(bigint[]) FROM PUBLIC;
 
--- The same for up to p_limit processes of versions that no live worker serves, but for those that somebody has locked. From one version
--- to the next is one step of the index, for the first 200. A version may be known by its processes alone.
+-- The same for up to p_limit processes of versions that no live worker serves, except locked ones. From one version to
+-- the next is one step of the index, for the first 200. A version may be known only by its processes.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_move_some(p_limit int) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -499,8 +506,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_move_some(int) FROM PUBLIC;
 
--- Sees to it that a process has a wake-up job that runs at p_at: the one it has is made ready or moved, or p_job is added. The caller
--- has the process's row locked. A job that others have ended or deleted is replaced.
+-- Ensures that a process has a wake-up job that runs at p_at: its existing one is made ready or moved, or p_job is
+-- added. The caller has locked the process's row. A job that another session has ended or deleted is replaced.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_wake(p_key bigint, p_job uuid, p_at timestamptz, p_lease_s int) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -514,7 +521,7 @@ BEGIN
     SELECT * INTO v_process FROM {schema}.dl_processes p WHERE p.key = p_key;
   END IF;
   IF v_process.job_id IS NOT NULL THEN
-    -- What is due, and has not been made ready yet, is ready now.
+    -- A job that is due, and has not been made ready yet, is ready now.
     UPDATE {schema}.dl_jobs j SET available_at = least(p_at, j.available_at), waits_for = CASE WHEN p_at > now() THEN 'time' END
     WHERE j.job_id = v_process.job_id
       AND (j.status = 'queued' AND j.waits_for = 'time' AND (j.available_at > p_at OR p_at <= now())) IS TRUE;
@@ -522,7 +529,7 @@ BEGIN
     IF v_status IN ('queued', 'running') THEN
       RETURN;
     ELSIF v_status = 'canceled' AND v_process.running_task IS NOT NULL THEN
-      -- Its worker was told to stop the step, and was lost before it did: that step is not run again.
+      -- Its worker was asked to stop the step, and was lost before it did: that step is not run again.
       UPDATE {schema}.dl_processes p SET crashes = 1000000 WHERE p.key = p_key;
     END IF;
   END IF;
@@ -535,15 +542,16 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_wake(bigint, uuid, timestamptz, int) FROM PUBLIC;
 
 
--- Asks something of a process, for whose lock it does not wait for long: p_kind is init, call or repair. With p_start a call makes a process that is missing; its init has
--- these args. One row, with its verdict:
+-- Sends a request to a process, for whose lock it does not wait long: p_kind is init, call or repair. With p_start, a
+-- call creates a missing process; its init has these args. One row, with its verdict:
 --   added     the task waits, or runs soon
---   again     the key is known, and the request was alike: the task that stands for it
+--   again     the key is known, and the request was the same: the task of the first request
 --   conflict  the key is known for another request
---   exists    init: there is a process of this id, with this `status`        missing   there is none
+--   exists    init: a process has this ID, with this `status`        missing   there is none
 --   status    the process's status, which is in `status`, does not allow it
---   busy      repair: something runs or waits already
--- p_ident is that of the task, NULL: a random one. It comes back, since a task's number may be another's after a restore.
+--   busy      repair: a task runs or waits already
+-- p_ident is that of the task, NULL: a random one. It is returned, since a task's number may belong to another one
+-- after a restore.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_request(
   p_type text, p_id text, p_kind text, p_method text, p_args jsonb, p_context jsonb, p_key text, p_hash bytea, p_expires_at timestamptz,
   p_watched boolean, p_metadata jsonb, p_version int, p_start jsonb, p_job uuid, p_lease_s int, p_ident uuid,
@@ -560,7 +568,7 @@ BEGIN
   IF p_key IS NOT NULL THEN
     SELECT t.task_id, t.request_hash, t.ident INTO v_known FROM {schema}.dl_process_tasks t WHERE t.type = p_type AND t.idempotency_key = p_key;
     IF FOUND THEN
-      -- With a synchronous standby: the commit of this answer waits for it, and so for all that was committed before.
+      -- With a synchronous standby: the commit of this answer waits for the standby, and so for all earlier commits.
       PERFORM pg_logical_emit_message(true, 'dataloader', '') WHERE current_setting('synchronous_standby_names') <> '';
       verdict := CASE WHEN v_known.request_hash = p_hash THEN 'again' ELSE 'conflict' END;
       task_id := v_known.task_id;
@@ -583,7 +591,7 @@ BEGIN
     RETURNING * INTO v_process;
     v_made := FOUND;
     EXIT WHEN v_made;
-    -- Somebody has made it meanwhile: it is there now, unless it is gone already.
+    -- Another session has created it meanwhile: it exists now, unless it is gone already.
   END LOOP;
   IF v_made AND p_kind <> 'init' THEN
     INSERT INTO {schema}.dl_process_tasks (key, type, kind, args, ident)
@@ -612,14 +620,14 @@ BEGIN
       PERFORM {schema}.dl_process_wake(v_process.key, p_job, now(), p_lease_s);
       RETURN;
     END IF;
-    IF v_made THEN  -- for a request that is another's
+    IF v_made THEN  -- for a request that belongs to another one
       DELETE FROM {schema}.dl_process_tasks t WHERE t.key = v_process.key;
       DELETE FROM {schema}.dl_processes p WHERE p.key = v_process.key;
     END IF;
   ELSIF p_key IS NULL THEN
     RETURN;
   END IF;
-  -- Somebody has sent the same key meanwhile: what stands for it now is in a new snapshot.
+  -- Another session has sent the same key meanwhile: its task is visible in a new snapshot.
   SELECT t.task_id, t.request_hash, t.ident INTO v_known FROM {schema}.dl_process_tasks t WHERE t.type = p_type AND t.idempotency_key = p_key;
   IF FOUND THEN
     verdict := CASE WHEN v_known.request_hash = p_hash THEN 'again' ELSE 'conflict' END;
@@ -631,8 +639,9 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_request(text, text, text, text, jsonb, jsonb, text, bytea, timestamptz, boolean, jsonb, int,
                                                    jsonb, uuid, int, uuid) FROM PUBLIC;
 
--- What operators do with a process. p_act: resume (of a process in error: what had failed is tried again, or it just goes on), remove,
--- stop (of a running step). One row, with its verdict: done, missing, status, busy. `told` are the tasks that were answered with it.
+-- Operations on a process by operators. p_act: resume (of a process in error: the failed task is retried, or it just
+-- continues), remove, stop (of a running step). One row, with its verdict: done, missing, status, busy. `told` has the
+-- tasks that were answered with it.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_act(p_type text, p_id text, p_act text, p_job uuid, p_lease_s int,
                                                    OUT verdict text, OUT status text, OUT told bigint[])
 LANGUAGE plpgsql
@@ -697,7 +706,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_process_act(text, text, text, uuid, int) FROM PUBLIC;
 
--- Gives processes that have something to do a wake-up job, where others have ended or deleted theirs; how many had none comes back.
+-- Gives processes that have something to do a wake-up job if other sessions have ended or deleted theirs; returns the
+-- number of those without one.
 CREATE OR REPLACE FUNCTION {schema}.dl_process_mend(p_keys bigint[], p_lease_s int) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off

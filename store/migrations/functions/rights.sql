@@ -1,4 +1,5 @@
--- Which functions are there before the set is applied: `grants` gives those that are new to whom they take a former one's place.
+-- The functions that exist before the set is applied: `grants` gives the rights on a former function to its
+-- replacement.
 DO $do$
 BEGIN
   PERFORM set_config('dataloader.functions', coalesce(string_agg(p.proname, ' '), ''), true)

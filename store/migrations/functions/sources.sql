@@ -1,10 +1,11 @@
--- The request slots of suppliers, for loads: one request at a time. With the caller's rights.
+-- Request slots of suppliers, for loads: one request at a time. With the caller's rights.
 
--- A supplier's slot for `p_lease_s` seconds, or how long to wait, and what for. The row's lock makes one of all who ask at once the
--- first. Budgets, the load's own and the supplier's: at most p_requests[i] in any p_spans_s[i] seconds, starts of tasks counted. A
--- request counts until a span after its end, since nobody knows when in between it arrived: while it is under way as one unit
--- (dl_budgets_left), from then on as a call. If nobody has given the slot back, that was at its end, or when the lease of its run ended,
--- which p_holder is the token of: a process that was killed sends nothing any more.
+-- A supplier's slot for `p_lease_s` seconds, or the seconds to wait, and the reason. The row's lock makes one of
+-- several concurrent callers the first. Rate limits, the load's own and the supplier's: at most p_requests[i] in any
+-- p_spans_s[i] seconds, including starts of tasks. A request counts until a span after its end, since it is unknown
+-- when in between it arrived: while it is in progress as one unit (dl_budgets_left), from then on as a call. If the
+-- slot was not returned, the request ended with it, or with the lease of its run, whose token is p_holder: a killed
+-- process sends nothing any more.
 CREATE OR REPLACE FUNCTION {schema}.dl_source_take(
   p_source text, p_holder bigint, p_lease_s float8, p_requests int[], p_spans_s float8[],
   OUT wait_s float8, OUT waits_for text
@@ -32,7 +33,7 @@ BEGIN
   v_now := greatest(clock_timestamp(), v_source.last_at);
   wait_s := 0;
   IF v_source.holder = p_holder THEN
-    -- The answer to its first question was lost: it is the same request.
+    -- The answer to its first request was lost: it is the same request.
     v_source.holder := NULL;
   ELSIF v_source.held_until > v_now THEN
     wait_s := extract(epoch FROM v_source.held_until - v_now);
@@ -52,7 +53,7 @@ BEGIN
     waits_for := 'period';
   END IF;
   v_kept_s := coalesce((SELECT max(span) FROM unnest(p_spans_s || v_source.spans_s) AS span), 0);
-  -- Where no task starts by it, no start begins later than it was counted.
+  -- If no task starts by it, no start begins later than it was counted.
   IF v_source.units = '{}' THEN
     v_source.margin_s := 0;
   ELSE
@@ -72,8 +73,8 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_source_take(text, bigint, float8, int[], float8[]) FROM PUBLIC;
 
--- The slot goes back after its request; for p_pause_s seconds, because of p_why, nobody may have it. A wait that the supplier asked
--- for is not shortened by the pause after a later request.
+-- Returns the slot after its request; for p_pause_s seconds, because of p_why, no caller may have it. A pause that the
+-- supplier requested is not shortened by the pause after a later request.
 CREATE OR REPLACE FUNCTION {schema}.dl_source_give(p_source text, p_holder bigint, p_pause_s float8, p_why text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -91,8 +92,9 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_source_give(text, bigint, float8, text) FROM PUBLIC;
 
--- For a handler: p_units of a supplier's budgets now, in its periods; or in how many seconds to ask again, and why. NULL, NULL: there
--- is no such supplier. most is what its smallest budget has, margin_s how long after that the request may go out.
+-- For a handler: takes p_units of a supplier's rate limits now, in its periods; otherwise returns the seconds until the
+-- next attempt, and the reason. NULL, NULL: the supplier does not exist. most is the limit of its smallest rate limit,
+-- margin_s the seconds after which the request may be sent at the latest.
 CREATE OR REPLACE FUNCTION {schema}.dl_supplier_take(
   p_source text, p_units int, OUT wait_s float8, OUT why text, OUT most int, OUT margin_s float8
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

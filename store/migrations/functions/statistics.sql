@@ -1,5 +1,5 @@
--- Statistics by hour are summed up by day, whoever writes them. Rows come in the order of their keys, so that two who fold at once
--- lock days in one order too. What is deleted because it is old stays in its day's sums.
+-- Statistics by hour are summed up by day, for every writer. Rows come in the order of their keys, so that concurrent
+-- folds also lock days in one order. Deleted old rows stay in the sums of their days.
 CREATE OR REPLACE FUNCTION {schema}.dl_run_stats_of_day() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -12,7 +12,7 @@ BEGIN
   RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_run_stats_of_day() FROM PUBLIC;
--- From the moment on at which the trigger is there, nobody else writes until this transaction ends: the sums so far are all.
+-- Once the trigger exists, no other session writes until this transaction ends: the sums so far are complete.
 DO $do$
 DECLARE
   v_grant text;
@@ -24,7 +24,8 @@ BEGIN
     INSERT INTO {schema}.dl_run_stats_days (day, queue, task, outcome, runs, total_s, max_s)
     SELECT date_trunc('day', hour, 'UTC'), queue, task, outcome, sum(runs), sum(total_s), max(max_s)
     FROM {schema}.dl_run_stats GROUP BY 1, 2, 3, 4;
-    -- Whoever may write the hours writes days by the trigger, so that a service with few rights goes on during the upgrade.
+    -- Roles that may write the hours write days by the trigger, so that a service with few rights continues during the
+    -- upgrade.
     FOR v_grant IN
       SELECT DISTINCT format('GRANT %s ON {schema}.dl_run_stats_days TO %s', a.privilege_type, a.grantee::regrole)
       FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) AS a

@@ -1,14 +1,15 @@
--- The triggers of dl_jobs. Each row trigger but that of deletions has a WHEN clause, so that the common writes (a due insert, our own
--- claim, a heartbeat, a finish) call no function. PostgreSQL parses the clauses again in each statement: they are short, let more
--- through than the functions act on, and must never let less through (test_trigger_conditions.py compares).
--- To create one takes a lock that all writers wait for, so it is done only where the definition has changed: each trigger's
--- comment has the definition that it was made from.
+-- The triggers of dl_jobs. Each row trigger except that of deletions has a WHEN clause, so that the common writes (a
+-- due insert, our own claim, a heartbeat, a finish) call no function. PostgreSQL parses the clauses again in each
+-- statement: they are short, let more rows through than the functions change, and must never let fewer through
+-- (test_trigger_conditions.py compares).
+-- Creating a trigger takes a lock that all writers wait for, so it is done only if the definition has changed: each
+-- trigger's comment has the definition from which it was created.
 DO $do$
 DECLARE
   v_trigger record;
   v_made_from text;
 BEGIN
-  -- The document's own two, whose duty ours do. They are dropped first, since that takes the stronger lock.
+  -- The document's own two triggers, which ours replace. They are dropped first, since that takes the stronger lock.
   FOR v_trigger IN
     SELECT tgname AS name FROM pg_trigger
     WHERE tgrelid = '{schema}.dl_jobs'::regclass AND tgname = ANY (ARRAY['dl_jobs_notify_ins', 'dl_jobs_notify_upd'])
@@ -39,7 +40,8 @@ BEGIN
       ('dl_jobs_inserted', $sql$
         AFTER INSERT ON {schema}.dl_jobs REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
         EXECUTE FUNCTION {schema}.dl_jobs_inserted()$sql$),
-      -- A row trigger: one with a transition table can't have a WHEN clause or a column list and would copy every heartbeat.
+      -- A row trigger: one with a transition table cannot have a WHEN clause or a column list and would copy every
+      -- heartbeat.
       ('dl_jobs_changed', $sql$
         AFTER UPDATE ON {schema}.dl_jobs FOR EACH ROW
         WHEN (NEW.status = 'queued' OR NEW.cancel_requested OR OLD.awaited OR OLD.watched

@@ -1,7 +1,8 @@
--- Tasks whose jobs are unique (dl_tasks.uniqueness): one job of a key waits at a time and stands for all requests.
+-- Tasks whose jobs are unique (dl_tasks.uniqueness): one job of a key waits at a time and represents all requests.
 
--- The key of a job: the task with all its args, with some fields, or with a template's text. JSON as PostgreSQL keeps it has one
--- form but for numbers, of which 1.0 and 1 are the same. All args that make no key of 512 characters are hashed.
+-- The key of a job: the task with all its args, with some fields, or with a template's text. Stored JSON has one form,
+-- except for numbers, of which 1.0 and 1 are the same. All args whose key would have more than 512 characters are
+-- hashed.
 CREATE OR REPLACE FUNCTION {schema}.dl_unique_key(p_uniqueness jsonb, p_task text, p_args jsonb) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -23,15 +24,15 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_unique_key(jsonb, text, jsonb) FROM PUBLIC;
 
--- Adds a job of a unique task, or says which job stands for it. With the caller's rights (a client calls dl_enqueue, which has the
--- owner's), in the caller's transaction.
---   did   added; kept: a job that waits (or, with duplicates "open", runs) stands for the request; updated: it has become what the
---         request says; older: the key's newest job is as new; NULL: the task's jobs are not unique, or a job has the idempotency
---         key, or the id: the caller looks again
--- The key's open job holds its place in ix_dl_jobs_unique. Either the row goes in there, or the job that has the place is locked
--- and judged as it is then; if it has ended meanwhile the place is free, and all begins again. While a job that runs is judged
--- and superseded its entry keeps others out until the newer one is committed. A job that stands for a request stays locked until
--- the request is committed, so that it does not start before.
+-- Adds a job of a unique task, or returns the job that represents it. With the caller's rights (a client calls
+-- dl_enqueue, which has the owner's), in the caller's transaction.
+--   did   added; kept: a job that waits (or, with duplicates "open", runs) represents the request; updated: it has got
+--         the values of the request; older: the key's newest job is at least as new; NULL: the task's jobs are not
+--         unique, or a job has the idempotency key or the ID: the caller checks again
+-- The key's open job holds its place in ix_dl_jobs_unique. Either the row is inserted there, or the job with the place
+-- is locked and evaluated by its current state; if it has ended meanwhile, the place is free, and everything begins
+-- again. While a running job is evaluated and superseded, its entry blocks others until the newer one is committed. A
+-- job that represents a request stays locked until the request is committed, so that it does not start before.
 CREATE OR REPLACE FUNCTION {schema}.dl_add_unique(
   p_job_id uuid, p_queue text, p_task text, p_args jsonb, p_idempotency_key text, p_lock_key text, p_partition_key text,
   p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int, p_lease_s int, p_producer text,
@@ -64,7 +65,7 @@ BEGIN
   ELSIF v_task.uniqueness IS NULL THEN
     RETURN;
   ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
-    -- Each look has to see what others have committed since.
+    -- Each read has to see the commits of others since.
     RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = format(
       'jobs of the unique task %s are added in transactions of the level READ COMMITTED, not %s',
       to_json(p_task), upper(current_setting('transaction_isolation')));
@@ -85,7 +86,7 @@ BEGIN
         SELECT v_newest.job_id, 'older', v_newest.status, v_newest.queue INTO job_id, did, status, queue;
         RETURN;
       END IF;
-      -- One without a version is as new as the moment in which it is judged, whatever a clock was set to meanwhile.
+      -- A request without a version is as new as the moment of its evaluation, whatever a clock was set to meanwhile.
       v_version := coalesce(p_version, greatest(extract(epoch FROM clock_timestamp())::float8, v_newest.version));
     END IF;
 
@@ -102,7 +103,7 @@ BEGIN
     RETURNING j.job_id INTO job_id;
     IF job_id IS NOT NULL THEN
       IF p_version IS NOT NULL THEN
-        -- In a new snapshot: a newer one may have come and ended since the look above.
+        -- In a new snapshot: a newer one may have arrived and ended since the check above.
         SELECT j.job_id, j.status, j.queue INTO v_newest FROM {schema}.dl_jobs j
         WHERE j.unique_key = v_key AND j.version >= p_version AND j.job_id <> p_job_id ORDER BY j.version DESC LIMIT 1;
         IF FOUND THEN
@@ -125,7 +126,7 @@ BEGIN
       WHERE j.unique_key = v_key AND j.status IN ('queued', 'running') AND j.superseded_by IS NULL FOR NO KEY UPDATE;
       CONTINUE WHEN NOT FOUND;
       IF v_open.status = 'queued' AND v_open.cancel_requested THEN
-        -- It will not run, so it stands for nobody.
+        -- It will not run, so it represents no request.
         UPDATE {schema}.dl_jobs j SET status = 'canceled', waits_for = NULL, finished_at = clock_timestamp()
         WHERE j.job_id = v_open.job_id;
         INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
@@ -153,7 +154,7 @@ BEGIN
         SELECT v_open.job_id, 'kept', v_open.status, v_open.queue INTO job_id, did, status, queue;
         RETURN;
       END IF;
-      -- Its place is free now, for this transaction alone.
+      -- Its place is free now, only for this transaction.
       UPDATE {schema}.dl_jobs j
       SET superseded_by = p_job_id,
           cancel_requested = j.cancel_requested OR (v_task.uniqueness ->> 'when_running' = 'cancel') IS TRUE
