@@ -1,4 +1,4 @@
-"""Statements that need no function around them, for `Database.run` and `Database.write` (asyncio-flavoured)."""
+"""Statements that need no function around them, for `Database.run` and `Database.write` (asyncio-flavored)."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ async def _aio_cancel_many(
 
 
 async def aio_end(connection: Any, rows: list[Any], operator: Operator) -> list[int]:
-    """Cancel the locked rows as their status allows, and record the operator in their histories (asyncio-flavoured).
+    """Cancel the locked rows as their status allows, and record the operator in their histories (asyncio-flavored).
 
     Returns the hashes of the keys that may have lost their next job.
     """
@@ -358,7 +358,7 @@ def newest_of_keys(rows: list[Any]) -> list[Any]:
 
 
 async def aio_revive_jobs(connection: Any, rows: list[Any], operator: Operator) -> None:
-    """Queue ended jobs again and record the operator in their histories (asyncio-flavoured).
+    """Queue ended jobs again and record the operator in their histories (asyncio-flavored).
 
     `rows` are locked, and have `job_id` and `unique_key`.
     """
@@ -408,7 +408,7 @@ def _bulk_detail(job_filter: JobFilter, limit: int) -> dict[str, Any]:
 async def aio_audit(
     connection: Any, operator: Operator, action: str, job_id: UUID | None, detail: dict[str, Any]
 ) -> None:
-    """Record an operator's action in the audit, in the transaction of the action (asyncio-flavoured)."""
+    """Record an operator's action in the audit, in the transaction of the action (asyncio-flavored)."""
     if operator.request_id is not None:
         detail = detail | {"request_id": operator.request_id}
     await connection.execute(_AUDIT, operator.name, action, job_id, mask(detail))

@@ -140,7 +140,7 @@ async def _aio_depths(connection: Any, limits: CountLimits) -> Depths:
 
 
 async def aio_depths_of(connection: Any, row: Any, limits: CountLimits = LIMITS) -> Depths:
-    """Return the result of `read_depths` for a row of `READ`, outside a transaction (asyncio-flavoured)."""
+    """Return the result of `read_depths` for a row of `READ`, outside a transaction (asyncio-flavored)."""
     paused = {one.queue: Pause(one.at, one.by) for one in listed_json(row["paused"], _Paused)}
     counted = (await _aio_count_depths(connection, limits) if row["is_old"] else None) or row
     records = listed_json(counted["queues"] or "[]", QueueRecord)

@@ -201,7 +201,7 @@ def rows_of(jobs: Sequence[NewJob], default_lease_s: int) -> list[Row]:
 
 
 async def aio_enqueue_within(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
-    """Add `jobs`, all or none, in the transaction that is open on the connection (asyncio-flavoured).
+    """Add `jobs`, all or none, in the transaction that is open on the connection (asyncio-flavored).
 
     A rejected request leaves the transaction as it was. The exception is a single job without an idempotency key that
     the database rejects: it ends the transaction.

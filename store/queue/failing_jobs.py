@@ -101,7 +101,7 @@ async def get_error_group(database: Database, group: str) -> ErrorGroup:
 
 
 async def aio_head(connection: Any, number: int, exact: int | None) -> ErrorGroup:
-    """Return the result of `get_error_group` inside another operation (asyncio-flavoured)."""
+    """Return the result of `get_error_group` inside another operation (asyncio-flavored)."""
     if exact is None:
         row = await connection.fetchrow(HEAD, number)
     else:

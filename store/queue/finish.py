@@ -248,7 +248,7 @@ class Finished:
 
 
 async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: bool = False) -> Finished:
-    """Write `outcomes` in the order of their IDs (asyncio-flavoured); with `patient`, wait for locked rows.
+    """Write `outcomes` in the order of their IDs (asyncio-flavored); with `patient`, wait for locked rows.
 
     `patient` is only for a single outcome: two batches that wait could deadlock.
     """
@@ -309,7 +309,7 @@ def _columns(outcomes: Sequence[Outcome]) -> tuple[list[UUID], list[int], list[s
 
 
 async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> set[int]:
-    """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavoured).
+    """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavored).
 
     Returns the tokens whose rows another session has locked: nothing was written, and they must be tried again.
     """
@@ -322,7 +322,7 @@ async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, st
 async def aio_keep_lines(
     connection: Any, lines: Sequence[tuple[UUID, int, Any, str]], *, of_loads: bool = False
 ) -> set[int]:
-    """Write log lines as (job_id, token, timestamp, payload as JSON text), in order (asyncio-flavoured).
+    """Write log lines as (job_id, token, timestamp, payload as JSON text), in order (asyncio-flavored).
 
     `of_loads`: some lines have the field `load`; their position is recorded. Returns the tokens whose rows another
     session has locked, as for progress.

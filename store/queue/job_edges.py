@@ -35,7 +35,7 @@ def check_order(jobs: Sequence[NewJob]) -> None:
 
 
 async def aio_add_edges(connection: Any, edges: Mapping[UUID, Sequence[UUID]]) -> None:
-    """Add the edges of jobs added in this transaction, as (job, jobs that it runs after) (asyncio-flavoured).
+    """Add the edges of jobs added in this transaction, as (job, jobs that it runs after) (asyncio-flavored).
 
     Raises `BadRequest` that names the first unknown IDs.
     """

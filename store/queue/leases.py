@@ -177,7 +177,7 @@ async def aio_rehearse(connection: Any) -> None:
 
 
 async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> list[Pulse]:
-    """Renew the leases of `runs` in the order of their IDs (asyncio-flavoured).
+    """Renew the leases of `runs` in the order of their IDs (asyncio-flavored).
 
     `runs` are (job_id, token, whether to write an event).
     """
@@ -195,7 +195,7 @@ def _found(record: Any) -> Beat:
 
 
 async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
-    """Renew leases of (job_id, token), expired or not, and return the tokens that are ours (asyncio-flavoured).
+    """Renew leases of (job_id, token), expired or not, and return the tokens that are ours (asyncio-flavored).
 
     Jobs with a key only on the session that holds it: no other job with the key can have started, and none can start
     while this runs. A job without a key has not been started elsewhere, since its token would have changed.
@@ -244,7 +244,7 @@ async def reap(
 
 
 async def aio_mark_jump(connection: Any) -> None:
-    """Record that the database's clock has jumped ahead (asyncio-flavoured).
+    """Record that the database's clock has jumped ahead (asyncio-flavored).
 
     For claims and sweeps of all processes, leases that were renewed before the jump count for their whole length from
     now on: a worker that cannot reach the database goes by its own clock.
@@ -256,7 +256,7 @@ async def aio_mark_jump(connection: Any) -> None:
 
 
 async def aio_cut_back_leases(connection: Any) -> int:
-    """Cut leases that are longer than any that the clock grants now; return their number (asyncio-flavoured).
+    """Cut leases that are longer than any that the clock grants now; return their number (asyncio-flavored).
 
     The clock was ahead when they were granted. A live worker renews its leases in any case.
     """

@@ -227,7 +227,7 @@ class LockSession:
         return claim
 
     async def ask(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run an operation (asyncio-flavoured) that claims depend on, on their session, shielded with a deadline."""
+        """Run an operation (asyncio-flavored) that claims depend on, on their session, shielded with a deadline."""
         return await self._session.write(operation, *args)
 
     def forget(self, token: int) -> None:

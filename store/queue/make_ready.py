@@ -121,5 +121,5 @@ async def unpark(database: Database, hashes: Sequence[int]) -> int:
 
 
 async def aio_unpark(connection: Any, hashes: Sequence[int]) -> int:
-    """Do the same as `unpark`, outside a transaction (asyncio-flavoured)."""
+    """Do the same as `unpark`, outside a transaction (asyncio-flavored)."""
     return int(await connection.fetchval("SELECT dl_unpark($1::int[])", hashes))

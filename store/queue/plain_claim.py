@@ -99,7 +99,7 @@ class PlainClaims:
 
 
 async def aio_claim_plain(connection: Any, worker: str, request: ClaimRequest) -> Claim | None:
-    """Claim up to `slots` jobs (asyncio-flavoured), or return None if one of these is not plain."""
+    """Claim up to `slots` jobs (asyncio-flavored), or return None if one of these is not plain."""
     sent_at = lease_time()
     records = await connection.fetch(
         _CLAIM, request.queue, request.slots, worker, request.tasks, request.after, request.limited

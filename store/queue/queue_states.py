@@ -65,7 +65,7 @@ LEFT JOIN (SELECT DISTINCT queues, tasks, only_tasks FROM dl_workers
 
 
 async def aio_queue_states(connection: Any, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], QueueState]:
-    """Return the states that keep jobs of these queues and tasks waiting, where there is one (asyncio-flavoured)."""
+    """Return the states that keep jobs of these queues and tasks waiting, where there is one (asyncio-flavored)."""
     asked = sorted(set(jobs))
     if not asked:
         return {}

@@ -218,7 +218,7 @@ async def get_job(database: Database, job_id: UUID) -> JobRecord:
 
 
 async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
-    """Do the same as `get_job` inside another operation (asyncio-flavoured)."""
+    """Do the same as `get_job` inside another operation (asyncio-flavored)."""
     record = await connection.fetchrow(_SELECT_ONE_JOB + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
@@ -307,7 +307,7 @@ async def _aio_list_jobs(
 async def aio_fetch_page(
     connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str], most: int
 ) -> tuple[list[Any], bool]:
-    """Return at most `limit` rows of a statement, and whether there are more (asyncio-flavoured).
+    """Return at most `limit` rows of a statement, and whether there are more (asyncio-flavored).
 
     It must run in a transaction. The columns `texts` of all rows have at most `most` characters together; one row
     always fits.
@@ -327,7 +327,7 @@ async def aio_fetch_page(
 async def aio_read_page(
     connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str]
 ) -> tuple[list[Any], bool]:
-    """Do the same as `aio_fetch_page` in its own transaction, with `MAX_PAGE_TEXT` characters (asyncio-flavoured)."""
+    """Do the same as `aio_fetch_page` in its own transaction, with `MAX_PAGE_TEXT` characters (asyncio-flavored)."""
     async with connection.transaction(readonly=True):
         return await aio_fetch_page(connection, sql, values, limit, texts=texts, most=MAX_PAGE_TEXT)
 

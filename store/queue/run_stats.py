@@ -81,7 +81,7 @@ _BEGINNING: Final = "SELECT date_trunc($1, $2::timestamptz, 'UTC')"
 
 
 async def aio_add_run_stats(connection: Any, sums: Mapping[Key, RunSum]) -> None:
-    """Append the sums of runs that have just ended (asyncio-flavoured)."""
+    """Append the sums of runs that have just ended (asyncio-flavored)."""
     rows = [(*key, one.runs, one.total_s, one.max_s) for key, one in sums.items()]
     await connection.execute(_ADD, *map(list, zip(*rows, strict=True)))
 

@@ -66,7 +66,7 @@ FROM dl_tasks WHERE task = $1
 
 
 async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) -> None:
-    """Write the settings of the tasks of `worker` for their jobs (asyncio-flavoured). Only changes are written."""
+    """Write the settings of the tasks of `worker` for their jobs (asyncio-flavored). Only changes are written."""
     rows = [
         (
             task.name,

@@ -56,12 +56,12 @@ class Stand:
     did: Did
 
 
-class KeyTaken(Exception):  # noqa: N818 - no error: all is looked at again
+class KeyTaken(Exception):  # noqa: N818 - not an error: everything is read again
     """A job with the idempotency key or the ID of a job to add has been added meanwhile."""
 
 
 async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Stand]:
-    """Return, by the IDs of `rows`, the resulting jobs of those whose task is unique (asyncio-flavoured).
+    """Return, by the IDs of `rows`, the resulting jobs of those whose task is unique (asyncio-flavored).
 
     Leaves out rows whose task is not unique, or whose idempotency key or ID another job has got meanwhile. Raises
     `BadRequest` for a version that the task's jobs do not have, and for a job that runs after others; `KeyTaken`.

@@ -117,7 +117,7 @@ async def _aio_why(connection: Any, job_id: UUID) -> WaitReason:
 
 
 async def aio_reason(connection: Any, job: Mapping[str, Any]) -> WaitReason:
-    """Return the reason why the job of these `FACTS` does not run, with at most one statement (asyncio-flavoured)."""
+    """Return the reason why the job of these `FACTS` does not run, with at most one statement (asyncio-flavored)."""
     return _of_started(job) or await _aio_of_queued(connection, job)
 
 

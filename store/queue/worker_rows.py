@@ -100,7 +100,7 @@ class SignOfLife:
 
 
 async def aio_show(connection: Any, worker: WorkerRow, last_seen_at: str | None = None) -> SignOfLife:
-    """Write a sign of life of `worker` (asyncio-flavoured).
+    """Write a sign of life of `worker` (asyncio-flavored).
 
     Its row should still have `last_seen_at`, of the last one.
     """
@@ -113,7 +113,7 @@ async def aio_show(connection: Any, worker: WorkerRow, last_seen_at: str | None 
 
 
 async def aio_leave(connection: Any, worker: WorkerRow) -> None:
-    """Record that `worker` has shut down in good order (asyncio-flavoured)."""
+    """Record that `worker` has shut down in good order (asyncio-flavored)."""
     await connection.execute(_LEAVE, worker.name)
     if versions := worker.process_versions:
         await connection.execute(_SERVE_NO_MORE, *map(list, zip(*versions, strict=True)))
