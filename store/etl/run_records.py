@@ -240,7 +240,7 @@ async def page_of_runs(database: Database, *, name: str | None = None, limit: in
     values: list[object] = []
     if name is not None:
         check_text("name", name, MAX_NAME)
-        # With the name in the key, no plan walks the runs of all names to find those of one.
+        # With the name in the key, no plan scans the runs of all names to find those of one.
         key, terms, values = f"r.name, {key}", "r.name = $1", [name]
     if after is not None:
         values += BY_INSTANT.key(after)

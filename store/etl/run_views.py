@@ -244,7 +244,7 @@ async def _aio_list_run_lines(
     key, terms = "r.started_at, r.run_id", "true"
     values: list[object] = []
     if name is not None:
-        # With the name in the key, no plan walks the runs of all names to find those of one.
+        # With the name in the key, no plan scans the runs of all names to find those of one.
         key, terms, values = f"r.name, {key}", "r.name = $1", [name]
     if after is not None:
         values += BY_INSTANT.key(after)

@@ -80,7 +80,7 @@ class Polled:
 
 @attrs.frozen
 class Parked:
-    """Whether jobs are parked for keys, and whether some that run after others are to be judged."""
+    """Whether jobs are parked for keys, and whether some that run after others must be evaluated."""
 
     for_keys: bool
     to_judge: bool

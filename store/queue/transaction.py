@@ -42,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
-# The next stage may have begun meanwhile, with a token of its own.
+# The next stage may have begun meanwhile, with another token.
 _MOVED: Final = """
 SELECT EXISTS (
   SELECT FROM dl_job_events WHERE job_id = $1 AND kind = 'moved' AND payload ->> 'token' = $2::bigint::text

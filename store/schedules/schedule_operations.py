@@ -258,7 +258,7 @@ async def _aio_backfill(
     async with _aio_transaction_with_timeout(connection):
         found = await _aio_one(connection, _LOCK, name)
         schedule = schedule_record(found).schedule
-        # What is planned for later is the tick's.
+        # Later times are left to the tick.
         until = min(filter(None, (request.end, schedule.end_at, found["next_at"])))
         times = _planned(schedule, found["stored_at"], request.begin, until)
         have = {record["planned_at"] for record in await connection.fetch(_HAVE_JOBS, name, times)}

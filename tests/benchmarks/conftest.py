@@ -1,4 +1,4 @@
-"""A benchmark with two workloads that is not run: what is tested is what becomes of its results."""
+"""A benchmark with two workloads that is not run: the processing of its results is tested."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a service has stood an attack, and the table that says so."""
+"""Conditions under which a service has withstood an attack, and the table of the results."""
 
 import json
 import subprocess

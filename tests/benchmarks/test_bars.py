@@ -1,4 +1,4 @@
-"""What ours is by a bar: reached, missed or not measured, and how far from it."""
+"""Results against a bar: reached, missed or not measured, and the distance from it."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Which measurements are made."""
+"""Selection of measurements."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""What the benchmark of schedules and limits takes for broken: pure functions over its records."""
+"""Faults that the benchmark of schedules and limits detects: pure functions over its records."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""When a soak is passed, and how its course is drawn."""
+"""Conditions for passing a soak, and the drawing of its course."""
 
 from xml.etree import ElementTree as ET
 
@@ -23,7 +23,7 @@ GOOD = SoakOutcome(
 
 
 def course(**changed):
-    """A sample each ten seconds, all figures the same; but for those `changed`: a function of the time."""
+    """Return a sample for each ten seconds with constant figures, except those `changed`: functions of the time."""
     figures = {"p50_ms": 5.0, "p99_ms": 20.0} | {flat.figure: 10.0 for flat in FLAT}
     return [
         {"at_s": at_s} | figures | {name: value(at_s) for name, value in changed.items()}
@@ -44,7 +44,7 @@ def test_a_soak_in_which_nothing_grows_or_is_lost_is_passed():
 def test_a_figure_that_rises_beyond_its_bound_in_the_second_half_is_bad(flat):
     assert bad(course(**{flat.figure: lambda at_s: at_s * flat.least})) == [f"flat: {flat.text}"]
     assert bad(course(**{flat.figure: lambda at_s: 10 + at_s * flat.least / 1_000})) == []
-    # What fills up at first, or shrinks, is no leak.
+    # A figure that only rises at first, or falls, is not a leak.
     assert bad(course(**{flat.figure: lambda at_s: min(at_s, 150) * flat.least})) == []
     assert bad(course(**{flat.figure: lambda at_s: (1_000 - at_s) * flat.least})) == []
 

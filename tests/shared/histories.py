@@ -428,7 +428,7 @@ CHECKS: dict[str, Callable[[History], Iterator[str]]] = {
     "messages of processes not once": messages,
     "exits out of order": exits,
 }
-"""Checks by what they find."""
+"""Checks by the name of the violation that they find."""
 
 
 def violations(history: History) -> dict[str, list[str]]:

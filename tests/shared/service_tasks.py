@@ -108,7 +108,7 @@ async def visit(job: Job) -> int:
     """
     async with LEDGER.visit(job):
         await trio.sleep(job.args.get("s", 0))
-        while "until" in job.args and not os.path.exists(job.args["until"]):  # noqa: ASYNC110, ASYNC240, PTH110 - it must
+        while "until" in job.args and not os.path.exists(job.args["until"]):  # noqa: ASYNC110, ASYNC240, PTH110
             await trio.sleep(0.05)
         time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - the tested behavior
         while "block_until" in job.args and not os.path.exists(job.args["block_until"]):  # noqa: ASYNC240, PTH110

@@ -1,9 +1,9 @@
-"""`just chaos [seconds] [--seed N]`: everything at once under faults, then the checker.
+"""`just chaos [seconds] [--seed N]`: all features together under faults, then the checker.
 
 Three services and a foreign one process jobs with keys and limits, schedules, graphs of 200 jobs, loads from a flaky
 server, and calls of durable processes, while they are killed, ended and suspended, and their database is restarted and
-crashed. Then everything that was recorded is checked against docs/guarantees.md (histories.py). The exit code is 1 if a
-guarantee was broken. `--seed` repeats the order of the faults, `--without` takes a guard out (broken.py).
+crashed. Then all records are checked against docs/guarantees.md (histories.py). The exit code is 1 if a guarantee was
+broken. `--seed` repeats the order of the faults, `--without` takes a guard out (broken.py).
 """
 
 from __future__ import annotations

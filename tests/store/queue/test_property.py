@@ -160,7 +160,7 @@ class World:
             row = "SELECT j::text, token, status::text AS status FROM dl_jobs j WHERE job_id = $1"
             before = await self.raw.fetchrow(row, job.job_id)
             if (before["token"], before["status"]) == (job.token, "running"):
-                return  # its process is dead or has given up, and nobody has taken the job back yet
+                return  # its process is dead or has given up, and the job has not been reclaimed yet
             outcome = Outcome(job.job_id, job.token, STEPS[b % len(STEPS)], error="late", result="1")
             assert (await self.workers[0].record(outcome)).written == {}
             assert await self.raw.fetchrow(row, job.job_id) == before

@@ -20,7 +20,7 @@ ANSWER = "UPDATE dl_process_tasks SET status = 'finished', response = to_jsonb('
 
 @pytest.fixture
 def open_web(open_web):
-    """The server of these tests receives no notifications, so it reads often."""
+    """Return `open_web` with frequent reads, since the server of these tests receives no notifications."""
     return partial(open_web, reread_s=0.1)
 
 
