@@ -180,7 +180,7 @@ class Transactions:
 
     @asynccontextmanager
     async def open_for(self, kind: type[J], end: Callable[[J, Written], Awaitable[None]]) -> AsyncIterator[J]:
-        """Open a transaction that `end` commits if the block succeeds, for a library that writes an end of its own.
+        """Open a transaction that `end` commits if the block succeeds, for a library with its own end of a job.
 
         `end` receives the transaction, and a function that runs an operation (asyncio-flavored) on its connection and
         commits immediately. Its errors roll back; `end` must find out whether a COMMIT without an answer has happened.

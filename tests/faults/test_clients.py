@@ -123,7 +123,7 @@ async def health_measured():
     took_ms = []
     yield took_ms
     took_ms.sort()
-    print(f"/health: median {statistics.median(took_ms):.1f} ms, 99 % {took_ms[len(took_ms) * 99 // 100]:.1f} ms")  # noqa: T201 - for readers of the output
+    print(f"/health: median {statistics.median(took_ms):.1f} ms, 99 % {took_ms[len(took_ms) * 99 // 100]:.1f} ms")  # noqa: T201 - a result
     assert statistics.median(took_ms) < HEALTH_MS
 
 
