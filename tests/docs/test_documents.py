@@ -44,6 +44,18 @@ def test_the_tree_is_drawn_as_in_the_code():
     assert "\n".join(drawn) in "\n".join(in_code)
 
 
+@pytest.mark.parametrize("name", ["architecture.md", "deep-dives/actors.md", "deep-dives/schema.md"])
+def test_files_and_folders_named_for_readers_of_the_code_exist(name):
+    text = read(name)
+    named = {place: line for line in text.splitlines() for place in re.findall(r"`([\w.]+/[\w./-]*)`", line)}
+    assert named
+    # In the table of layers, folders are those of the row's layer.
+    layers = {place: re.findall(r"^\| `([\w/]+/)` \|", line) for place, line in named.items()}
+    missing = {place for place in named if not any((ROOT / layer / place).exists() for layer in ("", *layers[place]))}
+    assert missing == set()
+    assert len(text.split()) <= 2_500
+
+
 @pytest.mark.parametrize("room", ["flows", "store"])
 def test_every_folder_of_a_layer_is_in_the_table_of_layers(room):
     [row] = re.findall(rf"^\| `{room}/` \|.*", read("architecture.md"), re.MULTILINE)
