@@ -91,7 +91,8 @@ faults *args:
 
 # the loads, in full, with the real data sets where they are at hand
 loads *args: _servers
-    {{ bin }}/pytest tests/flows tests/store tests/cli/test_etl.py tests/web/api/test_etl.py tests/examples -k "etl or earth" \
+    {{ bin }}/pytest tests/flows tests/store tests/cli/test_etl.py tests/web/api/test_etl.py \
+        tests/jobs/test_loads_contract.py tests/examples -k "etl or loads_contract or earth" \
         -n 2 --dist worksteal --pg {{ versions }} {{ args }}
 
 # bodies in child processes while services, guards and bodies are killed and stopped, for some seconds (600)

@@ -14,10 +14,11 @@ from dataloader.cli.cells import Column, cell
 from dataloader.cli.entry import Group
 from dataloader.cli.etl_plan import etl_plan_command
 from dataloader.cli.etl_start import etl_flow_command, etl_retry_command, etl_run_command
-from dataloader.cli.load_reads import LoadReads
 from dataloader.cli.output import print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
-from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
+from dataloader.jobs.client.client import Client
+from dataloader.jobs.client.loads import Loads
+from dataloader.jobs.load_listings import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
 
 
 @click.group(cls=Group)
@@ -31,13 +32,13 @@ def etl_command() -> None:
 def etl_status_command(target: AskedQueue, *, load: str | None, as_json: bool) -> None:
     """Show the watermark and the last run of LOAD, or of all loads."""
     if load is not None:
-        found = target.ask_loads(lambda loads: loads.load(load))
+        found = target.ask_client(lambda client: client.loads.get(load))
         if as_json:
             print_json(found)
         else:
             print_fields(_load_form(found))
         return
-    every = target.ask_loads(_all_loads)
+    every = target.ask_client(lambda client: _all_loads(client.loads))
     if as_json:
         print_json(every)
         return
@@ -58,11 +59,11 @@ def etl_status_command(target: AskedQueue, *, load: str | None, as_json: bool) -
     )
 
 
-async def _all_loads(loads: LoadReads) -> list[LoadRecord]:
+async def _all_loads(loads: Loads) -> list[LoadRecord]:
     found: list[LoadRecord] = []
     after: str | None = None
     while True:
-        page = await loads.loads(limit=MAX_LOADS, after=after)
+        page = await loads.find(limit=MAX_LOADS, after=after)
         found += page.loads
         after = page.next
         if after is None:
@@ -107,14 +108,14 @@ def etl_failures_command(
     `dataloader etl retry` retries them.
     """
 
-    async def question(loads: LoadReads) -> list[FailureLine]:
+    async def question(client: Client) -> list[FailureLine]:
         if run_id is not None:
-            return await loads.failures_of_run(run_id, after=after, limit=limit)
-        return await loads.failures_of_load(load or "", after=after, limit=limit)
+            return (await client.loads.failures_of_run(run_id, after=after, limit=limit)).failures
+        return (await client.loads.failures(load or "", after=after, limit=limit)).failures
 
     if (load is None) == (run_id is None):
         raise click.UsageError("name either a LOAD, or a run by --run")
-    found = target.ask_loads(question)
+    found = target.ask_client(question)
     if as_json:
         # The name `key` would be masked as a secret.
         print_json([failure.masked() for failure in found], is_masked=True)

@@ -26,13 +26,13 @@ from dataloader.cli.target import (
     command_options,
     data_dir_option,
     json_option,
-    open_loads_of,
+    open_client_of,
     provide_database,
     run_trio,
 )
 from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError, TargetError
-from dataloader.store.etl.run_records import LoadNotFound
+from dataloader.jobs.load_listings import LoadNotFound
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import load_settings
 
@@ -209,9 +209,9 @@ async def _watermark(load: str, settings: Settings) -> datetime | None:
     """Return the load's watermark; None without a database, or if the load has never run in it."""
     if settings.db_dsn is None:
         return None
-    async with open_loads_of(settings) as loads:
+    async with open_client_of(settings) as client:
         try:
-            return (await loads.load(load)).watermark
+            return (await client.loads.get(load)).watermark
         except (LoadNotFound, SchemaError):
             return None
 

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 import click
@@ -26,12 +26,11 @@ from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.cli.waiting import is_known, knows_task, served_instead, wait_for_end
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError
+from dataloader.jobs.load_jobs import Kind, retry_of_load, run_of_load
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.settings_layers import load_settings
-
-Kind = Literal["load", "flow"]
 
 QUEUE: Final = "default"
 PRODUCER: Final = "dataloader etl"
@@ -117,7 +116,7 @@ def etl_run_command(how: _How, *, load: str, windows: Mapping[str, str], pipelin
     Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
     here, in this process, and ^C cancels it: records already received are still written.
     """
-    return _start_job(how, "load", load, _job_args(windows, pipeline))
+    return _start_run(how, "load", load, windows, pipeline)
 
 
 @click.command("retry")
@@ -137,7 +136,8 @@ def etl_retry_command(how: _How, *, load: str, numbers: tuple[int, ...], pipelin
 
     All of them, or single ones by --failure; otherwise like `dataloader etl run`.
     """
-    return _start_job(how, "load", load, {"failures": list(numbers) or "all"} | _job_args({}, pipeline))
+    new = retry_of_load(load, numbers or None, pipeline=pipeline, queue=how.queue, producer=PRODUCER)
+    return _start_job(how, "load", new)
 
 
 @click.command("flow")
@@ -150,21 +150,22 @@ def etl_flow_command(how: _How, *, name: str, windows: Mapping[str, str], pipeli
 
     Its loads run in order, layer after layer, as one run; otherwise like `dataloader etl run`.
     """
-    return _start_job(how, "flow", name, _job_args(windows, pipeline))
+    return _start_run(how, "flow", name, windows, pipeline)
 
 
-def _job_args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(windows) | ({"pipeline": dict(pipeline)} if pipeline else {})
+def _start_run(how: _How, kind: Kind, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+    begin, end = windows.get("from"), windows.get("to")
+    new = run_of_load(name, kind=kind, begin=begin, end=end, pipeline=pipeline, queue=how.queue, producer=PRODUCER)
+    return _start_job(how, kind, new)
 
 
-def _start_job(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
-    new = NewJob(queue=how.queue, task=name, args=args, lock_key=f"{kind}:{name}", producer=PRODUCER)
+def _start_job(how: _How, kind: Kind, new: NewJob) -> int:
     if how.where is not None:
         return _run_here(how, kind, new, load_tasks(how.where))
     if how.wait is False:
         return _add_job(how, new)
     added: list[Enqueued] = []
-    screen = open_job_screen(name, as_json=how.as_json)
+    screen = open_job_screen(new.task, as_json=how.as_json)
     try:
         with screen:
             job = how.target.ask(functools.partial(_add_and_wait, new, added, screen))

@@ -1,8 +1,8 @@
 """Target of a command: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
 
 Commands use `@asks_queue`, which adds the options and passes an `AskedQueue`. `target.ask(question)` calls a function
-with `Jobs`, `target.ask_client` one with the whole client, `target.ask_loads` one with `LoadReads`. `provide_database`
-is for commands that need the database itself.
+with `Jobs`, `target.ask_client` one with the whole client. `provide_database` is for commands that need the database
+itself.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings
 from dataloader.supervisor.signals import obey
 
 if TYPE_CHECKING:
-    from dataloader.cli.load_reads import LoadReads
     from dataloader.store.connection.options import DatabaseOptions
     from dataloader.store.embedded.postgres import EmbeddedPostgres
 
-Q = TypeVar("Q")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -58,25 +56,12 @@ class AskedQueue:
         """Open the queue, call `question` with it, close it."""
         return self.ask_client(lambda client: question(client.jobs))
 
-    def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
-        """Call `question` with the reads of loads."""
-        return self._ask(_open_http_loads, open_loads_of, question)
-
     def ask_client(self, question: Callable[[Client], Awaitable[T]]) -> T:
-        """Call `question` with the whole client."""
-        return self._ask(_open_http_client, open_client_of, question)
-
-    def _ask(
-        self,
-        of_service: Callable[[str, str | None], AbstractAsyncContextManager[Q]],
-        of_database: Callable[[Settings], AbstractAsyncContextManager[Q]],
-        question: Callable[[Q], Awaitable[T]],
-    ) -> T:
-        """Use the service that was named, otherwise the database."""
+        """Call `question` with the whole client: of the service that was named, otherwise of the database."""
         if self.url is not None:
-            return run_trio(_ask_service, of_service(self.url, self.token), question)
+            return run_trio(_ask_service, _open_http_client(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask_opened, of_database(settings), question)
+            return run_trio(_ask_opened, open_client_of(settings), question)
 
 
 async def all_rows(page_of: Callable[..., Awaitable[Any]], name: str) -> list[Any]:
@@ -105,25 +90,6 @@ async def open_client_of(settings: Settings) -> AsyncIterator[Client]:
     options, operator = command_options(settings), Operator(account())
     async with open_database_client(options, operator, default_lease_s=settings.default_lease_s) as client:
         yield client
-
-
-@asynccontextmanager
-async def open_loads_of(settings: Settings) -> AsyncIterator[LoadReads]:
-    """Open the reads of loads in the settings' database, for the duration of a block."""
-    from dataloader.cli.load_reads import DatabaseLoadReads  # noqa: PLC0415 - as above
-    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - as above
-
-    async with open_database(command_options(settings)) as database:
-        yield DatabaseLoadReads(database)
-
-
-@asynccontextmanager
-async def _open_http_loads(url: str, token: str | None) -> AsyncIterator[LoadReads]:
-    from dataloader.cli.load_reads import HttpLoadReads  # noqa: PLC0415 - as above
-    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
-
-    async with open_service(url, token) as service:
-        yield HttpLoadReads(service)
 
 
 def command_options(settings: Settings) -> DatabaseOptions:
@@ -158,12 +124,12 @@ async def _until_interrupted(operation: Callable[[*Ts], Awaitable[T]], *args: *T
     return results
 
 
-async def _ask_opened(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
+async def _ask_opened(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:
     async with opening as asked:
         return await question(asked)
 
 
-async def _ask_service(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
+async def _ask_service(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:
     """Call `question` with the service. An error of the address or the token names its option."""
     try:
         return await _ask_opened(opening, question)

@@ -15,13 +15,14 @@ from dataloader.jobs.operations.operation import Operation
 from dataloader.jobs.operations.performer import Performer
 from dataloader.jobs.process_listings import ProcessAnswer, ProcessRecord
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
+from dataloader.store.etl import load_operations as load_operations  # noqa: PLC0414 - it registers implementations
 from dataloader.store.implementations import IMPLEMENTATIONS, Store
 from dataloader.store.limits import limit_operations as limit_operations  # noqa: PLC0414 - the same
 from dataloader.store.processes import process_operations as process_operations  # noqa: PLC0414 - the same
 from dataloader.store.processes import sending
 from dataloader.store.processes.operations import aio_import
 from dataloader.store.queue import bulk_operations as bulk_operations  # noqa: PLC0414 - the same
-from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - it registers implementations
+from dataloader.store.queue import job_operations as job_operations  # noqa: PLC0414 - the same
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 from dataloader.store.schedules import schedule_operations as schedule_operations  # noqa: PLC0414 - the same

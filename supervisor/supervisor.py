@@ -20,6 +20,7 @@ from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.loads import Loads
 from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.error_groups import first_error
@@ -99,6 +100,11 @@ class Supervisor:
         The audit log names the worker as the operator.
         """
         return Limits(self._parts.performer)
+
+    @property
+    def loads(self) -> Loads:
+        """Loads, their runs and their failures, over the supervisor's database."""
+        return Loads(self._parts.performer)
 
     @property
     def processes(self) -> ProcessClient:

@@ -26,8 +26,8 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.api import (
     bulk,
-    etl,
     jobs,
+    loads,
     problem_kinds,
     processes,
     schedules,
@@ -55,7 +55,7 @@ _WORK: Final = [
     *tasks.routes,
     *jobs.routes,
     *bulk.routes,
-    *etl.routes,
+    *loads.routes,
     *schedules.routes,
     *processes.routes,
     *system.routes,

@@ -27,6 +27,7 @@ from werkzeug.datastructures import Headers
 from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.loads import Loads
 from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.contract import Operator
@@ -104,6 +105,11 @@ class Call:
     def limits(self) -> Limits:
         """Limits of tasks and suppliers; the audit log names the caller as the operator."""
         return Limits(self.performer)
+
+    @property
+    def loads(self) -> Loads:
+        """Loads, their runs and their failures."""
+        return Loads(self.performer)
 
     @property
     def processes(self) -> ProcessClient:

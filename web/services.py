@@ -146,7 +146,7 @@ class Services:
 
     @property
     def database(self) -> Database:
-        """Database of the queue, for reads and writes that are not operations, such as runs of loads."""
+        """Database of the queue, for reads and writes that are not operations, such as those of pages."""
         return self.performer.database
 
     @token_check.default

@@ -24,6 +24,15 @@ from dataloader.jobs.listings import (
     QueuePage,
     WorkerPage,
 )
+from dataloader.jobs.load_listings import (
+    FailurePage,
+    LoadPage,
+    LoadRecord,
+    RunPage,
+    RunRecord,
+    RunTask,
+    RunTimeline,
+)
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.operations.jobs import Changed
 from dataloader.jobs.operations.limits import ChangedTasks
@@ -190,6 +199,43 @@ def schedule_event(event: ScheduleEvent) -> ScheduleEvent:
     return attrs.evolve(event, payload=None if event.payload is None else fields(dict(event.payload)))
 
 
+def load_record(record: LoadRecord) -> LoadRecord:
+    """Mask the last run of a load."""
+    last = record.last_run
+    if last is None:
+        return record
+    return attrs.evolve(record, last_run=attrs.evolve(last, reason=text(last.reason), counts=fields(last.counts)))
+
+
+def run(record: RunRecord) -> RunRecord:
+    """Mask a run of a load or a flow."""
+    return attrs.evolve(record, name=mask_text(record.name), reason=text(record.reason), counts=fields(record.counts))
+
+
+def task_of_run(task: RunTask) -> RunTask:
+    """Mask a task of a run."""
+    return attrs.evolve(
+        task,
+        task=mask_text(task.task),
+        layer=mask_text(task.layer),
+        reason=text(task.reason),
+        phases=fields(task.phases),
+        tables=fields(task.tables),
+        counts=fields(task.counts),
+    )
+
+
+def run_timeline(timeline: RunTimeline) -> RunTimeline:
+    """Mask a run and its tasks."""
+    return attrs.evolve(
+        timeline,
+        name=mask_text(timeline.name),
+        reason=text(timeline.reason),
+        counts=fields(timeline.counts),
+        tasks=list(map(task_of_run, timeline.tasks)),
+    )
+
+
 def searchable(metadata: R) -> R:
     """Return metadata that may be searched for. Masked values are refused, since a search would reveal them.
 
@@ -304,6 +350,11 @@ MASKS: Final[Mapping[Any, Callable[[Any], Any]]] = {
     NextTimes: _as_it_is,
     ScheduleEventPage: _rows("events", schedule_event),
     Backfilled: _as_it_is,
+    LoadPage: _rows("loads", load_record),
+    LoadRecord: load_record,
+    RunPage: _rows("runs", run),
+    RunTimeline: run_timeline,
+    FailurePage: _rows("failures", lambda failure: failure.masked()),
     ProcessPage: _rows("processes", process),
     ProcessRecord: process,
     ProcessEventPage: _rows("events", process_event),

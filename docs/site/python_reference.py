@@ -17,7 +17,9 @@ import msgspec
 import dataloader
 import dataloader.testing
 from dataloader.flows import etl
+from dataloader.jobs.client.loads import Loads
 from dataloader.jobs.limits import TaskLimits
+from dataloader.jobs.load_listings import FailureLine, LoadRecord, RunTimeline
 from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.unique import Uniqueness
 
@@ -49,7 +51,11 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Public names of `dataloader`, by the sections of the page. A test compares them with `dataloader.__all__`."""
-BESIDE: Final[dict[str, tuple[Any, ...]]] = {"Tasks": (Uniqueness, Schedule), "Limits": (TaskLimits,)}
+BESIDE: Final[dict[str, tuple[Any, ...]]] = {
+    "Tasks": (Uniqueness, Schedule),
+    "Limits": (TaskLimits,),
+    "The queue": (Loads, LoadRecord, RunTimeline, FailureLine),
+}
 """Classes that public ones have as values, by section."""
 HEAD: Final = """\
 # Python reference

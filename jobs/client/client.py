@@ -7,6 +7,7 @@ import attrs
 from dataloader.jobs.client.bulk import Bulk
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.client.limits import Limits
+from dataloader.jobs.client.loads import Loads
 from dataloader.jobs.client.processes import ProcessClient
 from dataloader.jobs.client.schedules import Schedules
 from dataloader.jobs.operations.performer import Performer
@@ -24,6 +25,8 @@ class Client:
     """Schedules."""
     limits: Limits
     """Limits of tasks and suppliers."""
+    loads: Loads
+    """Loads, their runs and their failures."""
     bulk: Bulk
     """Bulk operations on jobs, which continue without their caller."""
 
@@ -35,5 +38,6 @@ class Client:
             processes=ProcessClient(performer),
             schedules=Schedules(performer),
             limits=Limits(performer),
+            loads=Loads(performer),
             bulk=Bulk(performer),
         )

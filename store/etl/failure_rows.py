@@ -7,7 +7,6 @@ storable. If the database refuses a row all the same, a note replaces it, and th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -50,16 +49,6 @@ class Failure:
     sample: str | None = None
     requests: Sequence[Mapping[str, Any]] = ()
     times: int = 1
-
-
-@attrs.frozen(kw_only=True)
-class FailureRecord(Failure):
-    """Recorded failure."""
-
-    failure_id: int
-    run_id: UUID
-    failed_at: datetime
-    resolved_at: datetime | None
 
 
 _Row = tuple[object, ...]

@@ -11,7 +11,7 @@ import attrs
 
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fetching import aio_fetch, aio_fetchval
-from dataloader.store.etl.run_records import as_job
+from dataloader.store.etl.run_status import as_job
 from dataloader.store.etl.run_views import WRITTEN
 
 MOST_RUNS: Final = 500

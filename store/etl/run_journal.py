@@ -17,9 +17,8 @@ import attrs
 
 from dataloader.jobs.errors import LeaseLost
 from dataloader.jobs.text import UNSTORABLE, storable_json
-from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import LOCKED
-from dataloader.store.etl.failure_rows import Failure, FailureRecord, aio_keep_failures
+from dataloader.store.etl.failure_rows import Failure, aio_keep_failures
 from dataloader.store.etl.history_merge import aio_merge_any, aio_note_snapshot
 from dataloader.store.etl.history_snapshot import HistoryMerge
 from dataloader.store.etl.load_holders import aio_fence_load, aio_hold_load, aio_release_load
@@ -126,11 +125,6 @@ SELECT failure_id, segment, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3
   AND jsonb_typeof(requests) = 'array' AND requests -> 0 ->> 'endpoint' IS NOT NULL
 ORDER BY failure_id LIMIT $4
-"""
-_LIST: Final = """
-SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, times, failed_at,
-  solved_at AS resolved_at
-FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
 """
 
 
@@ -354,16 +348,3 @@ def _requests_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, 
     # An earlier release has stored requests that were too long as an object that has only their beginning.
     kept = [(row, row["requests"] if isinstance(row["requests"], list) else []) for row in rows]
     return {row["failure_id"]: [{**one, "segment": row["segment"]} for one in requests] for row, requests in kept}
-
-
-async def list_failures(
-    database: Database, *, run_id: UUID | None = None, load: str | None = None, after: int = 0, limit: int = 100
-) -> list[FailureRecord]:
-    """Return the failures of a run, or the unresolved ones of a load, oldest first, after the number `after`."""
-    if run_id is not None:
-        return await database.run(_aio_list_failures, "run_id = $1", run_id, limit, after)
-    return await database.run(_aio_list_failures, "load = $1 AND solved_at IS NULL", load, limit, after)
-
-
-async def _aio_list_failures(connection: Any, wanted: str, of: object, limit: int, after: int) -> list[FailureRecord]:
-    return [FailureRecord(**row) for row in await connection.fetch(_LIST.format(wanted=wanted), of, limit, after)]

@@ -15,8 +15,8 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.listings import LEVELS, Level, LogLine
+from dataloader.jobs.load_listings import RunNotFound
 from dataloader.store.connection.bridge import Database
-from dataloader.store.etl.run_records import RunNotFound
 from dataloader.store.queue.job_logs import ATTEMPTS, LEVEL_OF_EVENT, line_of
 from dataloader.store.queue.reads import shown
 

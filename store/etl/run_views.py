@@ -13,10 +13,11 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.load_listings import RunNotFound
 from dataloader.jobs.page_cursor import BY_INSTANT, After
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.run_journal import GONE_THROUGH
-from dataloader.store.etl.run_records import RunNotFound, as_job
+from dataloader.store.etl.run_status import as_job
 
 MOST_TASKS: Final = 1_000
 """Maximum number of tasks of a run that its page shows."""

@@ -12,7 +12,7 @@ import pytest
 from dataloader.cli import etl, etl_plan
 from dataloader.cli.output import print_fields
 from dataloader.flows.etl import Detail, Http, Load, PipelineConfig, RateLimit, Request, Target, Window, Windows
-from dataloader.store.etl.run_records import LastRun, LoadRecord
+from dataloader.jobs.load_listings import LastRun, LoadRecord
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

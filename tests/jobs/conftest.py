@@ -1,10 +1,9 @@
-"""Operations on the queue in each of the possible ways; the suite of test_jobs_contract.py runs on all of them."""
+"""Operations on the queue in each of the possible ways; the suites of jobs and of loads run on all of them."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from inspect import iscoroutinefunction
 
 import anyio.from_thread
 import attrs
@@ -14,32 +13,28 @@ from databases import raw_connection
 from web_server import TOKENS, all_tokens, open_server
 
 from dataloader import open_client
+from dataloader.jobs.client.client_part import ClientPart
 from dataloader.jobs.client.jobs import Jobs
-
-
-def _forwarded(name):
-    async def forward(self, *args, **kwargs):
-        return await self.run(partial(getattr(self.jobs, name), *args, **kwargs))
-
-    return forward
+from dataloader.jobs.client.loads import Loads
 
 
 @attrs.frozen
 class OnAsyncio:
-    """Jobs on an asyncio loop in another thread, for a test on Trio."""
+    """A part of a client on an asyncio loop in another thread, for a test on Trio."""
 
-    jobs: Jobs
+    part: ClientPart
     portal: anyio.from_thread.BlockingPortal
 
-    async def run(self, call):
-        future = self.portal.start_task_soon(call)
-        try:
-            return await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
-        except trio.Cancelled:
-            future.cancel()
-            raise
+    def __getattr__(self, name):
+        async def forward(*args, **kwargs):
+            future = self.portal.start_task_soon(partial(getattr(self.part, name), *args, **kwargs))
+            try:
+                return await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+            except trio.Cancelled:
+                future.cancel()
+                raise
 
-    vars().update({name: _forwarded(name) for name, method in vars(Jobs).items() if iscoroutinefunction(method)})
+        return forward
 
 
 @asynccontextmanager
@@ -48,15 +43,16 @@ async def _on_asyncio(url, token):
         anyio.from_thread.start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(open_client(url=url, token=token)) as client,
     ):
-        yield attrs.evolve(client, jobs=OnAsyncio(client.jobs, portal))
+        yield attrs.evolve(client, jobs=OnAsyncio(client.jobs, portal), loads=OnAsyncio(client.loads, portal))
 
 
 @attrs.frozen
 class Way:
-    """A way to the queue: `jobs`, and the same with faults. `raw` is a connection that bypasses it."""
+    """A way to the queue: `jobs`, `loads`, and clients with faults. `raw` is a connection that bypasses it."""
 
     kind: str
     jobs: Jobs
+    loads: Loads
     raw: object
     stranger: object
     nowhere: object
@@ -82,4 +78,4 @@ async def way(request, database):
             client = await stack.enter_async_context(opened(web.url, TOKENS["chief"]))
             nowhere = opened("http://127.0.0.1:1", None)
             stranger = opened(web.url, "n" * 20)
-        yield Way(request.param, client.jobs, raw, stranger, nowhere)
+        yield Way(request.param, client.jobs, client.loads, raw, stranger, nowhere)

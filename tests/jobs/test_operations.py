@@ -17,6 +17,7 @@ from dataloader.jobs.operations.bulk import bulk
 from dataloader.jobs.operations.failures import RetryErrorGroup, failures
 from dataloader.jobs.operations.jobs import CancelMany, ChangePriority, GetJob, ListJobs, ListLog, jobs
 from dataloader.jobs.operations.limits import ListTasks, SetTasks, limits
+from dataloader.jobs.operations.loads import loads
 from dataloader.jobs.operations.operation import Operation, Operations
 from dataloader.jobs.operations.processes import processes
 from dataloader.jobs.operations.queues import queues
@@ -28,7 +29,7 @@ from dataloader.store.performer import DatabasePerformer
 from dataloader.web.app import ROUTES
 from dataloader.web.operation_routes import OperationRoutes
 
-ALL = [*jobs, *failures, *queues, *schedules, *limits, *processes, *bulk]
+ALL = [*jobs, *failures, *queues, *schedules, *limits, *processes, *bulk, *loads]
 ONE = UUID(int=1)
 
 of_tests = Operations()

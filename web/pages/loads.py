@@ -11,6 +11,8 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.load_listings import MAX_COUNTED, LoadRecord
+from dataloader.jobs.model import Enqueued
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.load_history import (
@@ -21,7 +23,6 @@ from dataloader.store.etl.load_history import (
     queue_of_load,
     written,
 )
-from dataloader.store.etl.run_records import MAX_COUNTED, LoadRecord, get_load, page_of_load_failures, page_of_loads
 from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import FormField, Question, once
@@ -99,9 +100,8 @@ def _row_of_load(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]
 @pages.show("/loads", query=LoadsPageQuery)
 async def show_loads(visit: Visit, query: LoadsPageQuery) -> PageAnswer:
     """Show the loads of this database, by name."""
-    database = visit.services.database
-    page = await page_of_loads(database, limit=PAGE, after=query.after)
-    runs = await last_runs_of_loads(database, [load.load for load in page.loads], number=LAST)
+    page = await visit.loads.find(limit=PAGE, after=query.after)
+    runs = await last_runs_of_loads(visit.services.database, [load.load for load in page.loads], number=LAST)
     rows = [_row_of_load(load, runs[load.load]) for load in page.loads]
     return HtmlPage("loads.html", "Loads", {"loads": rows, "next": page.next}, refresh_s=REFRESH_S)
 
@@ -110,7 +110,7 @@ async def show_loads(visit: Visit, query: LoadsPageQuery) -> PageAnswer:
 async def show_load_page(visit: Visit, query: LoadPageQuery) -> PageAnswer:
     """Show a load: its progress, its runs, rows written per day, and its unresolved failures."""
     database = visit.services.database
-    load = await get_load(database, query.name)
+    load = await visit.loads.get(query.name)
     runs = (await last_runs_of_loads(database, [query.name], number=LAST_OF_ONE))[query.name]
     values = _row_of_load(load, runs) | {
         "runs": [(run, shown.text(run.reason)) for run in reversed(runs)],
@@ -124,7 +124,7 @@ async def show_load_page(visit: Visit, query: LoadPageQuery) -> PageAnswer:
         days = await days_of_load(database, query.name, datetime(first.year, first.month, first.day, tzinfo=UTC))
         values["days"] = _each_day(days, first)
         if load.unresolved:
-            failures = await page_of_load_failures(database, query.name, limit=FAILURES, after=query.after)
+            failures = await visit.loads.failures(query.name, limit=FAILURES, after=query.after)
             values["failures"] = [(failure.masked(), once()) for failure in failures.failures]
             values["next"] = failures.next
     return HtmlPage("load.html", f"Load {mask_text(load.load)}", values, refresh_s=REFRESH_S)
@@ -174,19 +174,19 @@ async def ask_load_run(visit: Visit, query: AskQuery) -> PageAnswer:
 @pages.act("/loads/run", role=Role.OPERATE, form=LoadStartForm)
 async def run_load_from_page(visit: Visit, form: LoadStartForm) -> PageAnswer:
     """Add a job of a load; the same form sent again adds none."""
-    args: dict[str, Any] = {}
-    for name, field, text in (("from", "begin", form.begin), ("to", "end", form.end)):
-        if text is not None:
-            args[name] = _day_or_instant(field, text.strip())
-    if form.pipeline is not None:
-        args["pipeline"] = _parse_object("pipeline", form.pipeline)
-    return await _add_load_job(visit, form, args)
+    begin, end = _day_or_instant("begin", form.begin), _day_or_instant("end", form.end)
+    pipeline = None if form.pipeline is None else _parse_object("pipeline", form.pipeline)
+    queue = await _queue_of_form(visit, form)
+    added = await visit.loads.run(
+        form.name, begin=begin, end=end, pipeline=pipeline, queue=queue, producer=PRODUCER, job_id=form.once
+    )
+    return _answer_added(form.name, added)
 
 
 @pages.show("/loads/retry", role=Role.OPERATE, query=AskQuery)
 async def ask_load_retry(visit: Visit, query: AskQuery) -> PageAnswer:
     """Ask for confirmation of a retry of a load's failures."""
-    load = await get_load(visit.services.database, query.name)
+    load = await visit.loads.get(query.name)
     count = at_least(load.unresolved, MAX_COUNTED)
     return Question(
         title=f"Retry the failures of {mask_text(load.load)}",
@@ -205,30 +205,36 @@ async def ask_load_retry(visit: Visit, query: AskQuery) -> PageAnswer:
 @pages.act("/loads/retry", role=Role.OPERATE, form=LoadRetryForm)
 async def retry_failures(visit: Visit, form: LoadRetryForm) -> PageAnswer:
     """Add a job that retries failures of a load: all, or one. The same form sent again adds none."""
-    return await _add_load_job(visit, form, {"failures": "all" if form.failure is None else [form.failure]})
+    failures = None if form.failure is None else [form.failure]
+    queue = await _queue_of_form(visit, form)
+    added = await visit.loads.retry(form.name, failures, queue=queue, producer=PRODUCER, job_id=form.once)
+    return _answer_added(form.name, added)
 
 
-async def _add_load_job(visit: Visit, form: LoadStartForm | LoadRetryForm, args: dict[str, Any]) -> PageAnswer:
-    database = visit.services.database
-    await get_load(database, form.name)  # raises if it is not a load
-    queue = form.queue or await queue_of_load(database, form.name)
+async def _queue_of_form(visit: Visit, form: LoadStartForm | LoadRetryForm) -> str:
+    """Return the queue of a form's job. Raises `LoadNotFound` if its name is not a load's."""
+    await visit.loads.get(form.name)
+    queue = form.queue or await queue_of_load(visit.services.database, form.name)
     if queue is None:
         raise BadRequest("queue", "must be given: the load has no queue of its own, and no run of it is kept")
-    added = await visit.jobs.enqueue(
-        form.name, args, queue=queue, lock_key=f"load:{form.name}", producer=PRODUCER, job_id=form.once
-    )
+    return queue
+
+
+def _answer_added(name: str, added: Enqueued) -> PageAnswer:
     did = "Added the job" if added.created else "The job was added before:"
-    return Redirect(page_of_load(form.name), f"{did} {added.job_id} in {mask_text(added.queue or queue)}.")
+    return Redirect(page_of_load(name), f"{did} {added.job_id} in {mask_text(added.queue)}.")
 
 
-def _day_or_instant(field: str, text: str) -> str:
+def _day_or_instant(field: str, text: str | None) -> str | None:
+    if text is None:
+        return None
     for kind in (date, datetime):
         try:
-            kind.fromisoformat(text)
+            kind.fromisoformat(text.strip())
         except ValueError:
             continue
-        return text
-    raise BadRequest(field, f"must be a day or an instant, such as 2026-01-31, not {text!r:.60}")
+        return text.strip()
+    raise BadRequest(field, f"must be a day or an instant, such as 2026-01-31, not {text.strip()!r:.60}")
 
 
 def _parse_object(field: str, text: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import Level
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.etl.run_records import page_of_run_failures
 from dataloader.store.etl.run_views import MOST_FAILURES, RunView, RunViewTask, get_run_view, list_run_lines
 from dataloader.web import shown
 from dataloader.web.pages.formats import as_json
@@ -171,7 +170,7 @@ def _instant_of(text: object) -> datetime | None:
 async def show_failures(visit: Visit, run_id: UUID, query: RunFailuresQuery) -> PageAnswer:
     """Show the failures of a run, oldest first."""
     run = masked_run(await get_run_view(visit.services.database, run_id))
-    page = await page_of_run_failures(visit.services.database, run_id, after=query.after)
+    page = await visit.loads.failures_of_run(run_id, after=query.after)
     failures = [
         (failure.load, attrs.evolve(failure.masked(), load=mask_text(failure.load))) for failure in page.failures
     ]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import trio
 
 from dataloader.store.connection.bridge import Database, Session
-from dataloader.store.etl.run_records import aio_read
+from dataloader.store.etl.user_reads import aio_read
 
 CLOSE_S: Final = 4.0
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from dataloader.jobs.load_jobs import Kind, load_key
 from dataloader.jobs.task import Task
 from dataloader.jobs.tasks import Tasks
 
@@ -39,7 +40,7 @@ def add_etl_task(
     declared: D,
     description: str,
     *,
-    kind: Literal["load", "flow"],
+    kind: Kind,
     read_args: Callable[[Mapping[str, Any]], object],
     timeout_s: float | None = None,
 ) -> None:
@@ -53,7 +54,7 @@ def add_etl_task(
     handler.__doc__ = declared.description or description
     # Runs wait for each other in the queue, without a slot. In flows, and with other keys, the run itself waits. Braces
     # mark fields of args in a key.
-    lock_key = None if {"{", "}"} & {*declared.name} else f"{kind}:{declared.name}"
+    lock_key = None if {"{", "}"} & {*declared.name} else load_key(kind, declared.name)
     tasks.task(declared.name, timeout_s=timeout_s, queue=declared.queue, lock_key=lock_key)(handler)
     tasks.check_args(declared.name, read_args)
     if declared.schedule is not None:

@@ -6,7 +6,10 @@ from functools import partial
 
 import etl_loads
 import pytest
+from performers import performer_of
 
+from dataloader.jobs.client.loads import Loads
+from dataloader.jobs.contract import Operator
 from dataloader.store.queue.transaction import Transactions
 
 
@@ -15,6 +18,11 @@ async def transactions(store):
     transactions = Transactions(store)
     yield transactions
     transactions.close()
+
+
+@pytest.fixture
+def loads(store):
+    return Loads(performer_of(store, Operator("w")))
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from dataloader.store.etl.run_journal import (
     aio_note_task,
     aio_open_failures,
     aio_watermark,
-    list_failures,
     staging_name,
 )
 
@@ -177,7 +176,7 @@ def failure(number, **fields):
 
 
 @pytest.mark.requirement("E10")
-async def test_failures_are_kept_listed_and_solved(start, begin, store, transactions):
+async def test_failures_are_kept_listed_and_solved(start, begin, store, transactions, loads):
     job, other = await start(), await start()
     await begin(other)
     await transactions.run(aio_note_task, other.job_id, other.token, "rates", "interrupted", {})
@@ -186,17 +185,15 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     last = failure(4)
     await transactions.run(aio_note_failures, job.job_id, job.token, noted)
     await transactions.run(aio_note_failures, job.job_id, job.token, [last])
-    found = await list_failures(store, run_id=job.job_id)
+    found = (await loads.failures_of_run(job.job_id)).failures
     assert [(one.key, one.phase, one.load, one.resolved_at) for one in found] == [
         ("1", "request", "rates", None),
         ("2", "record", "rates", None),
         ("3", "request", "names", None),
         ("4", "request", "rates", None),
     ]
-    assert [one.key for one in await list_failures(store, run_id=job.job_id, after=found[0].failure_id, limit=2)] == [
-        "2",
-        "3",
-    ]
+    page = await loads.failures_of_run(job.job_id, after=found[0].failure_id, limit=2)
+    assert [one.key for one in page.failures] == ["2", "3"]
     first, second, third, fourth = (one.failure_id for one in found)
     opened = await store.run(aio_next_failures, "rates", other.job_id, 0, 2)
     assert list(opened) == [first, second]
@@ -217,33 +214,33 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     ]
     for again in failed_again:
         await transactions.run(aio_note_failures, other.job_id, other.token, [again])
-    *_, fifth, _, _, eighth = (one.failure_id for one in await list_failures(store, load="rates"))
+    *_, fifth, _, _, eighth = (one.failure_id for one in (await loads.failures("rates")).failures)
     commit = commit_of(other, None, segment=retried, watermark=None)
     commit = attrs.evolve(commit, merges=[], resolves=[first], again_until=fifth)
     await transactions.run(aio_commit_segment, commit)
-    assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7", "8"]
+    assert [one.key for one in (await loads.failures("rates")).failures] == ["2", "4", "6", "7", "8"]
     assert list(await store.run(aio_open_failures, "rates", [first, second, third])) == [second]
     # A whole segment that failed cannot be retried alone.
     assert eighth not in await store.run(aio_next_failures, "rates", uuid4(), 0, 10)
 
 
 @pytest.mark.requirement("E10", "Q10")
-async def test_a_stale_token_notes_no_failure(start, begin, store, transactions):
+async def test_a_stale_token_notes_no_failure(start, begin, transactions, loads):
     job = await start()
     await begin(job)
     await transactions.run(aio_note_failures, job.job_id, job.token, [failure(1)])
-    [noted] = await list_failures(store, run_id=job.job_id)
+    noted = await loads.failures_of_run(job.job_id)
     with pytest.raises(LeaseLost):
         await transactions.run(aio_note_failures, job.job_id, job.token + 1, [failure(2)])
-    assert await list_failures(store, run_id=job.job_id) == [noted]
+    assert [one.key for one in noted.failures] == ["1"]
+    assert await loads.failures_of_run(job.job_id) == noted
 
 
 @pytest.mark.requirement("E10")
-async def test_a_run_goes_with_its_job(start, begin, store, raw, transactions):
+async def test_a_run_goes_with_its_job(start, begin, raw, transactions):
     job = await start()
     await begin(job)
     await transactions.run(aio_note_failures, job.job_id, job.token, [failure(1)])
     await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", job.job_id)
     for table in ("dl_etl_runs", "dl_etl_tasks", "dl_etl_failures"):
         assert await raw.fetchval(f"SELECT count(*) FROM {table}") == 0
-    assert await list_failures(store, run_id=uuid4()) == []

@@ -6,10 +6,14 @@ import json
 from uuid import UUID
 
 import pytest
+from performers import performer_of
 from watched_database import WatchedDatabase
 
+from dataloader.jobs.client.loads import Loads
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.etl import run_journal, run_records
+from dataloader.jobs.load_listings import MAX_COUNTED
+from dataloader.store.etl import load_operations
 from dataloader.store.queue import job_logs
 
 # 20,000 runs of 20 loads with a failure in each; 30,000 log lines of one job, and the same number of other jobs.
@@ -69,24 +73,24 @@ async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost):
     async def aio_note(_connection, sql, *values):
         statements.append((sql, values))
 
-    watched = WatchedDatabase(store, before=aio_note)
-    page = await run_records.page_of_runs(watched, limit=10)
-    await run_records.page_of_runs(watched, limit=10, after=page.next)
-    page = await run_records.page_of_runs(watched, name="load 7", limit=10)
-    await run_records.page_of_runs(watched, name="load 7", limit=10, after=page.next)
+    loads = Loads(performer_of(WatchedDatabase(store, before=aio_note), Operator("w")))
+    page = await loads.runs(limit=10)
+    await loads.runs(limit=10, after=page.next)
+    page = await loads.runs("load 7", limit=10)
+    await loads.runs("load 7", limit=10, after=page.next)
     assert len(statements) == 4
     for sql, values in statements:
         assert await cost(sql, *values) <= 3 * 11, sql
     statements.clear()
-    assert len((await run_records.page_of_loads(watched, limit=10)).loads) == 10
+    assert len((await loads.find(limit=10)).loads) == 10
     # For load 7, up to a thousand failures are counted.
     [(sql, values)] = statements
-    assert await cost(sql, *values) <= run_records.MAX_COUNTED + 100
-    load = f"WITH {run_records._THIS} {run_records._LOADS}"
-    assert await cost(load, "load 7") <= run_records.MAX_COUNTED + 10
+    assert await cost(sql, *values) <= MAX_COUNTED + 100
+    load = f"WITH {load_operations._THIS} {load_operations._LOADS}"
+    assert await cost(load, "load 7") <= MAX_COUNTED + 10
     assert await cost(load, "load 8") <= 10
-    assert await cost(run_records._TASKS, JOB, 0, 11) <= 3 * 11
-    failures = run_journal._LIST.format
+    assert await cost(load_operations._TASKS, JOB, 0, 11) <= 3 * 11
+    failures = load_operations._FAILURES.format
     assert await cost(failures(wanted="run_id = $1"), JOB, 11, 0) <= 11
     assert await cost(failures(wanted="load = $1 AND solved_at IS NULL"), "load 7", 11, 0) <= 1_000
 
@@ -99,15 +103,15 @@ async def test_a_page_of_a_log_reads_its_lines_and_with_a_filter_so_many_as_it_m
     assert await cost(job_logs._LINES, JOB, 0, ["error"], None, 11) == job_logs.MAX_SCANNED
 
 
-async def test_a_page_has_at_least_one_row_and_not_too_many(store):
+async def test_a_page_has_at_least_one_row_and_not_too_many(store, loads):
     for limit in (0, 1_001):
         for ask in (
             lambda limit=limit: job_logs.list_log(store, JOB, limit=limit),
-            lambda limit=limit: run_records.page_of_runs(store, limit=limit),
-            lambda limit=limit: run_records.get_timeline(store, JOB, limit=limit),
-            lambda limit=limit: run_records.page_of_loads(store, limit=limit),
-            lambda limit=limit: run_records.page_of_run_failures(store, JOB, limit=limit),
-            lambda limit=limit: run_records.page_of_load_failures(store, "x", limit=limit),
+            lambda limit=limit: loads.runs(limit=limit),
+            lambda limit=limit: loads.timeline(JOB, limit=limit),
+            lambda limit=limit: loads.find(limit=limit),
+            lambda limit=limit: loads.failures_of_run(JOB, limit=limit),
+            lambda limit=limit: loads.failures("x", limit=limit),
         ):
             with pytest.raises(BadRequest, match="limit"):
                 await ask()

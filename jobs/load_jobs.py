@@ -1,0 +1,51 @@
+"""Jobs of loads and flows: a run, and a retry of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any, Literal, Unpack
+
+from dataloader.jobs.model import JobOptions, NewJob
+
+Kind = Literal["load", "flow"]
+
+
+def load_key(kind: Kind, name: str) -> str:
+    """Return the `lock_key` of the jobs of a load or a flow, of which one runs at a time."""
+    return f"{kind}:{name}"
+
+
+def run_of_load(
+    name: str,
+    *,
+    kind: Kind = "load",
+    begin: date | str | None = None,
+    end: date | str | None = None,
+    pipeline: Mapping[str, Any] | None = None,
+    **options: Unpack[JobOptions],
+) -> NewJob:
+    """Return a job that runs a load or a flow, as `Loads.run` describes. Raises `BadRequest`."""
+    span = {"from": begin, "to": end}
+    args = {name: at.isoformat() if isinstance(at, date) else at for name, at in span.items() if at is not None}
+    return _job_of_load(kind, name, args, pipeline, options)
+
+
+def retry_of_load(
+    name: str,
+    failures: Sequence[int] | None = None,
+    *,
+    pipeline: Mapping[str, Any] | None = None,
+    **options: Unpack[JobOptions],
+) -> NewJob:
+    """Return a job that retries failures of a load, as `Loads.retry` describes. Raises `BadRequest`."""
+    return _job_of_load("load", name, {"failures": "all" if failures is None else list(failures)}, pipeline, options)
+
+
+def _job_of_load(
+    kind: Kind, name: str, args: dict[str, Any], pipeline: Mapping[str, Any] | None, options: JobOptions
+) -> NewJob:
+    if pipeline:
+        args["pipeline"] = dict(pipeline)
+    known: JobOptions = {"lock_key": load_key(kind, name)}
+    return NewJob(task=name, args=args, **(known | options))
