@@ -137,16 +137,6 @@ async def test_a_former_clients_grants_can_be_taken_away_and_it_still_enqueues(d
                 await connection.execute(INSERT, "plain")
 
 
-async def test_an_upgrade_keeps_the_right_to_built_in_tasks_of_services_alone(database, raw):
-    """The database of a release before this right: the function is new to it."""
-    service = "GRANT SELECT, INSERT ON dl_audit TO jobs_service; GRANT SELECT, INSERT ON dl_jobs TO jobs_service;"
-    with a_role(database, service) as ours, a_role(database, FOREIGN) as foreign:
-        await raw.execute("DROP FUNCTION dl_jobs_built_in() CASCADE")
-        await raw.execute(function_set.script().replace("{schema}", "public"))
-        may = "SELECT has_function_privilege($1, 'dl_jobs_built_in()', 'EXECUTE')"
-        assert [await raw.fetchval(may, role.name) for role in (ours, foreign)] == [True, False]
-
-
 def test_the_triggers_and_the_function_name_the_same_built_in_tasks():
     source = function_set.source()
     patterns = [name.replace("*", "%") for name in BUILT_IN]
