@@ -113,10 +113,11 @@ process-histories number="2000":
 # flake8-async takes half a second for each file, so it checks only files with asynchronous code that changed since it
 # last passed. Ruff has a third of its rules and checks all files, also the tests.
 
-# style: ruff, its formatter, and flake8-async, which has more rules for Trio
+# style: ruff, its formatter, the language (tests/shared/prose.py), and flake8-async, which has more rules for Trio
 lint:
     {{ bin }}/ruff check
     {{ bin }}/ruff format --check
+    {{ bin }}/python tests/shared/prose.py
     touch {{ passed }}.next
     [ justfile -ot {{ passed }} ] && [ constraints.txt -ot {{ passed }} ] || touch -d @0 {{ passed }}
     find {{ rooms }} examples -name '*.py' -newer {{ passed }} -print0 \

@@ -175,12 +175,12 @@ async def _aio_cancel_and_wait(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _refuse_to_stop() -> NoReturn:
-    raise RuntimeError("all asyncio handlers share this loop: a handler can't stop it")
+    raise RuntimeError("all asyncio handlers share this loop; a handler cannot stop it")
 
 
 def _report(_loop: object, context: dict[str, Any]) -> None:
     error = context.get("exception")
-    log.error("an error in asyncio that nobody waits for", said=context.get("message"), exc_info=error)
+    log.error("an asyncio error was never retrieved", said=context.get("message"), exc_info=error)
 
 
 def _contained_task(

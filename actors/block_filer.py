@@ -57,5 +57,5 @@ class BlockFiler:
             moved, after = moved + filed.jobs, filed.last
             await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
         if moved:
-            log.info("jobs of unknown tasks were moved", queue=self.queue, jobs=moved)
+            log.info("moved jobs of unknown tasks", queue=self.queue, jobs=moved)
             self.done()

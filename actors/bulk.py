@@ -35,7 +35,7 @@ class BulkWorker:
         """Run batches until cancelled."""
         task_status.started()
         self.wake.set()
-        await work_when_woken("bulk acts", self.wake, self._do_batch, self.outage, pause_s=WAIT_S)
+        await work_when_woken("bulk operations", self.wake, self._do_batch, self.outage, pause_s=WAIT_S)
 
     async def _do_batch(self) -> float | None:
         """Run one batch and pause; return None if no operation is open."""

@@ -375,6 +375,8 @@ class Dispatcher:
                 await unpark(self.database, some)
         except StoreError as error:
             if not self.outage.lasts:
-                log.warning("parked jobs were not looked at again; the stager will", queue=self.queue, error=str(error))
+                log.warning(
+                    "parked jobs were not checked again; the stager will check them", queue=self.queue, error=str(error)
+                )
         finally:
             self._testing = False

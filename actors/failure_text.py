@@ -48,7 +48,7 @@ def _summary(error: BaseException) -> str:
     try:
         text = "; ".join([str(error), *getattr(error, "__notes__", ())])
     except Exception:  # noqa: BLE001 - see above
-        text = "(its text could not be made)"
+        text = "(its text is not available)"
     # Mask before cutting: a cut through a secret would leave its beginning unmasked.
     return storable_text(
         mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), MAX_SUMMARY

@@ -37,7 +37,7 @@ from dataloader.jobs.text import MAX_DEPTH, text_of
 log = get_logger(__name__)
 
 ASYNCIO_IN_TRIO: Final = (
-    "an asyncio function can't run in a Trio handler: declare the task with asyncio=True, or call Trio's own function"
+    "an asyncio function cannot run in a Trio handler; declare the task with asyncio=True, or call Trio's function"
 )
 _SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "received unrecognized yield message")
 
@@ -75,9 +75,9 @@ async def call_handler(task: Task, run: Run, services: RunServices, limiter: tri
 def _unfit(task: Task, args: str | None) -> GiveUp | None:
     """Return the outcome of a job whose args are too long, too many, or too deep for the message to a child process."""
     if args is None:
-        return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
+        return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes in PostgreSQL's format")
     if len(args) > MAX_VALUES and has_too_many_values(args.encode()):
-        return GiveUp(f"args: must have at most {MAX_VALUES:,} values, a list or an object counted twice")
+        return GiveUp(f"args: must have at most {MAX_VALUES:,} values (lists and objects count twice)")
     if task.in_child and args.count("[") + args.count("{") > MAX_DEPTH:
         try:
             args_of(args, None)
@@ -91,7 +91,7 @@ async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, 
 
     def left_behind(tasks: int) -> None:
         run.returned_with_tasks_left()
-        log.warning("a handler has left asyncio tasks behind: they are cancelled and awaited", tasks=tasks)
+        log.warning("cancelling asyncio tasks that a handler has left running", tasks=tasks)
 
     async with trio.open_nursery() as nursery:
         job = _handle(AioJob, run, args, AioRunPort(port, nursery))

@@ -83,7 +83,7 @@ class Heartbeat:
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
     async def _look_for_cancels(self) -> None:
-        """After notifications of cancels, read only the rows of those runs."""
+        """Read the rows of runs after notifications of their cancels."""
         while True:
             await self.runs.asked.wait(math.inf)
             if not await self._beat(self.runs.take_asked()):
@@ -135,9 +135,9 @@ class Heartbeat:
                 revived |= await self.session.write_within(timeout_s, aio_revive, keyless)
             revived |= await self.locks.revive(keyed, timeout_s=timeout_s)
         except StoreError as error:
-            log.warning("leases that the database's clock has ended were not renewed yet", error=str(error))
+            log.warning("leases expired by a jump of the database's clock are not renewed yet", error=str(error))
         if revived:
-            log.warning("the database's clock jumped: leases that it had ended were renewed", jobs=len(revived))
+            log.warning("renewed leases that a jump of the database's clock had expired", jobs=len(revived))
         return beats | dict.fromkeys(revived, Beat.RENEWED)
 
     def _apply(self, run: Run, pulse: Pulse, beat: Beat, sent_at: float) -> bool:
@@ -147,7 +147,7 @@ class Heartbeat:
             case Beat.LOST | Beat.EXPIRED if (
                 not run.body_ended and not run.committed and run.stop_reason is not StopReason.LEASE_LOST
             ):
-                log.warning("a running job is no longer ours: it is stopped", job_id=str(run.job.job_id))
+                log.warning("stopping a running job that this process has lost", job_id=str(run.job.job_id))
                 run.stop(StopReason.LEASE_LOST)
             case _:
                 pass
@@ -178,10 +178,10 @@ class Heartbeat:
                 self.clock_read(sign.clock)
                 if not (sign.is_kept or self._has_left):
                     self.restored()
-                self.outage.worked("sign of life")
+                self.outage.worked("heartbeat")
                 self.can_write = True
             except StoreError as error:
-                self.outage.failed("sign of life", error)
+                self.outage.failed("heartbeat", error)
                 self.can_write = False
             await trio.sleep(min(self.period_s, SHOW_EVERY_S if self.can_write else SHOW_AGAIN_S))
 

@@ -53,16 +53,16 @@ class HistoryWatch:
             except StoreUnavailable:
                 pause_s = RETRY_S  # the other parts report the outage
             except StoreError as error:  # for example, the role lacks a right: this is no outage
-                self._refused("whether the database was restored can't be seen", error)
+                self._refused("cannot check whether the database was restored", error)
             except BadRequest as error:  # for example, older tables do not allow a limit
-                self._refused("what the tasks need can't be declared again in the restored database", error)
+                self._refused("cannot declare tasks, schedules and limits again in the restored database", error)
             await self.wake.wait(pause_s)
 
     def tables_restored(self) -> None:
         """Declare again, because the tables lack the last sign of life of this process."""
         log.warning(
-            "the last sign of life of this process is gone: older tables were restored; what was committed last may be"
-            " gone, too: compare with the external systems"
+            "the last heartbeat of this process is missing: older tables were restored. The latest commits may be"
+            " lost; compare with the external systems"
         )
         self.telemetry.history_changed()
         self._is_to_declare = True
@@ -77,8 +77,8 @@ class HistoryWatch:
         found = await read_history(self.database)
         if found.is_new or self._known not in {None, found.id}:
             log.warning(
-                "the database has another history: it was restored, or a standby was promoted; what was committed"
-                " last may be gone: compare with the systems outside",
+                "the database was restored, or a standby was promoted. The latest commits"
+                " may be lost; compare with the external systems",
                 history=str(found.id),
             )
             self.telemetry.history_changed()

@@ -321,7 +321,7 @@ class Runs:
             # A committed run may have queued its job again, as a step of a durable process does.
             say = log.debug if former.committed else log.warning
             say(
-                "a job that still runs here was claimed again: its former run is stopped first",
+                "claimed a job that still runs here; stopping its former run first",
                 job_id=str(run.job.job_id),
                 attempt=run.job.attempt,
             )

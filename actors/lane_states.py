@@ -35,15 +35,13 @@ class LaneStates:
         """Close the lane, because the database has refused a claim from it alone."""
         text = str(error)
         if self.lanes.refused_apart(lane, text, trio.current_time()):
-            log.error(
-                "a limit queue is closed: its limits cannot be evaluated", queue=self.queue, task=lane, error=text
-            )
+            log.error("closed a limit queue: its limits cannot be evaluated", queue=self.queue, task=lane, error=text)
         await self._note(aio_lane_failed, lane, text)
 
     async def worked(self, lane: str) -> None:
         """Open the lane, if it was closed, because a claim from it alone was answered."""
         if self.lanes.worked_apart(lane, trio.current_time()):
-            log.warning("a limit queue is open again", queue=self.queue, task=lane)
+            log.warning("reopened a limit queue", queue=self.queue, task=lane)
             await self._note(aio_lane_works, lane)
 
     def count(self) -> None:
@@ -59,4 +57,4 @@ class LaneStates:
         try:
             await self.locks.ask(operation, *values)
         except StoreError as error:
-            log.debug("the state of a limit queue was not noted", queue=self.queue, error=str(error))
+            log.debug("the state of a limit queue was not stored", queue=self.queue, error=str(error))

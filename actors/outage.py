@@ -53,7 +53,7 @@ class Outage:
 
     def failed(self, part: str, error: StoreError, **fields: object) -> None:
         """Report a failed attempt of `part`, which must try again within a minute."""
-        log.debug("a try failed", part=part, error=str(error), **fields)
+        log.debug("an attempt failed", part=part, error=str(error), **fields)
         now = trio.current_time()
         whose = None if isinstance(error, StoreUnavailable) else part
         if whose is not None:
@@ -62,14 +62,14 @@ class Outage:
         # If a part has worked since the problem was over, it has a new one.
         if trouble is None or (trouble.is_over and part not in trouble.parts):
             trouble = self._troubles[whose] = _Trouble(now, now)
-            what = "the database can't be used" if whose is None else "a part can't do its work"
+            what = "the database is unavailable" if whose is None else "a part cannot do its work"
             log.warning(what, part=part, error=str(error))
         trouble.parts.add(part)
         trouble.tries += 1
         if now - trouble.told >= TELL_EVERY_S:
             trouble.told, trouble.is_over = now, False
             log.warning(
-                "the database still can't be used" if whose is None else "a part still can't do its work",
+                "the database is still unavailable" if whose is None else "a part still cannot do its work",
                 for_s=round(now - trouble.began, 1),
                 parts=sorted(trouble.parts),
                 tries=trouble.tries,
@@ -95,7 +95,7 @@ class Outage:
             return
         if not trouble.is_over:
             trouble.is_over = True
-            what = "the database can be used again" if whose is None else "a part does its work again"
+            what = "the database is available again" if whose is None else "a part has recovered"
             after_s = round(trio.current_time() - trouble.began, 1)
             log.warning(what, part=part, after_s=after_s, tries=trouble.tries)
         self._leave(whose, part)

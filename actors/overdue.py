@@ -101,7 +101,7 @@ class OverdueWatch:
             if has_had_its_grace and not seen.is_told:
                 seen.is_told = True
                 log.error(
-                    "a handler does not stop: it keeps its key and lease until it returns",
+                    "a handler does not stop; it keeps its key and lease until it returns",
                     job_id=str(run.job.job_id),
                     task=run.job.task,
                     why=None if run.stop_reason is None else run.stop_reason.value,

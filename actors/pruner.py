@@ -81,13 +81,13 @@ class Pruner:
         while self.duplicates_of and (
             canceled := await cancel_duplicates(self.database, list(self.duplicates_of), None)
         ):
-            log.info("duplicates of waiting jobs were canceled", jobs=canceled)
+            log.info("canceled duplicates of waiting jobs", jobs=canceled)
             await trio.sleep(BETWEEN_BATCHES_S)
 
     async def _tend_processes(self) -> None:
         mended, deleted = await mend_ended(self.database, self.default_lease_s), 0
         if moved := await move_unserved(self.database):
-            log.info("processes that had not begun were moved to the newest version served", processes=moved)
+            log.info("moved processes that had not begun to the newest served version", processes=moved)
         for _ in range(PAGES):
             tended = await tend(
                 self.database,
@@ -101,14 +101,14 @@ class Pruner:
                 break
             await trio.sleep(BETWEEN_BATCHES_S)
         if mended:
-            log.warning("processes had lost their wake-up jobs, and have new ones", processes=mended)
+            log.warning("replaced lost wake-up jobs of processes", processes=mended)
         if deleted:
-            log.info("old rows of processes were deleted", rows=deleted)
+            log.info("deleted old rows of processes", rows=deleted)
 
     async def _prune(self) -> None:
         while deleted := await prune(self.database, self.days):
-            log.info("old jobs were deleted", jobs=deleted)
+            log.info("deleted old jobs", jobs=deleted)
             await trio.sleep(BETWEEN_BATCHES_S)
         while deleted := await prune_tables(self.database, self.table_days):
-            log.info("old rows were deleted", rows=deleted)
+            log.info("deleted old rows", rows=deleted)
             await trio.sleep(BETWEEN_BATCHES_S)

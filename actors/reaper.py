@@ -92,17 +92,17 @@ class Reaper:
                     if batches < MAX_BATCHES:
                         continue
                     return None  # every attempt was slow; the next sweep does not compare, or no sweep would take jobs
-                log.warning("the database's clock jumped: this sweep is left out", by_s=round(by_s, 1))
+                log.warning("skipping a sweep: the database's clock jumped", by_s=round(by_s, 1))
                 self.jumped.set()
                 if by_s > 0:
                     await self.database.write(aio_mark_jump)
                 else:
                     self.went_back()
                     if cut := await self.database.write(aio_cut_back_leases):
-                        log.warning("leases were cut back: the database's clock was ahead", jobs=cut)
+                        log.warning("shortened leases: the database's clock had been ahead", jobs=cut)
                 ahead_s = None  # from before the jump; without it the next sweep takes, even if no newer value is known
             if reaped.became:
-                log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.became))
+                log.warning("recovered jobs whose leases had expired", jobs=len(reaped.became))
                 self.telemetry.taken_back(reaped.became)
                 await self._mend_processes(reaped)
             if len(reaped.became) < BATCH or batches == MAX_BATCHES:
@@ -121,7 +121,7 @@ class Reaper:
         if found - self._said and now >= self._say_again_at:
             self._said, self._say_again_at = found, now + SAY_ENDLESS_EVERY_S
             log.warning(
-                "running jobs have a lease that never ends and is not renewed: cancel them, or retry them by force",
+                "leases of running jobs never expire and are not renewed; cancel the jobs, or retry them with force",
                 jobs=len(found),
                 job_ids=[str(job_id) for job_id in sorted(found)[:5]],
             )

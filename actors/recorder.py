@@ -156,7 +156,7 @@ class Recorder:
         batch = self._pass_over(batch, [*finished.locked, *logging])
         if finished.void:
             self.telemetry.fenced(len(finished.void))
-            log.warning("late outcomes changed nothing: the jobs belong to another worker now", jobs=len(finished.void))
+            log.warning("late outcomes had no effect: another worker has the jobs now", jobs=len(finished.void))
         for message in batch:
             job = message.run.job
             self._count(message, finished)
@@ -185,7 +185,9 @@ class Recorder:
     def _pass_over(self, batch: Sequence[Ended], locked: Sequence[int]) -> Sequence[Ended]:
         """Keep the messages whose row is locked for the next batch, or for a pause if none comes; return the others."""
         if locked and not self.insisting:
-            log.error("outcomes could not be written: the jobs are left to their leases", jobs=len(locked))
+            log.error(
+                "outcomes could not be written; their jobs are recovered when their leases expire", jobs=len(locked)
+            )
             locked = []
         self._locked = [message for message in batch if message.run.job.token in locked]
         if not locked:
@@ -208,7 +210,8 @@ class Recorder:
                     return await self._without_the_unstorable(outcomes, error)
                 if not self.insisting:
                     log.error(  # noqa: TRY400 - the drain's report follows; a traceback would add nothing
-                        "outcomes could not be written: the jobs are left to their leases", jobs=len(outcomes)
+                        "outcomes could not be written; their jobs are recovered when their leases expire",
+                        jobs=len(outcomes),
                     )
                     return Finished({}, [])
                 pause_s = pauses.next()
@@ -234,7 +237,7 @@ class Recorder:
 
     async def _insist_without_text(self, outcome: Outcome, error: Exception) -> Finished:
         """End a job whose outcome cannot be stored: write a fixed error instead of its texts."""
-        log.error("an outcome could not be stored as it is", job_id=str(outcome.job_id), error=str(error))
+        log.error("an outcome could not be stored unchanged", job_id=str(outcome.job_id), error=str(error))
         if outcome.error == UNSTORABLE and outcome.result is None:
             return Finished({}, [outcome.token])
         # The next stage cannot begin with a value that cannot be stored.
@@ -280,7 +283,7 @@ class Recorder:
             return await self.session.write(write, rows)
         except Unstorable as error:
             if len(rows) == 1:
-                log.warning("the database refuses what a run has shown or logged", error=str(error))
+                log.warning("the database rejected progress or log lines of a run", error=str(error))
                 return set()
             middle = len(rows) // 2
             first = await self._by_halves(write, rows[:middle])
@@ -302,7 +305,7 @@ class Recorder:
         except StoreError as error:
             # Not kept for another attempt: they are many, and the process's own log has room for them.
             if not self.outage.lasts:
-                log.warning("log lines could not be kept", lines=len(texts), error=str(error))
+                log.warning("log lines could not be stored", lines=len(texts), error=str(error))
             return set()
         for run, pairs in lines.items():
             if run.job.token in locked:
@@ -317,7 +320,7 @@ def _keyed_first(ends: list[Ended]) -> list[Ended]:
     return keyed[:KEYED_FIRST] + keyless + keyed[KEYED_FIRST:]
 
 
-UNSTORABLE: Final = "what the handler returned or raised could not be stored"
+UNSTORABLE: Final = "the return value or the error of the handler could not be stored"
 
 
 def open_channel() -> tuple[trio.MemorySendChannel[ToRecord], trio.MemoryReceiveChannel[ToRecord]]:

@@ -35,9 +35,9 @@ def outcome_of(
             return outcome
         return replace(outcome, result=run.kept)
     except Exception as fault:
-        log.exception("a handler's outcome could not be understood")
+        log.exception("a handler returned an invalid outcome")
         return Outcome(
-            run.job.job_id, run.job.token, Step.FAIL, f"the outcome could not be understood: {type(fault).__name__}"
+            run.job.job_id, run.job.token, Step.FAIL, f"the handler returned an invalid outcome: {type(fault).__name__}"
         )
 
 
@@ -87,7 +87,7 @@ def _outcome_when_stopped(
         case StopReason.LEASE_ENDED:
             # If another worker has the job by now, this changes nothing; otherwise the job need not wait for the
             # reaper. Like a crash, it uses up an attempt.
-            text = "no heartbeat got through: the lease could not be held" + (f"\n{text}" if text else "")
+            text = "no heartbeat succeeded: the lease was lost" + (f"\n{text}" if text else "")
             return _again(end, run, text, 0.0)
         case StopReason.DRAIN | StopReason.KEY_LOST:
             return end(Step.RETURN, error=text)

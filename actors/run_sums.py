@@ -46,4 +46,6 @@ class RunSums:
             await self.session.write(aio_add_run_stats, sums)
         except StoreError as error:
             if not self.outage.lasts:
-                log.warning("statistics lack some runs", runs=sum(one.runs for one in sums.values()), error=str(error))
+                log.warning(
+                    "statistics of some runs were lost", runs=sum(one.runs for one in sums.values()), error=str(error)
+                )

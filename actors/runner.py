@@ -113,7 +113,7 @@ async def _write_late(run: Run) -> None:
     try:
         await run.write_late()
     except Exception:
-        log.exception("the end of a run could not be written after its lease")
+        log.exception("the end of a run could not be written after its lease expired")
 
 
 def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: StopReason | None) -> None:

@@ -81,4 +81,4 @@ class Scheduler:
         for name, why in left.items():
             if (name, why) not in self._told:
                 self._told[name, why] = now
-                log.warning("a schedule is left to other processes", schedule=name, error=why)
+                log.warning("skipping a schedule that this process cannot handle", schedule=name, error=why)

@@ -18,7 +18,7 @@ from dataloader.jobs.logger import get_logger
 
 log = get_logger(__name__)
 
-_LEFT_OPEN: Final = "a handler has left a cancel scope open"
+_LEFT_OPEN: Final = "a handler left a cancel scope open"
 
 
 @attrs.define(eq=False)

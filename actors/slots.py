@@ -213,7 +213,7 @@ class Slots:
         """Run a job up to its handler's first wait. Return the rest of it, None if it has ended without a wait."""
         task = self.tasks.get(run.job.task)
         if task is None:  # a row by SQL may have put a job into another task's limit queue
-            runner.release_unstarted(run, self.services, "job released: its task is unknown to this process")
+            runner.release_unstarted(run, self.services, "job released: this process does not have its task")
             return None
         began = time.monotonic()
         # With a separate context, so that nothing that a handler leaves there reaches the next one.

@@ -20,7 +20,7 @@ def success_of(job: ClaimedJob, task: Task, value: object) -> Outcome:
     if stages is None:
         if isinstance(value, Next | Finish):
             kind = type(value).__name__
-            raise MoveRefused(kind, f"must be returned by a stage; the task {task.name} is none (tasks.stages)")
+            raise MoveRefused(kind, f"must be returned by a stage (tasks.stages); the task {task.name} is not a stage")
     elif isinstance(value, Next):
         to, value = stages.task_to(value.to), value.value
     elif isinstance(value, Finish):

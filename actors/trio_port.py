@@ -76,7 +76,7 @@ class RunEnd:
             self._run.commit_ended(well=self.written or self.later is not None)
         if self._scope.cancelled_caught:
             await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - it is cancelled by now, as intended
-            raise LeaseLost("the lease ended before the run's end was written")
+            raise LeaseLost("the lease expired before the end of the run was written")
         return bool(is_handled)
 
 
@@ -107,13 +107,13 @@ class TrioPort:
         if count > most + 1:
             return
         if count > most:
-            level, message, fields = "warning", f"more than {most} lines; the rest is not kept", {}
+            level, message, fields = "warning", f"more than {most} lines; the rest is not stored", {}
         self._put_line(level, message, fields, load, is_logged=is_logged)
 
     def end_log(self, load: str) -> None:
         """End the log of a load: its last line gives the number of lines that were not kept, if there are some."""
         if (lost := self._run.outbox.lines_of(load) - self._services.max_lines) > 0:
-            self._put_line("warning", f"{lost:,} lines were not kept", {"not_kept": lost}, load)
+            self._put_line("warning", f"{lost:,} lines were not stored", {"not_kept": lost}, load)
 
     def _put_line(
         self, level: Level, message: str, fields: Mapping[str, Any], load: str | None, *, is_logged: bool = False
@@ -142,9 +142,11 @@ class TrioPort:
         run = self._run
         # A second one could not commit together with the job's success.
         if self._in_transaction:
-            raise RuntimeError("the job has a transaction open: a handler has one job.transaction() at a time")
+            raise RuntimeError(
+                "the job already has an open transaction; a handler can have one job.transaction() at a time"
+            )
         if run.committed:
-            raise RuntimeError("the job has succeeded with its transaction: write all its rows in that one block")
+            raise RuntimeError("the job has already succeeded with its transaction; write all rows in that block")
 
         def success(result: object) -> Outcome:
             # The recorder will write nothing more of this run, so the newest progress is written here.
@@ -227,8 +229,10 @@ class TrioPort:
             return found[0]
         name = getattr(kind, "__qualname__", None) or getattr(kind, "name", kind)
         if found:
-            raise LookupError(f"this process has {len(found)} resources of type {name}: ask for one by its function")
-        raise LookupError(f"this process has no {name} for jobs: is it declared by @tasks.resource, or of a database?")
+            raise LookupError(f"this process has {len(found)} resources of type {name}; choose one by its function")
+        raise LookupError(
+            f"this process has no resource {name} for jobs; declare it with @tasks.resource, or set a database"
+        )
 
     def _calls(self, kind: object) -> Calls:
         children, clusters = self._services.children, self._services.clusters
@@ -248,4 +252,4 @@ def _log_line(level: Level, line: str) -> None:
     """Send a job's stored line to the process's log: masked, bounded and readable by all."""
     kept = read_json(line)
     fields = {name: value for name, value in kept.items() if name not in {"level", "message"}}
-    getattr(job_log, level)(kept.get("message", "a line too long to be kept"), **fields)
+    getattr(job_log, level)(kept.get("message", "a line too long to be stored"), **fields)

@@ -9,7 +9,7 @@ from typing import Final
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.job import AnyJob
 
-SWALLOWED: Final = "a wrapper of @tasks.around has swallowed the error of another one"
+SWALLOWED: Final = "a wrapper of @tasks.around swallowed the error of another wrapper"
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def _parse_instant(text: str, sign: int) -> datetime:
     except (ValueError, OverflowError):
         instant = None
     if instant is None or instant.tzinfo is None:
-        allowed = "an instant with a time zone, such as 2026-01-31T06:00:00Z, or a span: 90s, 15m, 2h, 7d"
+        allowed = "a timestamp with a time zone, such as 2026-01-31T06:00:00Z, or a duration: 90s, 15m, 2h, 7d"
         raise click.BadParameter(f"must be {allowed}, not {text!r}")
     return instant
 
@@ -87,7 +87,7 @@ def span_to_wait(value: str | float) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise click.BadParameter(f"must be a number of seconds not less than 0, not {value!r}")
+        raise click.BadParameter(f"must be a number of seconds, at least 0, not {value!r}")
     return seconds
 
 
@@ -99,7 +99,7 @@ def day_or_instant(text: str) -> str:
         except ValueError:
             continue
         return text
-    raise click.BadParameter(f"must be a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z, not {text!r}")
+    raise click.BadParameter(f"must be a date or a timestamp, such as 2026-01-31 or 2026-01-31T06:00Z, not {text!r}")
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _parse_json(text: str, kind: Any, said: str) -> Any:
     except OSError as error:
         raise click.BadParameter(f"{text[1:]}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise click.BadParameter(f"is not {said}: {error}") from error
+        raise click.BadParameter(f"must be {said}: {error}") from error
     except RecursionError as error:
         raise click.BadParameter("is nested too deeply") from error
 
@@ -132,7 +132,7 @@ def some_statuses(text: str) -> frozenset[Status]:
     try:
         return frozenset(Status(name.strip()) for name in text.split(","))
     except ValueError:
-        allowed = f"one of {', '.join(Status)}, or several with commas"
+        allowed = f"one of {', '.join(Status)}, or several separated by commas"
         raise click.BadParameter(f"must be {allowed}, not {text!r}") from None
 
 
@@ -146,27 +146,39 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         type=some_statuses,
         metavar="STATUS",
-        help=f"Only jobs with this status, or several with commas: {', '.join(Status)}.",
+        help=f"Only jobs with this status, or several separated by commas: {', '.join(Status)}.",
     )
-    @click.option("--lock-key", help="Only jobs with this key.")
-    @click.option("--worker", help="Only jobs that this process runs.")
+    @click.option("--lock-key", help="Only jobs with this lock_key.")
+    @click.option("--worker", help="Only jobs that this worker process runs.")
     @click.option("--schedule", help="Only jobs of this schedule.")
-    @click.option("--root", type=click.UUID, metavar="JOB_ID", help="Only this job and those that belong to it.")
-    @click.option("--error-group", metavar="GROUP", help="Only jobs with an error of this group (see errors).")
+    @click.option("--root", type=click.UUID, metavar="JOB_ID", help="Only this job and the jobs with it as their root.")
+    @click.option(
+        "--error-group", metavar="GROUP", help="Only jobs of this error group (see `dataloader errors list`)."
+    )
     @click.option(
         "--since",
         type=instant_before_now,
-        metavar="INSTANT",
-        help="Only jobs made since then: an instant, or 15m, 2h, 7d ago.",
+        metavar="TIMESTAMP",
+        help="Only jobs created since: a timestamp, or 15m, 2h, 7d ago.",
     )
-    @click.option("--until", type=instant_before_now, metavar="INSTANT", help="Only jobs made before then.")
+    @click.option(
+        "--until",
+        type=instant_before_now,
+        metavar="TIMESTAMP",
+        help="Only jobs created before: a timestamp or duration, as above.",
+    )
     @click.option(
         "--ended-since",
         type=instant_before_now,
-        metavar="INSTANT",
-        help="Only jobs that ended since then: an instant, or 15m, 2h, 7d ago.",
+        metavar="TIMESTAMP",
+        help="Only jobs that ended since: a timestamp, or 15m, 2h, 7d ago.",
     )
-    @click.option("--ended-until", type=instant_before_now, metavar="INSTANT", help="Only jobs that ended before then.")
+    @click.option(
+        "--ended-until",
+        type=instant_before_now,
+        metavar="TIMESTAMP",
+        help="Only jobs that ended before: a timestamp or duration, as above.",
+    )
     @functools.wraps(command)
     def with_filter(
         *args: Any,

@@ -26,13 +26,13 @@ MIB = 2**20
 def backup_command(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
     """Write the whole embedded database to FILE.
 
-    FILE holds the database as of one moment; services go on meanwhile. FILE appears when it is complete.
-    `dataloader restore FILE` reads it.
+    FILE is a consistent snapshot; services keep running meanwhile. FILE appears when the backup is complete.
+    Restore it with `dataloader restore FILE`.
     """
     directory = _directory(data_dir)
     versions = versions_in(directory)
     if not versions:
-        raise ConfigError(f"--data-dir: {directory} holds no embedded database")
+        raise ConfigError(f"--data-dir: {directory} has no embedded database")
     tables: list[str] = []
     began = time.monotonic()
     with embedded_postgres(directory, version=versions[0]) as server:
@@ -46,14 +46,13 @@ def backup_command(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--replace", is_flag=True, help="Replace a database that is not empty.")
+@click.option("--replace", is_flag=True, help="Replace the database if it is not empty.")
 @data_dir_option
 @json_option
 def restore_command(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:
-    """Restore the embedded database from a backup.
+    """Restore the embedded database from FILE, written by `dataloader backup`.
 
-    `dataloader backup` wrote FILE; all of it is read first. The data directory is created if it is missing. No
-    process may use its database meanwhile.
+    FILE is checked first. The data directory is created if it is missing. No process may use its database meanwhile.
     """
     directory = _directory(data_dir)
     tables: list[str] = []
@@ -72,7 +71,7 @@ def _directory(data_dir: Path | None) -> Path:
     settings = load_settings(overrides={"data_dir": data_dir})
     if settings.db_dsn is not None:
         raise ConfigError(
-            "DL_DB_DSN: is set, and this command is for the embedded database; use pg_dump and pg_restore of your"
+            "DL_DB_DSN: is set, but this command is only for the embedded database; use pg_dump and pg_restore of your"
             " server's version, or unset it"
         )
     return settings.data_dir

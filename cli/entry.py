@@ -62,7 +62,7 @@ _FILES: Final = MappingProxyType(
     }
 )
 """All commands, in the order of the help, with their file in this folder."""
-_ALSO_MEANT: Final = MappingProxyType({"job": "jobs, or status for one of them"})
+_ALSO_MEANT: Final = MappingProxyType({"job": "jobs, or status for a single job"})
 """Commands with a similar meaning, if another command has more similar letters."""
 
 

@@ -94,9 +94,16 @@ def _load_fields(load: LoadRecord) -> dict[str, object]:
 
 @etl_command.command("failures")
 @click.argument("load", required=False)
-@click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, resolved ones too.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=100, show_default=True, help="Failures at most."
+    "--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, including resolved ones."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="NUMBER",
+    default=100,
+    show_default=True,
+    help="Maximum number of failures.",
 )
 @click.option("--after", type=row_number, metavar="NUMBER", default=0, help="Only failures after this number.")
 @asks_queue
@@ -105,7 +112,7 @@ def etl_failures_command(
 ) -> None:
     """List the unresolved failures of LOAD, or all failures of a run.
 
-    `dataloader etl retry` retries them.
+    Retry them with `dataloader etl retry`.
     """
 
     async def question(client: Client) -> list[FailureLine]:
@@ -114,7 +121,7 @@ def etl_failures_command(
         return (await client.loads.failures(load or "", after=after, limit=limit)).failures
 
     if (load is None) == (run_id is None):
-        raise click.UsageError("name either a LOAD, or a run by --run")
+        raise click.UsageError("give either a LOAD or a run (--run)")
     found = target.ask_client(question)
     if as_json:
         # The name `key` would be masked as a secret.

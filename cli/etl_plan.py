@@ -49,7 +49,13 @@ MAX_SHOWN: Final = 50
 
 @click.command("plan")
 @click.argument("load")
-@click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks that the load is one of.")
+@click.option(
+    "--tasks",
+    "where",
+    metavar="MODULE:ATTR",
+    required=True,
+    help="Module that defines the load, such as my_module:tasks.",
+)
 @path_option
 @windows_options
 @pipeline_options
@@ -66,8 +72,8 @@ def etl_plan_command(
 ) -> None:
     """Show the requests that a run of LOAD would send, without sending them.
 
-    The windows and their first requests, and how long the pauses alone will take. From the load's watermark in
-    the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
+    Prints the windows, their first requests, and the total of the pauses. Windows begin at the load's watermark, if a
+    database (DL_DB_DSN or the embedded one) has it; otherwise the plan is for a first run. Lists buckets and folders.
     """
     from dataloader.flows.etl.run.load_task import read_args, refuse_span  # noqa: PLC0415 - not for --help
     from dataloader.store.embedded.data_dir import versions_in  # noqa: PLC0415
@@ -241,9 +247,9 @@ def _print_plan(found: LoadPlan) -> None:
         nothing=found.idle,
     )
     if len(found.windows) > MAX_SHOWN:
-        click.echo(f"and {len(found.windows) - MAX_SHOWN:,} more windows (all by --json)", err=True)
+        click.echo(f"and {len(found.windows) - MAX_SHOWN:,} more windows; --json prints all", err=True)
     least, mean, most = (timedelta(seconds=round(seconds)) for seconds in found.pauses.values())
-    pauses = f"{mean} on average, {least} at least, {most} at most"
+    pauses = f"mean {mean}, minimum {least}, maximum {most}"
     click.echo()
     print_fields(
         {
@@ -257,10 +263,12 @@ def _print_plan(found: LoadPlan) -> None:
             "windows": len(found.windows),
             "requests": found.requests,
             **(
-                {"left out": f"{found.left_out:,} snapshots that the table has merged before"} if found.left_out else {}
+                {"left out": f"{found.left_out:,} snapshots that the table has already merged"}
+                if found.left_out
+                else {}
             ),
-            "pauses": pauses if found.load.source.name is not None else "none: this source has no rate limit",
-            **({"more": f"{' and '.join(found.more)} come on top"} if found.more else {}),
+            "pauses": pauses if found.load.source.name is not None else "none (this source has no rate limit)",
+            **({"more": f"plus {' and '.join(found.more)}"} if found.more else {}),
         }
     )
 

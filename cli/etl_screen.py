@@ -237,12 +237,12 @@ def print_summary(job: JobRecord) -> None:
             row for name in sorted(tasks, key=lambda name: _began(tasks[name])) for row in _task_rows(name, tasks[name])
         ]
         columns = (Column("TASK"), Column("STATUS"), Column("SECONDS", rank=1), Column("COUNTS", folds=True))
-        print_table(columns, rows, nothing="no task has begun")
+        print_table(columns, rows, nothing="no task has started")
         _print_failures(job, list(tasks.values()))
     else:
         print_job(job, all_fields=False)
         if job.status is Status.SUCCEEDED:
-            click.echo(f"{cell(job.task)} is a task that ran as it is: it is no load and no flow", err=True)
+            click.echo(f"{cell(job.task)} is a plain task, not a load or a flow", err=True)
 
 
 def _began(summary: Mapping[str, Any]) -> str:
@@ -288,4 +288,4 @@ def _print_failures(job: JobRecord, summaries: Sequence[Mapping[str, Any]]) -> N
     click.echo()
     print_table(list(columns.values()), rows, nothing="")
     if len(failures) > len(shown) or sys.stdout.isatty():
-        click.echo(f"all of them, and whole: dataloader etl failures --run {job.job_id} --json", err=True)
+        click.echo(f"all failures, with full texts: dataloader etl failures --run {job.job_id} --json", err=True)

@@ -35,7 +35,9 @@ from dataloader.supervisor.settings_layers import load_settings
 QUEUE: Final = "default"
 PRODUCER: Final = "dataloader etl"
 
-tasks_option = click.option("--tasks", "where", metavar="MODULE:ATTR", help="Run it here, without a service.")
+tasks_option = click.option(
+    "--tasks", "where", metavar="MODULE:ATTR", help="Run it in this process, without a service."
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +59,9 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         target: AskedQueue, *, queue: str | None, wait: bool | None, where: str | None, as_json: bool, **options: Any
     ) -> Any:
         if where is not None and (queue is not None or wait is not None or target.url is not None):
-            raise click.UsageError("--tasks runs it here: it goes without --queue, --wait, --no-wait and --url")
+            raise click.UsageError(
+                "--tasks runs it in this process, so it excludes --queue, --wait, --no-wait and --url"
+            )
         return command(_How(target=target, queue=queue, wait=wait, where=where, as_json=as_json), **options)
 
     decorated: Callable[..., Any] = with_how
@@ -70,7 +74,7 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="Wait until it has ended; exit 3 unless it succeeded.  [default: wait]",
         ),
-        click.option("--queue", help="A queue of a service that has it among its tasks.  [default: its own]"),
+        click.option("--queue", help="Queue of a service that has the task.  [default: the task's queue]"),
     ):
         decorated = decorate(decorated)
     return decorated
@@ -87,14 +91,14 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, windows=windows, **options)
 
     until = click.option(
-        "--to", "until", type=day_or_instant, metavar="DATE", help="Load data before this day or instant."
+        "--to", "until", type=day_or_instant, metavar="DATE", help="Load data before this date or timestamp."
     )
     since = click.option(
         "--from",
         "since",
         type=day_or_instant,
         metavar="DATE",
-        help="Load data from this day or instant on.  [default: the watermark]",
+        help="Load data from this date or timestamp.  [default: the watermark]",
     )
     return since(until(with_windows))
 
@@ -113,8 +117,8 @@ def _ends_before(since: str, until: str) -> bool:
 def etl_run_command(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
     """Run LOAD incrementally, or backfill from --from to --to.
 
-    Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
-    here, in this process, and ^C cancels it: records already received are still written.
+    Enqueues a job for a running service and waits for it; ^C ends the wait, not the job. With --tasks the job runs in
+    this process, and ^C cancels it: records already received are still written.
     """
     return _start_run(how, "load", load, windows, pipeline)
 
@@ -127,14 +131,14 @@ def etl_run_command(how: _How, *, load: str, windows: Mapping[str, str], pipelin
     type=click.IntRange(1, 2**63 - 1),
     multiple=True,
     metavar="ID",
-    help="Retry only this failure; repeat the option for several.",
+    help="Retry only this failure; may be repeated.",
 )
 @pipeline_options
 @_starts_a_job
 def etl_retry_command(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
     """Retry the unresolved failures of LOAD.
 
-    All of them, or single ones by --failure; otherwise like `dataloader etl run`.
+    Retries all of them, or only those of --failure. Otherwise like `dataloader etl run`.
     """
     new = retry_of_load(load, numbers or None, pipeline=pipeline, queue=how.queue, producer=PRODUCER)
     return _start_job(how, "load", new)
@@ -148,7 +152,7 @@ def etl_retry_command(how: _How, *, load: str, numbers: tuple[int, ...], pipelin
 def etl_flow_command(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
     """Run the flow NAME.
 
-    Its loads run in order, layer after layer, as one run; otherwise like `dataloader etl run`.
+    Its loads run layer by layer, as one run. Otherwise like `dataloader etl run`.
     """
     return _start_run(how, "flow", name, windows, pipeline)
 
@@ -171,7 +175,7 @@ def _start_job(how: _How, kind: Kind, new: NewJob) -> int:
             job = how.target.ask(functools.partial(_add_and_wait, new, added, screen))
     except click.Abort:
         for one in added:
-            click.echo(f"the job goes on; `dataloader cancel {one.job_id}` ends it", err=True)
+            click.echo(f"the job continues; cancel it with `dataloader cancel {one.job_id}`", err=True)
         raise
     return _print_load_end(how, job)
 
@@ -194,12 +198,12 @@ def _add_job(how: _How, new: NewJob) -> int:
 async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: JobScreen, jobs: Jobs) -> JobRecord:
     known = new.queue is None and await is_known(jobs, new.task)
     if not known and (reason := await _why_never(jobs, new.queue or QUEUE, new.task)):
-        raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
+        raise DataloaderError(f"no job was enqueued, because it would never run: {reason}")
     enqueued = await _enqueue_in_known_queue(jobs, new)
     # Only the answer has the queue of the load.
     if known and (reason := await _why_never(jobs, enqueued.queue, new.task)):
         await jobs.cancel(enqueued.job_id)
-        raise DataloaderError(f"the job was canceled, since it would wait for ever: {reason}")
+        raise DataloaderError(f"the job was canceled, because it would never run: {reason}")
     added.append(enqueued)
     return await wait_for_end(jobs, added[0].job_id, timeout_s=math.inf, on_change=screen.changed, tell=print_to_stderr)
 
@@ -220,10 +224,8 @@ async def _why_never(jobs: Jobs, queue: str, task: str) -> str | None:
     served = await served_instead(jobs, queue)
     if served is None:
         return None if await knows_task(jobs, queue, task) else unknown_task(queue, task)
-    others = f"; served are {', '.join(served)} (--queue)" if served else ""
-    return (
-        f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"
-    )
+    others = f"; served queues (--queue): {', '.join(served)}" if served else ""
+    return f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it with --tasks"
 
 
 def _run_here(how: _How, kind: Kind, new: NewJob, tasks: Tasks) -> int:
@@ -264,12 +266,10 @@ def check_known(name: str, kind: Kind, tasks: Tasks, where: str | None) -> None:
     from dataloader.flows.etl.run.etl_task import names_of  # noqa: PLC0415
 
     if name not in tasks:
-        raise ConfigError(f"--tasks: {where} has no task {name!r}; it has {', '.join(sorted(tasks)) or 'none'}")
+        raise ConfigError(f"--tasks: {where} has no task {name!r}; its tasks: {', '.join(sorted(tasks)) or 'none'}")
     known = names_of(tasks, Load if kind == "load" else Flow)
     if name not in known:
-        raise ConfigError(
-            f"--tasks: {name!r} is a task, but not a {kind}; the {kind}s of {where} are {', '.join(known) or 'none'}"
-        )
+        raise ConfigError(f"--tasks: task {name!r} is not a {kind}; {kind}s of {where}: {', '.join(known) or 'none'}")
 
 
 def _print_load_end(how: _How, job: JobRecord) -> int:

@@ -39,30 +39,35 @@ _LOG: Final = (
 _state_option = click.option(
     "--state",
     type=click.Choice(get_args(FailureState)),
-    help="Only jobs that wait for a retry, or only those that failed for good.",
+    help="Only jobs that wait for a retry, or only jobs that failed for good.",
 )
 _limit_option = click.option(
-    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Rows at most."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="NUMBER",
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
 )
-_after_option = click.option("--after", help="The cursor that the page before printed.")
+_after_option = click.option("--after", help="Cursor printed by the previous page.")
 
 
 @click.group(cls=Group)
 def errors_command() -> None:
-    """List what failed by its error, and retry it."""
+    """List failed jobs by error, and retry them."""
 
 
 @errors_command.command("list")
 @click.option("--task", help="Only jobs of this task.")
 @_state_option
-@click.option("--exact", is_flag=True, help="Group by the first line as it is, with its numbers and quoted texts.")
+@click.option("--exact", is_flag=True, help="Group by the exact first line, including numbers and quoted texts.")
 @_limit_option
 @_after_option
 @asks_queue
 def errors_list_command(target: AskedQueue, *, as_json: bool, **wanted: Any) -> None:
     """Count the jobs that failed for good or wait for a retry, by task and error.
 
-    Quoted texts are …, words with digits are #. The jobs of a group: jobs --error-group GROUP.
+    Quoted texts are replaced by … and words with digits by #. List the jobs of a group: jobs --error-group GROUP.
     """
     page = target.ask(lambda jobs: jobs.error_groups(**wanted))
     if as_json:
@@ -80,11 +85,14 @@ def errors_list_command(target: AskedQueue, *, as_json: bool, **wanted: Any) -> 
 @errors_command.command("retry")
 @click.argument("group")
 @click.option(
-    "--at", type=instant_after_now, metavar="INSTANT", help="When: an instant, or 15m, 2h, 7d from now.  [default: now]"
+    "--at",
+    type=instant_after_now,
+    metavar="TIMESTAMP",
+    help="Start: a timestamp, or 15m, 2h, 7d from now.  [default: now]",
 )
-@click.option("--spread", "spread_s", type=float, default=0, metavar="SECONDS", help="Spread the jobs over that long.")
+@click.option("--spread", "spread_s", type=float, default=0, metavar="SECONDS", help="Spread the jobs over this time.")
 @_state_option
-@click.option("--yes", is_flag=True, help="Don't ask before.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_queue
 def errors_retry_command(
     target: AskedQueue,
@@ -98,11 +106,11 @@ def errors_retry_command(
 ) -> None:
     """Retry all jobs of GROUP, now or later.
 
-    Those that failed for good start again from attempt 0; of those that wait for a retry the next attempt is moved.
+    Jobs that failed for good start again from attempt 0. For jobs that wait for a retry, the next attempt is moved.
     """
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
+            raise click.UsageError("confirmation needs a terminal; pass --yes")
         click.confirm(f"retry all jobs of the group {group}?", abort=True, err=True)
 
     async def question(jobs: Jobs) -> int:
@@ -127,7 +135,7 @@ def errors_retry_command(
 @_after_option
 @asks_queue
 def errors_log_command(target: AskedQueue, *, job_id: UUID | None, as_json: bool, **wanted: Any) -> None:
-    """Read the log of errors, latest first: a row for each run that failed, also of jobs that were deleted."""
+    """Read the log of errors, latest first: a row per failed run, including those of deleted jobs."""
     page = target.ask(lambda jobs: jobs.errors(job_id=job_id, **wanted))
     if as_json:
         print_json(page)

@@ -39,7 +39,7 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add job IDs to a command, or a filter with `--all`."""
     for decorate in (
         asks_queue,
-        click.option("--yes", is_flag=True, help="Don't ask before --all."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation of --all."),
         click.option("--all", "everything", is_flag=True, help="All jobs that match the filter."),
         finds_jobs,
         click.argument("job_ids", nargs=-1, type=click.UUID, metavar="[JOB_ID]..."),
@@ -51,10 +51,10 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_changes_jobs
 def cancel_command(target: AskedQueue, **chosen: Any) -> int:
-    """Cancel jobs by their ids, or with --all and a filter.
+    """Cancel jobs by their IDs, or with --all and a filter.
 
-    Queued jobs end at once, running jobs at their next checkpoint. Ended jobs stay as they are, and so do, with --all,
-    those that wake durable processes.
+    Queued jobs end immediately, running jobs at their next checkpoint. Ended jobs do not change. With --all, jobs that
+    wake durable processes do not change either.
     """
     change = _Change(
         lambda jobs, job_id: jobs.cancel(job_id), lambda jobs, wanted: jobs.cancel(wanted), "cancel {}", leaves_out=True
@@ -63,15 +63,15 @@ def cancel_command(target: AskedQueue, **chosen: Any) -> int:
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Also running jobs whose lease never ends and is not renewed.")
+@click.option("--force", is_flag=True, help="Also retry running jobs whose lease never expires and is not renewed.")
 @_changes_jobs
 def retry_command(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -> int:
-    """Queue failed, canceled or lost jobs again.
+    """Queue failed, canceled or lost jobs again, from attempt 0.
 
-    Either by their ids, or with --all and a filter. They start again from attempt 0.
+    Choose them by their IDs, or with --all and a filter.
     """
     if force and everything:
-        raise click.UsageError("--force goes with JOB_IDs, not with --all")
+        raise click.UsageError("--force needs JOB_IDs; it cannot be used with --all")
     change = _Change(
         lambda jobs, job_id: jobs.retry(job_id, force=force), lambda jobs, wanted: jobs.retry(wanted), "retry {}"
     )
@@ -83,8 +83,8 @@ def retry_command(target: AskedQueue, *, force: bool, everything: bool, **chosen
 def run_now_command(target: AskedQueue, **chosen: Any) -> int:
     """Make delayed jobs due now.
 
-    Either by their ids, or with --all and a filter. A job whose lock_key is held, or whose limits are reached, still
-    waits for these.
+    Choose them by their IDs, or with --all and a filter. A job still waits if its lock_key is held or its limits are
+    reached.
     """
     change = _Change(
         lambda jobs, job_id: jobs.run_now(job_id),
@@ -99,14 +99,14 @@ def run_now_command(target: AskedQueue, **chosen: Any) -> int:
 @click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
 @_changes_jobs
 def priority_command(target: AskedQueue, *, number: int, **chosen: Any) -> int:
-    """Give queued jobs another priority.
+    """Change the priority of queued jobs.
 
-    Either by their ids, or with --all and a filter. Jobs with a smaller NUMBER run first; 100 is the default.
+    Choose them by their IDs, or with --all and a filter. Smaller numbers run first; 100 is the default.
     """
     change = _Change(
         lambda jobs, job_id: jobs.set_priority(job_id, number),
         lambda jobs, wanted: jobs.set_priority(wanted, number),
-        f"give {{}} the priority {number}",
+        f"set the priority of {{}} to {number}",
     )
     return _change_jobs(target, change, **chosen)
 
@@ -122,13 +122,13 @@ def _change_jobs(
     as_json: bool,
 ) -> int:
     if everything == bool(job_ids):
-        raise click.UsageError("name either JOB_IDs, or --all with a filter such as --queue")
+        raise click.UsageError("give either JOB_IDs, or --all with a filter such as --queue")
     if everything:
         if wanted == JobFilter():
             raise click.UsageError("--all needs a filter such as --queue or --status")
         return _change_all(target, change, wanted, yes=yes, as_json=as_json)
     if wanted != JobFilter():
-        raise click.UsageError("a filter goes with --all, not with JOB_IDs")
+        raise click.UsageError("a filter needs --all; it cannot be used with JOB_IDs")
     return _change_each(target, change, job_ids, as_json=as_json)
 
 
@@ -147,7 +147,7 @@ def _change_each(target: AskedQueue, change: _Change, job_ids: tuple[UUID, ...],
                 if not changed and not refused:
                     raise
                 refused.append(DataloaderError(f"job {job_id}: {error}"))
-                refused += [DataloaderError(f"job {other}: was not tried") for other in left]
+                refused += [DataloaderError(f"job {other}: not changed") for other in left]
                 break
         return changed, refused
 
@@ -168,7 +168,7 @@ def _what_is_left(job: JobRecord) -> str:
 
 def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError("--all asks before it acts, and there is no terminal to ask on; add --yes")
+        raise click.UsageError("confirmation of --all needs a terminal; pass --yes")
     if change.leaves_out:
         tell_what_is_left_out(target, wanted)
     if not yes:
@@ -196,9 +196,14 @@ def _about(entry: AuditRecord) -> str:
 
 @click.command()
 @click.option(
-    "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Entries at most."
+    "--limit",
+    type=click.IntRange(1, 500),
+    metavar="NUMBER",
+    default=50,
+    show_default=True,
+    help="Maximum number of entries.",
 )
-@click.option("--before", type=row_number, metavar="NUMBER", help="Only entries before this number.")
+@click.option("--before", type=row_number, metavar="NUMBER", help="Only entries before the entry with this number.")
 @asks_queue
 def audit_command(target: AskedQueue, *, limit: int, before: int | None, as_json: bool) -> None:
     """List operators' actions, latest first."""

@@ -39,9 +39,9 @@ from dataloader.jobs.wait_reasons import WaitReason
 
 _NOTES: Final = {
     "again": "the first job with this idempotency key",
-    "kept": "a job that stands for this request",
-    "updated": "a waiting job that is as requested now",
-    "older": "the newest job of its key, which this request is not newer than",
+    "kept": "a job that already covers this request",
+    "updated": "a waiting job, updated by this request",
+    "older": "the newest job of its key; this request is not newer",
 }
 FOLLOW_S: Final = 1.0
 """Seconds between two reads of a followed log. A process writes its lines within a second."""
@@ -56,12 +56,12 @@ def _version(text: str) -> float | datetime:
 
 def _check_timeout(timeout_s: float, *, wait: bool) -> None:
     if timeout_s < math.inf and not wait:
-        raise click.UsageError("--timeout says how long to wait at most: it goes with --wait")
+        raise click.UsageError("--timeout needs --wait")
 
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="The longest time to --wait."
+    "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="Maximum seconds of --wait."
 )
 
 
@@ -75,14 +75,14 @@ timeout_option = click.option(
     metavar="JSON",
     help="A JSON object, @file, or - for stdin.",
 )
-@click.option("--lock-key", help="Jobs with the same key never run at once.  [default: the task's, or none]")
-@click.option("--partition-key", default="", help="Kept with the job, for its handler.")
-@click.option("--priority", type=int, help="The smallest runs first.  [default: the task's, or 100]")
+@click.option("--lock-key", help="Jobs with the same key never run concurrently.  [default: the task's, or none]")
+@click.option("--partition-key", default="", help="Stored with the job, for its handler and for limits per partition.")
+@click.option("--priority", type=int, help="Smaller numbers run first.  [default: the task's, or 100]")
 @click.option(
     "--available-at",
     type=instant_after_now,
-    metavar="INSTANT",
-    help="Do not start before: an instant, or 15m, 2h, 7d from now.",
+    metavar="TIMESTAMP",
+    help="Earliest start: a timestamp, or 15m, 2h, 7d from now.",
 )
 @click.option(
     "--after",
@@ -96,26 +96,30 @@ timeout_option = click.option(
     type=click.Choice(get_args(WhenFailed)),
     default="cancel",
     show_default=True,
-    help="If one of those did not succeed: cancel the job, or run it.",
+    help="If a job of --after did not succeed: cancel this job, or run it.",
 )
-@click.option("--root", type=click.UUID, metavar="JOB_ID", help="The job that this one belongs to.")
+@click.option("--root", type=click.UUID, metavar="JOB_ID", help="Root job that this job belongs to.")
 @click.option("--idempotency-key", help="A repeated request with this key returns the first job.")
 @click.option(
     "--job-version",
     "version",
     type=_version,
-    metavar="NUMBER|INSTANT",
-    help="If the task's jobs are updated: a request that is not newer changes nothing.",
+    metavar="NUMBER|TIMESTAMP",
+    help="Version of the request, for tasks that update waiting jobs; an older request changes nothing.",
 )
-@click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
+@click.option("--max-attempts", type=int, help="Maximum number of attempts, after which the job has failed for good.")
 @click.option(
-    "--lease-ttl-sec", "--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat."
+    "--lease-ttl-sec",
+    "--lease",
+    "lease_ttl_sec",
+    type=int,
+    help="Seconds without a heartbeat after which the job is recovered.",
 )
 @wait_option
 @timeout_option
 @asks_queue
 def trigger_command(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
-    """Add a job for TASK to QUEUE, or to the task's own queue."""
+    """Enqueue a job for TASK in QUEUE, or in the task's own queue."""
     _check_timeout(timeout_s, wait=wait)
     if request["task"] is None:
         request["queue"], request["task"] = None, request["queue"]
@@ -145,7 +149,7 @@ def trigger_command(target: AskedQueue, *, wait: bool, timeout_s: float, as_json
 
 @click.command()
 @click.argument("job_id", type=click.UUID)
-@click.option("--all-fields", is_flag=True, help="Show every field, not only the most important ones.")
+@click.option("--all-fields", is_flag=True, help="Show all fields, not only the most important ones.")
 @wait_option
 @timeout_option
 @asks_queue
@@ -175,9 +179,14 @@ def status_command(
 @click.command()
 @finds_jobs
 @click.option(
-    "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Jobs on a page."
+    "--limit",
+    type=click.IntRange(1, 500),
+    metavar="NUMBER",
+    default=50,
+    show_default=True,
+    help="Maximum number of jobs.",
 )
-@click.option("--after", help="The cursor that the page before printed.")
+@click.option("--after", help="Cursor printed by the previous page.")
 @asks_queue
 def jobs_command(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
     """List jobs, newest first."""
@@ -193,12 +202,19 @@ def jobs_command(target: AskedQueue, *, wanted: JobFilter, limit: int, after: st
 @click.command()
 @click.argument("job_id", type=click.UUID)
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=200, show_default=True, help="Events at most."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="NUMBER",
+    default=200,
+    show_default=True,
+    help="Maximum number of events.",
 )
-@click.option("--after", type=row_number, metavar="NUMBER", default=0, help="Only events after this number.")
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only events after the event with this number."
+)
 @asks_queue
 def events_command(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
-    """Read a job's journal, oldest first."""
+    """Show a job's event history, oldest first."""
     journal = target.ask(lambda jobs: jobs.events(job_id, after=after, limit=limit)).events
     if as_json:
         print_json(journal)
@@ -216,11 +232,14 @@ def events_command(target: AskedQueue, *, job_id: UUID, limit: int, after: int, 
 @click.option("--level", type=click.Choice(LEVELS), help="Only lines of this level or above.")
 @click.option("--load", help="Only lines about this load of a flow.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", help="Lines at most, without --follow.  [default: 1000]"
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="NUMBER",
+    help="Maximum number of lines, without --follow.  [default: 1000]",
 )
 @click.option(
     "--after",
-    help="Only lines behind the cursor that the page before ended with, or behind the event with this number.",
+    help="Only lines after this cursor of the previous page, or after the event with this number.",
 )
 @asks_queue
 def logs_command(
@@ -234,12 +253,12 @@ def logs_command(
     after: str | None,
     as_json: bool,
 ) -> None:
-    """Read a job's log lines, oldest first.
+    """Show a job's log lines, oldest first.
 
-    These are the lines of `job.log`, the lines of a load itself, and the begin and the end of each attempt.
+    These are the lines of `job.log`, the lines of a load, and the start and the end of each attempt.
     """
     if follow and (as_json or limit is not None):
-        raise click.UsageError("--follow goes without --json and --limit")
+        raise click.UsageError("--follow cannot be used with --json or --limit")
 
     def read(jobs: Jobs, behind: After) -> Awaitable[LogPage]:
         return jobs.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)

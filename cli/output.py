@@ -98,7 +98,7 @@ def why_not_taken(queue: str, task: str, state: QueueState) -> str:
     name = repr(cell(queue))
     match state:
         case QueueState.PAUSED:
-            return f"the queue {name} is paused; `dataloader resume` ends that"
+            return f"the queue {name} is paused; resume it with `dataloader resume`"
         case QueueState.NO_WORKER:
             return unserved(queue)
         case QueueState.FULL:
@@ -109,18 +109,18 @@ def why_not_taken(queue: str, task: str, state: QueueState) -> str:
 
 def unserved(queue: str) -> str:
     """Return the reason why the jobs of a queue without a worker wait."""
-    return f"no dataloader worker serves the queue {cell(queue)!r}; `dataloader queues` lists those that are served"
+    return f"no worker serves the queue {cell(queue)!r}; list the served queues with `dataloader queues`"
 
 
 def unknown_task(queue: str, task: str) -> str:
     """Return the reason why a job waits whose task is unknown in its queue."""
-    return f"no worker of the queue {cell(queue)!r} knows the task {cell(task)!r}; is its name right?"
+    return f"no worker of the queue {cell(queue)!r} has the task {cell(task)!r}; check its name"
 
 
 _FOR_OTHERS: Final = {
-    WaitsFor.LOCK: "another job with its lock_key runs",
-    WaitsFor.AFTER: "a job that it runs after has not ended",
-    WaitsFor.LIMIT: "the limits of its task or its supplier are reached; `dataloader task show {task}` tells more",
+    WaitsFor.LOCK: "another job with the same lock_key is running",
+    WaitsFor.AFTER: "a job that it depends on has not ended",
+    WaitsFor.LIMIT: "a limit of its task or supplier is reached; see `dataloader task show {task}`",
 }
 
 
@@ -156,11 +156,11 @@ def why_silent(job: JobRecord, now: datetime) -> str:
         return ""
     ends_at = job.lease_expires_at
     if ends_at is None or ends_at.year == MAXYEAR:
-        then = "its lease never ends: `dataloader cancel` or `dataloader retry --force` ends that"
+        then = "its lease never expires; use `dataloader cancel` or `dataloader retry --force`"
     elif ends_at > now:
-        then = f"its lease ends at {cell(ends_at)}, then it is taken back"
+        then = f"its lease expires at {cell(ends_at)}, then the job is recovered"
     else:
-        then = f"its lease ended at {cell(ends_at)}; the next service that runs takes it back"
+        then = f"its lease expired at {cell(ends_at)}; the next running service recovers the job"
     return f"no heartbeat for {silent_s:.0f} s ({then})"
 
 

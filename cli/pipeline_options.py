@@ -9,12 +9,12 @@ from typing import Any, Final
 import click
 
 _OPTIONS: Final[dict[str, tuple[type, str]]] = {
-    "workers": (int, "Workers that read and transform responses."),
-    "batch_size": (int, "Rows that have to gather before a batch is written."),
-    "rate_min": (float, "The shortest pause between two requests to a source, in seconds."),
-    "rate_max": (float, "The longest pause, in seconds."),
-    "max_failed_segments": (int, "Segments that may fail before the run has failed."),
-    "max_failed_share": (float, "The share of records that may fail, from 0 to 1."),
+    "workers": (int, "Number of workers that read and transform responses."),
+    "batch_size": (int, "Rows per written batch."),
+    "rate_min": (float, "Minimum pause between two requests to a source, in seconds."),
+    "rate_max": (float, "Maximum pause, in seconds."),
+    "max_failed_segments": (int, "Number of segments that may fail before the run fails."),
+    "max_failed_share": (float, "Share of records that may fail before the run fails, from 0 to 1."),
 }
 
 

@@ -50,10 +50,10 @@ _VERSIONS: Final = (
 TYPE = click.argument("process_type", metavar="TYPE")
 ID = click.argument("process_id", metavar="ID")
 METADATA = click.option(
-    "--metadata", type=json_object, metavar="JSON", help="Only processes with at least these metadata."
+    "--metadata", type=json_object, metavar="JSON", help="Only processes whose metadata contain these."
 )
-_newest = click.option("--newest", "newest_first", is_flag=True, help="Begin with the latest.")
-_after = click.option("--after", help="The cursor that the page before printed.")
+_newest = click.option("--newest", "newest_first", is_flag=True, help="Latest first.")
+_after = click.option("--after", help="Cursor printed by the previous page.")
 
 
 def _limit(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -63,7 +63,7 @@ def _limit(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         metavar="NUMBER",
         default=default,
         show_default=True,
-        help="Rows at most.",
+        help="Maximum number of rows.",
     )
 
 
@@ -71,7 +71,9 @@ def _limit(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @click.option("--type", "process_type", help="Only processes of this type.")
 @click.option("--status", type=click.Choice(get_args(ProcessStatus)), help="Only processes with this status.")
 @METADATA
-@click.option("--error-group", metavar="GROUP", help="Only processes with an error of this group (see errors).")
+@click.option(
+    "--error-group", metavar="GROUP", help="Only processes of this error group (see `dataloader process errors`)."
+)
 @_limit(50)
 @_after
 @asks_queue
@@ -100,9 +102,9 @@ def process_list_command(
 @click.option("--type", "process_type", help="Only versions of this type.")
 @asks_queue
 def process_versions_command(target: AskedQueue, *, process_type: str | None, as_json: bool) -> None:
-    """List the versions of types, with their processes.
+    """List the versions of process types, with the numbers of their processes.
 
-    Processes of a version that no running worker serves wait. Numbers end at 10,000.
+    Processes wait if no running worker serves their version. Numbers are counted up to 10,000.
     """
     found = target.ask_client(lambda client: client.processes.versions(process_type))
     if as_json:
@@ -117,7 +119,7 @@ def process_versions_command(target: AskedQueue, *, process_type: str | None, as
 @ID
 @asks_queue
 def process_show_command(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool) -> None:
-    """Show a process, and what it does now."""
+    """Show a process and its current step."""
     show_record(target.ask_client(lambda client: client.processes.get(process_type, process_id)), as_json=as_json)
 
 
@@ -151,10 +153,7 @@ def process_events_command(
 def process_tasks_command(
     target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **page: Any
 ) -> None:
-    """List what was asked of a process.
-
-    Its timers are among them. Oldest first.
-    """
+    """List the requests and timers of a process, oldest first."""
     found = target.ask_client(lambda client: client.processes.tasks(process_type, process_id, **page))
     if as_json:
         print_json(found)
@@ -178,7 +177,7 @@ def process_tasks_command(
 def process_errors_command(
     target: AskedQueue, *, process_type: str | None, limit: int, after: str | None, as_json: bool
 ) -> None:
-    """Count the processes in error by type and error. Those of a group: process list --error-group GROUP."""
+    """Count the processes in error by type and error. List those of a group: process list --error-group GROUP."""
     page = target.ask_client(
         lambda client: client.processes.errors(process_type=process_type, limit=limit, after=after)
     )

@@ -33,12 +33,10 @@ from dataloader.jobs.process_listings import ProcessAnswer, ProcessFilter, Proce
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
 
 _args = click.option(
-    "--args", type=json_value, metavar="JSON", help="What the step is given: JSON, @file, or - for stdin."
+    "--args", type=json_value, metavar="JSON", help="Arguments of the step: JSON, @file, or - for stdin."
 )
-_key = click.option("--key", help="A repeated request with this key has the first one's answer.")
-_metadata = click.option(
-    "--metadata", type=json_object, metavar="JSON", help="A flat JSON object, by which lists find it."
-)
+_key = click.option("--key", help="A repeated request with this key returns the first answer.")
+_metadata = click.option("--metadata", type=json_object, metavar="JSON", help="Flat JSON object for searches.")
 _timeout = click.option(
     "--timeout",
     "timeout_s",
@@ -46,17 +44,17 @@ _timeout = click.option(
     metavar="SECONDS",
     default=ANSWER_S,
     show_default=True,
-    help="How long to wait for the answer; 0: not at all.",
+    help="Maximum seconds to wait for the answer; 0: do not wait.",
 )
 
 _ident = click.option(
-    "--ident", type=click.UUID, metavar="UUID", help="The task's ident: after a restore its number may be another's."
+    "--ident", type=click.UUID, metavar="UUID", help="Ident of the task, in case its number was reused after a restore."
 )
 
 
 @click.group(cls=Group)
 def process_command() -> None:
-    """Start, call, mend, list and show durable processes."""
+    """Start, call, repair, list and show durable processes."""
 
 
 for reading in (
@@ -84,7 +82,7 @@ for reading in (
 def process_start_command(
     target: AskedQueue, *, process_type: str, process_id: str, timeout_s: float, as_json: bool, **fields: Any
 ) -> int:
-    """Start a process, and print its answer."""
+    """Start a process and print its answer."""
     request = ProcessRequest(type=process_type, process_id=process_id, kind="init", **fields)
     return _print_answer(
         target.ask_client(lambda client: client.processes.ask(request, wait_s=timeout_s)),
@@ -99,11 +97,17 @@ def process_start_command(
 @click.argument("method")
 @_args
 @_key
-@click.option("--start", type=json_value, metavar="JSON", help="Start it if it is missing, with these args.")
 @click.option(
-    "--expires", "expires_at", type=instant_after_now, metavar="INSTANT", help="Never run it later: an instant, or 15m."
+    "--start", type=json_value, metavar="JSON", help="Start the process with these args if it does not exist."
 )
-@click.option("--withdraw", is_flag=True, help="If no answer comes in time, take it back if it has not begun.")
+@click.option(
+    "--expires",
+    "expires_at",
+    type=instant_after_now,
+    metavar="TIMESTAMP",
+    help="Latest start: a timestamp, or 15m from now.",
+)
+@click.option("--withdraw", is_flag=True, help="After the timeout, withdraw the call if it has not begun.")
 @_timeout
 @asks_queue
 def process_call_command(
@@ -120,7 +124,7 @@ def process_call_command(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Call a method, and print its answer."""
+    """Call a method and print its answer."""
     may_start = "start" in _given_options()
     request = ProcessRequest(
         type=process_type,
@@ -152,7 +156,7 @@ def _given_options() -> list[str]:
 def process_wait_command(
     target: AskedQueue, *, task_id: int, ident: UUID | None, timeout_s: float, as_json: bool
 ) -> int:
-    """Wait for the answer of TASK, and print it."""
+    """Wait for the answer of TASK and print it."""
     task = target.ask_client(lambda client: client.processes.task(task_id, wait_s=timeout_s, ident=ident))
     return _print_answer(task.answer, as_json=as_json, timeout_s=timeout_s)
 
@@ -162,7 +166,7 @@ def process_wait_command(
 @_ident
 @asks_queue
 def process_withdraw_command(target: AskedQueue, *, task_id: int, ident: UUID | None, as_json: bool) -> int:
-    """Take the call TASK back, if it has not begun."""
+    """Withdraw the call TASK, if it has not begun."""
     return _print_answer(
         target.ask_client(lambda client: client.processes.withdraw(task_id, ident=ident)), as_json=as_json
     )
@@ -183,25 +187,29 @@ def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessR
 
 process_command.add_command(
     _acts(
-        "Stop the step that runs now. Its process is in error then.",
+        "Stop the running step. Its process is in error afterwards.",
         lambda asked, *which: asked.stop(*which),
     ),
     "stop",
 )
 process_command.add_command(
-    _acts("Remove a process, and show it as it was.", lambda asked, *which: asked.remove(*which)), "remove"
+    _acts("Remove a process and show its last state.", lambda asked, *which: asked.remove(*which)), "remove"
 )
 
 
 def _finds(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose processes in error to a command for one process."""
     for option in (
-        click.option("--yes", is_flag=True, help="Don't ask before."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option(
-            "--metadata", type=json_object, metavar="JSON", help="All in error that have at least these metadata."
+            "--metadata", type=json_object, metavar="JSON", help="All processes in error whose metadata contain these."
         ),
-        click.option("--error-group", metavar="GROUP", help="All of this group of errors (see errors)."),
-        click.option("--all", "of_type", is_flag=True, help="All of TYPE that are in error."),
+        click.option(
+            "--error-group",
+            metavar="GROUP",
+            help="All processes of this error group (see `dataloader process errors`).",
+        ),
+        click.option("--all", "of_type", is_flag=True, help="All processes of TYPE in error."),
         click.argument("process_id", metavar="[ID]", required=False),
         click.argument("process_type", metavar="[TYPE]", required=False),
     ):
@@ -222,12 +230,12 @@ def _filter_or_one(
     """Return the filter of a command for many processes; None for one process."""
     many = of_type or error_group is not None or metadata is not None
     if many is (process_id is not None) or (process_type is None and (of_type or not many)):
-        raise click.UsageError("name one process by TYPE and ID, or many by TYPE --all, --error-group or --metadata")
+        raise click.UsageError("give one process (TYPE and ID), or many (TYPE --all, --error-group or --metadata)")
     if not many:
         return None
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
+            raise click.UsageError("confirmation needs a terminal; pass --yes")
         click.confirm(f"{verb} all these processes?", abort=True, err=True)
     return ProcessFilter(type=process_type, error_group=error_group, metadata=metadata)
 
@@ -249,14 +257,14 @@ def process_repair_command(
     as_json: bool,
     **which: Any,
 ) -> int:
-    """Repair a process in error, or many.
+    """Repair one or many processes in error.
 
-    Its type's repair does it. Many: TYPE --all, --error-group or --metadata.
+    Runs the repair of their type. Choose many by TYPE --all, --error-group or --metadata.
     """
     wanted = _filter_or_one("repair", process_type, process_id, **which)
     if wanted is not None:
         if key is not None:
-            raise click.UsageError("--key is for one process")
+            raise click.UsageError("--key needs a single process (TYPE and ID)")
         return _say_many(target, lambda client: client.processes.repair_many(wanted, args), as_json=as_json)
     request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
     return _print_answer(
@@ -272,9 +280,9 @@ def process_repair_command(
 def process_resume_command(
     target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **which: Any
 ) -> int:
-    """Let a process in error go on, or many.
+    """Resume one or many processes in error.
 
-    The timeout that had failed is tried again. Many: TYPE --all, --error-group or --metadata.
+    A failed timeout is tried again. Choose many by TYPE --all, --error-group or --metadata.
     """
     wanted = _filter_or_one("resume", process_type, process_id, **which)
     if wanted is not None:
@@ -286,9 +294,13 @@ def process_resume_command(
 @process_command.command("import")
 @TYPE
 @ID
-@click.option("--state", type=json_value, metavar="JSON", help="Its state, as its type has it: JSON, @file, or -.")
+@click.option(
+    "--state", type=json_value, metavar="JSON", help="State, as defined by its type: JSON, @file, or - for stdin."
+)
 @_metadata
-@click.option("--event", "events", type=json_value, multiple=True, metavar="JSON", help="An event; may be repeated.")
+@click.option(
+    "--event", "events", type=json_value, multiple=True, metavar="JSON", help="Event of the process; may be repeated."
+)
 @asks_queue
 def process_import_command(
     target: AskedQueue,
@@ -299,7 +311,7 @@ def process_import_command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Store a process of another system. No step runs."""
+    """Import a process of another system. No step runs."""
     process = ProcessImport(type=process_type, process_id=process_id, metadata=metadata or {}, **fields)
     show_record(target.ask_client(lambda client: client.processes.put(process)), as_json=as_json)
 

@@ -41,9 +41,9 @@ _WORKERS: Final = (
 @click.command()
 @asks_queue
 def queues_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the queues, with their jobs that have not ended.
+    """List the queues with the numbers of their jobs.
 
-    These are the queues that are served, paused, or have such jobs.
+    Shows the queues that are served, are paused, or have jobs that have not ended.
     """
     found = target.ask(lambda jobs: jobs.queues())
     if as_json:
@@ -80,7 +80,7 @@ def _slots(queues: Mapping[str, int]) -> str:
 @click.argument("queue")
 @asks_queue
 def pause_command(target: AskedQueue, *, queue: str, as_json: bool) -> None:
-    """Pause QUEUE: no process starts its jobs; running jobs go on."""
+    """Pause QUEUE: none of its jobs start; running jobs continue."""
 
     async def question(jobs: Jobs) -> list[str] | None:
         await jobs.pause(queue)
@@ -96,7 +96,7 @@ def pause_command(target: AskedQueue, *, queue: str, as_json: bool) -> None:
 @click.argument("queue")
 @asks_queue
 def resume_command(target: AskedQueue, *, queue: str, as_json: bool) -> None:
-    """Resume QUEUE: end its pause."""
+    """Resume QUEUE."""
     target.ask(lambda jobs: jobs.resume(queue))
     _print_pause(queue, as_json=as_json, paused=False)
 
@@ -111,10 +111,7 @@ def _print_pause(queue: str, *, as_json: bool, paused: bool) -> None:
 @click.command()
 @asks_queue
 def workers_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the processes that serve queues.
-
-    These are the processes that sent a heartbeat in the last minute.
-    """
+    """List the worker processes that sent a heartbeat in the last minute."""
     found = target.ask(lambda jobs: jobs.workers())
     if as_json:
         print_json(found)

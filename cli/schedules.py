@@ -38,7 +38,7 @@ def schedule_command() -> None:
 @schedule_command.command("list")
 @asks_queue
 def schedule_list_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the schedules, with when each is due next."""
+    """List the schedules with their next times."""
     found = target.ask_client(lambda client: all_rows(client.schedules.find, "schedules"))
     if as_json:
         print_json(found)
@@ -54,7 +54,7 @@ def schedule_list_command(target: AskedQueue, *, as_json: bool) -> None:
 @click.argument("name")
 @asks_queue
 def schedule_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-    """Show the schedule NAME: what was declared, its state, and what is on record about it."""
+    """Show the schedule NAME: its declaration, its state and its event history."""
 
     async def question(client: Client) -> tuple[ScheduleRecord, list[ScheduleEvent]]:
         return await client.schedules.get(name), (await client.schedules.events(name, limit=10)).events
@@ -65,7 +65,7 @@ def schedule_show_command(target: AskedQueue, *, name: str, as_json: bool) -> No
         return
     for label, value in (
         ("schedule", found.name),
-        ("task", f"{found.task} (no process has declared it)" if found.unknown_task else found.task),
+        ("task", f"{found.task} (not declared by any process)" if found.unknown_task else found.task),
         ("times", _times(found)),
         ("next", found.next_at),
         ("last", found.last_at),
@@ -81,38 +81,43 @@ def schedule_show_command(target: AskedQueue, *, name: str, as_json: bool) -> No
 
 @schedule_command.command("set")
 @click.argument("name")
-@click.option("--task", required=True, help="The task of its jobs.")
+@click.option("--task", required=True, help="Task of its jobs.")
 @click.option("--cron", help="Five fields, such as '30 6 * * MON-FRI', or an alias such as @daily.")
-@click.option("--every", "every_s", type=float, metavar="SECONDS", help="Instead: seconds between two times.")
-@click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron.")
-@click.option("--args", type=json_object, default="{}", help="The args of each job: JSON, @FILE, or - for stdin.")
-@click.option("--queue", help="The queue of its jobs; the task's own if not given.")
+@click.option("--every", "every_s", type=float, metavar="SECONDS", help="Seconds between two times, instead of --cron.")
+@click.option("--zone", default="UTC", show_default=True, help="Time zone of --cron.")
+@click.option("--args", type=json_object, default="{}", help="Args of each job: JSON, @FILE, or - for stdin.")
+@click.option("--queue", help="Queue of its jobs.  [default: the task's queue]")
 @click.option(
     "--missed",
     type=_MISSED,
     default="once",
     show_default=True,
-    help="What to do about planned times that were missed.",
+    help="Catch-up policy: handling of missed times.",
 )
 @click.option(
     "--overlap",
     type=RenamedChoice(Overlap, FORMER_OVERLAPS),
     default="buffer_one",
     show_default=True,
-    help="What to do when a job of it has not ended.",
+    help="Overlap policy: handling of a time whose previous job has not ended.",
 )
 @click.option(
-    "--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Delay each job by a random time up to this."
+    "--jitter",
+    "jitter_s",
+    type=float,
+    default=0,
+    metavar="SECONDS",
+    help="Delay each job by a random time, at most this.",
 )
-@click.option("--pause-on-failure", is_flag=True, help="Pause it when a job of it has failed for good.")
+@click.option("--pause-on-failure", is_flag=True, help="Pause the schedule when one of its jobs has failed for good.")
 @asks_queue
 def schedule_set_command(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
-    """Store the schedule NAME, in place of one of that name; programs leave it as it is from then on."""
+    """Store the schedule NAME, replacing an existing one. Programs no longer change it afterwards."""
     wanted = Schedule(name=name, job={} if queue is None else {"queue": queue}, **fields)
     stored = target.ask_client(lambda client: client.schedules.put(wanted))
     _print_schedule(stored, as_json=as_json)
     if stored.unknown_task:
-        print_to_stderr(f"no process has declared the task {stored.task!r}: is its name right?")
+        print_to_stderr(f"no process has declared the task {stored.task!r}; check its name")
 
 
 def _schedule_change(what: str, change: Callable[[Schedules, str], Any]) -> click.Command:
@@ -128,12 +133,12 @@ def _schedule_change(what: str, change: Callable[[Schedules, str], Any]) -> clic
 
 
 schedule_command.add_command(
-    _schedule_change("Pause the schedule NAME: it adds no jobs.", lambda schedules, name: schedules.pause(name)),
+    _schedule_change("Pause the schedule NAME: it enqueues no jobs.", lambda schedules, name: schedules.pause(name)),
     "pause",
 )
 schedule_command.add_command(
     _schedule_change(
-        "Resume the schedule NAME. Its policy decides about what was due meanwhile.",
+        "Resume the schedule NAME. Its catch-up policy applies to missed times.",
         lambda schedules, name: schedules.resume(name),
     ),
     "resume",
@@ -144,7 +149,7 @@ schedule_command.add_command(
 @click.argument("name")
 @asks_queue
 def schedule_remove_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-    """Remove the schedule NAME; its jobs stay. One that a program declares comes back at its next start."""
+    """Remove the schedule NAME; its jobs stay. A program that declares it adds it again at its next start."""
     removed = target.ask_client(lambda client: client.schedules.delete(name))
     if as_json:
         print_json(removed)
@@ -156,7 +161,7 @@ def schedule_remove_command(target: AskedQueue, *, name: str, as_json: bool) -> 
 @click.argument("name")
 @asks_queue
 def schedule_run_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-    """Add a job of the schedule NAME now, beside its plan."""
+    """Enqueue a job of the schedule NAME now, in addition to its plan."""
     added = target.ask_client(lambda client: client.schedules.run(name))
     if as_json:
         print_json(added)
@@ -166,7 +171,7 @@ def schedule_run_command(target: AskedQueue, *, name: str, as_json: bool) -> Non
 
 @schedule_command.command("next")
 @click.argument("name")
-@click.option("--number", type=click.IntRange(1, MAX_NEXT), default=10, show_default=True, help="How many times.")
+@click.option("--number", type=click.IntRange(1, MAX_NEXT), default=10, show_default=True, help="Number of times.")
 @asks_queue
 def schedule_next_command(target: AskedQueue, *, name: str, number: int, as_json: bool) -> None:
     """List the next planned times of the schedule NAME, paused or not."""
@@ -181,24 +186,30 @@ def schedule_next_command(target: AskedQueue, *, name: str, number: int, as_json
 @schedule_command.command("backfill")
 @click.argument("name")
 @click.option(
-    "--from", "begin", type=instant_before_now, required=True, help="The first instant, or a span before now."
+    "--from", "begin", type=instant_before_now, required=True, help="Begin: a timestamp, or a duration before now."
 )
-@click.option("--to", "end", type=instant_before_now, required=True, help="The end, exclusive, likewise.")
-@click.option("--again", is_flag=True, help="Also for times that have a job.")
-@click.option("--dry-run", is_flag=True, help="Add nothing, only say what would be added.")
+@click.option(
+    "--to",
+    "end",
+    type=instant_before_now,
+    required=True,
+    help="End (exclusive): a timestamp, or a duration before now.",
+)
+@click.option("--again", is_flag=True, help="Also enqueue jobs for times that already have one.")
+@click.option("--dry-run", is_flag=True, help="Only list the jobs that would be enqueued.")
 @asks_queue
 def schedule_backfill_command(
     target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Add the jobs of planned times of the schedule NAME that have passed and have none."""
+    """Enqueue jobs for past planned times of the schedule NAME that have none."""
     found = target.ask_client(lambda client: client.schedules.backfill(name, begin, end, again=again, dry_run=dry_run))
     if as_json:
         print_json(found)
         return
     for at in found.times:
         click.echo(cell(at))
-    verb = "would be added" if dry_run else "were added"
-    click.echo(f"{len(found.times):,} jobs {verb}; {found.had_jobs:,} times had one")
+    verb = "would be enqueued" if dry_run else "enqueued"
+    click.echo(f"{len(found.times):,} jobs {verb}; {found.had_jobs:,} times already have one")
 
 
 def _times(one: ScheduleRecord) -> str | None:
@@ -214,7 +225,7 @@ def _state_word(one: ScheduleRecord) -> str:
     if one.paused:
         return "paused"
     if one.fault is not None:
-        return "can't be read"
+        return "unreadable"
     return "on" if one.next_at is not None else "over"
 
 

@@ -27,27 +27,30 @@ from dataloader.supervisor.settings_layers import explain, load_settings, unknow
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_CONCURRENCY: Final = 10
-UNEXPECTED: Final = "ended by an unexpected error: running jobs wait for the end of their leases"
+UNEXPECTED: Final = "ended by an unexpected error; running jobs are recovered when their leases expire"
 
 
 @click.command()
-@click.option("--tasks", "where", metavar="MODULE:ATTR", help="The tasks to run, such as my_module:tasks.")
+@click.option("--tasks", "where", metavar="MODULE:ATTR", help="Tasks to run, such as my_module:tasks.")
 @path_option
-@click.option("--host", help="The address to listen on.  [default: DL_HOST or 127.0.0.1]")
-@click.option("--port", type=int, help="The port to listen on; 0 for any free one.  [default: DL_PORT or 8080]")
-@click.option("--workers", metavar="JSON", help="The queues to serve.  [default: WORKERS_JSON]")
-@click.option("--drain-timeout", "drain_timeout_s", metavar="SECONDS", help="After SIGTERM, how long jobs may go on.")
+@click.option("--host", help="Address to listen on.  [default: DL_HOST or 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on; 0: a free port.  [default: DL_PORT or 8080]")
+@click.option("--workers", metavar="JSON", help="Queues to serve.  [default: WORKERS_JSON]")
+@click.option(
+    "--drain-timeout", "drain_timeout_s", metavar="SECONDS", help="Maximum seconds that jobs continue after SIGTERM."
+)
 @click.option("--log-format", help="console, json or auto.")
 @click.option("--log-level", help="debug, info, warning, error or critical.")
 @pipeline_options
 @data_dir_option
 def serve_command(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
-    """Run a service: the HTTP API, and the jobs of its queues.
+    """Run a service: the HTTP API and the jobs of its queues.
 
-    Without WORKERS_JSON it serves the queue "default" and those that its tasks name, ten jobs at once of each; with an
-    empty list none. Without DL_DB_DSN it starts a PostgreSQL of its own in the data directory, or joins the one that
-    runs there. --pipeline-… override DL_PIPELINE__… for all loads that do not set their own.
-    SIGTERM or SIGINT drains it; a second one stops its jobs now.
+    Without WORKERS_JSON it serves the queue "default" and the queues of its tasks, ten concurrent jobs each; with an
+    empty list it serves no queues. Without DL_DB_DSN it uses an embedded PostgreSQL in the data directory, started
+    if necessary. --pipeline-… override DL_PIPELINE__… for loads that do not set their own values.
+
+    SIGTERM or SIGINT drains it; a second signal stops its jobs immediately.
     """
     tasks = None if where is None else load_tasks(where)
     settings = load_settings(
@@ -55,7 +58,7 @@ def serve_command(where: str | None, *, pipeline: dict[str, Any], **overrides: A
         defaults={} if tasks is None else {"workers": _default_workers(tasks)},
     )
     if settings.workers and tasks is None:
-        raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
+        raise ConfigError("--tasks: is required, because WORKERS_JSON has queues to serve")
     return _run_service(settings, Tasks() if tasks is None else tasks)
 
 
@@ -78,14 +81,14 @@ def _run_service(settings: Settings, tasks: Tasks) -> int:
     for warning in unknown_variables():
         log.warning(warning)
     if not settings.workers:
-        log.warning("no queues are served: this process only answers the HTTP API")
+        log.warning("this process serves no queues, only the HTTP API")
     is_over = False
     try:
         with provide_server(settings, create=True) as (provided, server):
             if server is not None:
                 data_dir = settings.data_dir.absolute()
                 psql = f"dataloader psql --data-dir {data_dir}"
-                log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=psql)
+                log.info("embedded PostgreSQL started", data_dir=str(data_dir), psql=psql)
             try:
                 return trio.run(partial(serve_until_drained, server=server), provided, tasks)
             except (Exception, BaseExceptionGroup) as error:
@@ -96,15 +99,15 @@ def _run_service(settings: Settings, tasks: Tasks) -> int:
             finally:
                 is_over = True
                 if server is not None:
-                    log.info("the embedded PostgreSQL is left: it stops if nobody else uses it")
+                    log.info("left the embedded PostgreSQL, which stops without other users")
     except KeyboardInterrupt:
         if is_over:
-            log.warning("ended by a signal that came after the drain: an embedded PostgreSQL may go on running")
+            log.warning("ended by a signal after the drain; an embedded PostgreSQL may still be running")
         raise
 
 
 @click.command()
-@click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks, such as my_module:tasks.")
+@click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="Tasks, such as my_module:tasks.")
 @path_option
 @json_option
 def tasks_command(*, where: str, as_json: bool) -> None:
@@ -152,9 +155,9 @@ def _retry_text(retry: RetryPolicy) -> str:
 @data_dir_option
 @json_option
 def config_command(*, data_dir: Path | None, as_json: bool) -> None:
-    """Show every setting, its value and its origin.
+    """Show all settings with their values and sources.
 
-    Secrets are masked. If DL_DB_DSN is not set, its value is the address of the embedded database while that runs.
+    Secrets are masked. If DL_DB_DSN is not set, its value is the address of the running embedded database.
     """
     overrides = {"data_dir": data_dir}
     rows = explain(overrides=overrides)

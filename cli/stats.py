@@ -28,8 +28,8 @@ _DAY: Final = timedelta(days=1)
 
 
 @click.command()
-@click.option("--since", type=instant_before_now, help="The first hour, or a span before now; a day if not given.")
-@click.option("--until", type=instant_before_now, help="The end, exclusive, likewise; now if not given.")
+@click.option("--since", type=instant_before_now, help="First hour, or a duration before now.  [default: 1d]")
+@click.option("--until", type=instant_before_now, help="End (exclusive), or a duration before now.  [default: now]")
 @click.option("--queue", help="Only runs of this queue.")
 @click.option("--task", help="Only runs of this task.")
 @click.option(
@@ -37,7 +37,7 @@ _DAY: Final = timedelta(days=1)
     type=click.Choice(["hour", "day", "total"]),
     default="total",
     show_default=True,
-    help="A row for each hour, for each day in UTC, or for the whole time.",
+    help="One row per hour, per day (UTC), or for the whole time.",
 )
 @asks_queue
 def stats_command(
@@ -50,9 +50,9 @@ def stats_command(
     by: Span,
     as_json: bool,
 ) -> None:
-    """Show how many runs ended, and how, and how long they took.
+    """Show the number, outcomes and durations of runs.
 
-    A row has the runs of a queue, a task and an outcome, with their mean and longest durations in seconds.
+    A row has the runs of a queue, a task and an outcome, with their mean and maximum durations in seconds.
     """
     wanted = StatsFilter(begin=since or datetime.now(UTC) - _DAY, end=until, queue=queue, task=task, by=by)
     found = target.ask(lambda jobs: _all(jobs, wanted))

@@ -46,7 +46,9 @@ class _RateLimit(click.ParamType[Any]):
                 return [int(number), float(span)]
         except ValueError:
             pass
-        return self.fail(f"must be such as 100/60 (seconds) or 10000/day/Europe/Berlin, not {value!r}", param, ctx)
+        return self.fail(
+            f"must have the form 100/60 (units/seconds) or 10000/day/Europe/Berlin, not {value!r}", param, ctx
+        )
 
 
 @click.group(cls=Group)
@@ -57,7 +59,7 @@ def supplier_command() -> None:
 @supplier_command.command("list")
 @asks_queue
 def supplier_list_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the suppliers of tasks and loads, with what is left of their rate limits."""
+    """List the suppliers of tasks and loads, with the units left in their rate limits."""
     found = target.ask_client(lambda client: all_rows(client.limits.suppliers, "suppliers"))
     if as_json:
         print_json(found)
@@ -76,7 +78,7 @@ def supplier_list_command(target: AskedQueue, *, as_json: bool) -> None:
 @NAME
 @asks_queue
 def supplier_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-    """Show the supplier NAME: what of each rate limit is used and left now, and when the next unit is free."""
+    """Show the supplier NAME: the used and free units of each rate limit, and when the next unit is free."""
     found = target.ask_client(lambda client: client.limits.supplier(name))
     if as_json:
         print_json(found)
@@ -105,23 +107,34 @@ def supplier_show_command(target: AskedQueue, *, name: str, as_json: bool) -> No
     type=_RateLimit(),
     multiple=True,
     metavar="UNITS/SECONDS",
-    help="100/60, or 10000/day/Europe/Berlin; may be repeated.",
+    help="Rate limit such as 100/60 or 10000/day/Europe/Berlin; may be repeated.",
 )
 @former_option("--budget", "--rate-limit")
-@click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
-@click.option("--zone", help="The time zone of --work-periods.")
-@click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="How long after its claim a job may begin.")
-@click.option("--unset", multiple=True, type=_UNSET, help="End this override; may be repeated.")
+@click.option(
+    "--work-periods",
+    multiple=True,
+    metavar="PERIOD",
+    help="Work period such as 'MON-FRI 00:00-06:00'; may be repeated.",
+)
+@click.option("--zone", help="Time zone of --work-periods.")
+@click.option(
+    "--margin",
+    "margin_s",
+    type=float,
+    metavar="SECONDS",
+    help="Maximum seconds between the claim and the start of a job.",
+)
+@click.option("--unset", multiple=True, type=_UNSET, help="Remove this override; may be repeated.")
 @asks_queue
 def supplier_set_command(
     target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""
+    """Override limits of the supplier NAME from the next claim on. The supplier is created if it is unknown."""
     changes = changes_of(options, unset)
     found = target.ask_client(lambda client: client.limits.set_supplier(name, changes))
     _print_supplier(found, as_json=as_json)
     if not found.tasks:  # the name may be mistyped
-        click.echo(f"no task names the supplier {cell(name)!r}; loads may", err=True)
+        click.echo(f"no task uses the supplier {cell(name)!r}; loads may use it", err=True)
 
 
 def _supplier_change(what: str, change: Callable[[Limits, str], Any], said: str = "") -> click.Command:
@@ -142,17 +155,17 @@ def _supplier_change(what: str, change: Callable[[Limits, str], Any], said: str 
 
 supplier_command.add_command(
     _supplier_change(
-        "Pause the supplier NAME: no job of its tasks starts.", lambda limits, name: limits.pause_supplier(name)
+        "Pause the supplier NAME: no jobs of its tasks start.", lambda limits, name: limits.pause_supplier(name)
     ),
     "pause",
 )
 supplier_command.add_command(
-    _supplier_change("Resume the supplier NAME: end its pause.", lambda limits, name: limits.resume_supplier(name)),
+    _supplier_change("Resume the supplier NAME.", lambda limits, name: limits.resume_supplier(name)),
     "resume",
 )
 supplier_command.add_command(
     _supplier_change(
-        "Forget the supplier NAME until a process declares it again.",
+        "Remove the supplier NAME until a process declares it again.",
         lambda limits, name: limits.remove_supplier(name),
         "removed",
     ),

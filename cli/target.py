@@ -39,7 +39,7 @@ Ts = TypeVarTuple("Ts")
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="The embedded database's directory, when there is no DL_DB_DSN.  [default: DL_DATA_DIR or .dataloader]",
+    help="Directory of the embedded database, used without DL_DB_DSN.  [default: DL_DATA_DIR or .dataloader]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
@@ -143,7 +143,7 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
     @json_option
     @data_dir_option
     @click.option(
-        "--token", envvar=CLIENT_VARIABLE, help="The API token for --url; better set by the variable.  [env: DL_TOKEN]"
+        "--token", envvar=CLIENT_VARIABLE, help="API token for --url; preferably set by the variable.  [env: DL_TOKEN]"
     )
     @click.option("--url", help="Use a running service, such as http://127.0.0.1:8080, instead of the database.")
     @functools.wraps(command)
@@ -175,8 +175,8 @@ def provide_server(settings: Settings, *, create: bool) -> Iterator[tuple[Settin
 
     if not create and not versions_in(settings.data_dir):
         raise ConfigError(
-            f"DL_DB_DSN: is not set, and {settings.data_dir} holds no embedded database; set it, or name a running "
-            "service by --url or the directory by --data-dir (`dataloader serve` makes one)"
+            f"DL_DB_DSN: is not set, and {settings.data_dir} has no embedded database; set it, or pass a running "
+            "service as --url or a directory as --data-dir (`dataloader serve` creates one)"
         )
     with embedded_postgres(settings.data_dir) as server:
         yield attrs.evolve(settings, db_dsn=server.dsn), server

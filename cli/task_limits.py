@@ -40,7 +40,7 @@ def task_command() -> None:
 @task_command.command("list")
 @asks_queue
 def task_list_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the tasks, with how many jobs wait for their limits, and whether they may start now."""
+    """List the tasks, with the numbers of jobs that wait for their limits, and whether jobs may start now."""
     found = target.ask_client(lambda client: all_rows(client.limits.tasks, "tasks"))
     if as_json:
         print_json(found)
@@ -52,7 +52,7 @@ def task_list_command(target: AskedQueue, *, as_json: bool) -> None:
 @NAME
 @asks_queue
 def task_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
-    """Show the task NAME: its limits, and if no job of it may start, why and until when."""
+    """Show the task NAME: its limits, and why and until when none of its jobs may start."""
     found = target.ask_client(lambda client: client.limits.task(name))
     if as_json:
         print_json(found)
@@ -69,30 +69,33 @@ def task_show_command(target: AskedQueue, *, name: str, as_json: bool) -> None:
 
 @task_command.command("set")
 @NAME
-@click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
-@click.option("--zone", help="The time zone of --work-periods.")
+@click.option(
+    "--work-periods",
+    multiple=True,
+    metavar="PERIOD",
+    help="Work period such as 'MON-FRI 00:00-06:00'; may be repeated.",
+)
+@click.option("--zone", help="Time zone of --work-periods.")
 @click.option(
     "--at-period-end",
     type=click.Choice(get_args(AtPeriodEnd)),
-    help="What becomes of jobs that run when a work period closes: they go on, or go back to the queue.",
+    help="Running jobs at the end of a work period: continue, or return to the queue.",
 )
-@click.option("--max-running", type=int, metavar="NUMBER", help="How many run at once, over all processes.")
+@click.option("--max-running", type=int, metavar="NUMBER", help="Maximum running jobs, over all processes.")
+@click.option("--max-running-per-partition", type=int, metavar="NUMBER", help="Maximum running jobs per partition_key.")
+@click.option("--batch-size", type=int, metavar="NUMBER", help="Number of jobs that start together.")
+@click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="Pause between two batches.")
+@click.option("--supplier", help="Supplier whose rate limits and work periods also apply.")
+@click.option("--cost", type=int, metavar="NUMBER", help="Units of the supplier's rate limits per start.")
+@click.option("--retry-priority", type=int, metavar="NUMBER", help="Priority of jobs after a failed run.")
 @click.option(
-    "--max-running-per-partition", type=int, metavar="NUMBER", help="How many with one partition_key run at once."
+    "--retry-delay", "retry_delay_s", type=float, metavar="SECONDS", help="Pause between a failed run and the next."
 )
-@click.option("--batch-size", type=int, metavar="NUMBER", help="How many start together.")
-@click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="The pause between two batches.")
-@click.option("--supplier", help="The supplier whose rate limits and periods hold, too.")
-@click.option("--cost", type=int, metavar="NUMBER", help="Units of the supplier's rate limits that a start takes.")
-@click.option("--retry-priority", type=int, metavar="NUMBER", help="The priority of a job whose run has failed.")
-@click.option(
-    "--retry-delay", "retry_delay_s", type=float, metavar="SECONDS", help="The pause between a failed run and the next."
-)
-@click.option("--max-attempts", type=int, metavar="NUMBER", help="Attempts of jobs that are added from now on.")
-@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="End this override; may be repeated.")
+@click.option("--max-attempts", type=int, metavar="NUMBER", help="Maximum attempts of jobs enqueued from now on.")
+@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="Remove this override; may be repeated.")
 @asks_queue
 def task_set_command(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Override limits of the task NAME, from the next claim on; overrides outlive deploys."""
+    """Override limits of the task NAME from the next claim on. Overrides survive deployments."""
     changes = changes_of(options, unset)
     [found] = target.ask_client(lambda client: client.limits.set_tasks({name: changes}))
     _print_task(found, as_json=as_json)
@@ -102,9 +105,9 @@ def task_set_command(target: AskedQueue, *, name: str, unset: tuple[str, ...], a
 @click.argument("file", type=click.File(encoding="utf-8"))
 @asks_queue
 def task_apply_command(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
-    """Override limits of many tasks by FILE, all or none; - for stdin.
+    """Override the limits of many tasks from FILE, all or none; - for stdin.
 
-    It has a JSON list with an entry for each task, whose limits become overrides. docs/limits.md has the names.
+    FILE has a JSON list with an entry per task, whose limits become overrides. For the names see docs/limits.md.
     """
     changes = read_limits(file.read())
     found = target.ask_client(lambda client: client.limits.set_tasks(changes))
@@ -128,23 +131,19 @@ def _task_change(what: str, change: Callable[[Limits, str], Any]) -> click.Comma
 
 task_command.add_command(
     _task_change(
-        "Pause the task NAME: none of its jobs starts; what runs goes on.", lambda one, name: one.pause_task(name)
+        "Pause the task NAME: none of its jobs start; running jobs continue.", lambda one, name: one.pause_task(name)
     ),
     "pause",
 )
-task_command.add_command(
-    _task_change("Resume the task NAME: end its pause.", lambda limits, name: limits.resume_task(name)), "resume"
-)
+task_command.add_command(_task_change("Resume the task NAME.", lambda limits, name: limits.resume_task(name)), "resume")
 
 
 @task_command.command("remove")
 @NAME
-@click.option(
-    "--jobs", type=SAYS_JOBS, help="What becomes of its jobs that have not ended: they wait, or are canceled."
-)
+@click.option("--jobs", type=SAYS_JOBS, help="Jobs that have not ended: wait, or are canceled.")
 @asks_queue
 def task_remove_command(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: bool) -> None:
-    """Forget the task NAME until a process declares it again; running processes start no jobs of it."""
+    """Remove the task NAME until a process declares it again. Running processes start no more of its jobs."""
     found = target.ask_client(lambda client: client.limits.remove_task(name, jobs=jobs))
     if as_json:
         print_json(found)
@@ -157,9 +156,9 @@ def changes_of(options: dict[str, Any], unset: tuple[str, ...]) -> dict[str, Any
     given = {key: value for key, value in options.items() if value is not None and value != ()}
     for key in unset:
         if key in given:
-            raise BadRequest(key, "must be either set or unset, not both")
+            raise BadRequest(key, "is both set and unset; use one of them")
     if not given and not unset:
-        raise click.UsageError("give at least one limit to set, or --unset")
+        raise click.UsageError("nothing to change: set at least one limit, or pass --unset")
     return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()} | dict.fromkeys(
         unset
     )

@@ -30,7 +30,7 @@ def _add_folders(_context: click.Context, _parameter: click.Parameter, folders: 
         for part in folder.resolve().parts:
             of = re.fullmatch(r"python(\d+\.\d+)", part)
             if of is not None and of[1] != PYTHON:
-                raise ConfigError(f"--path: {folder} is of Python {of[1]}; this program is Python {PYTHON}")
+                raise ConfigError(f"--path: {folder} is for Python {of[1]}; this program uses Python {PYTHON}")
         site.addsitedir(str(folder.resolve()))  # reads the .pth files of a site-packages folder
 
 
@@ -41,7 +41,7 @@ path_option = click.option(
     multiple=True,
     expose_value=False,
     callback=_add_folders,
-    help="Where else modules are found, such as a site-packages folder. May be given again.",
+    help="Additional folder of modules, such as a site-packages folder; may be repeated.",
 )
 """Option for each command that takes `--tasks`."""
 
@@ -54,16 +54,16 @@ def load_tasks(where: str) -> Tasks:
     """
     module_name, colon, attribute = where.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise ConfigError(f"--tasks: must be module:attribute, for example my_module:tasks, not {where!r}")
+        raise ConfigError(f"--tasks: must have the form module:attribute, such as my_module:tasks, not {where!r}")
     module = _import(module_name)
     try:
         found = operator.attrgetter(attribute)(module)
     except AttributeError:
         others = sorted(name for name, value in vars(module).items() if isinstance(value, Tasks))
-        hint = f"; it has {', '.join(f'{module_name}:{name}' for name in others)}" if others else ""
+        hint = f"; its tasks: {', '.join(f'{module_name}:{name}' for name in others)}" if others else ""
         raise ConfigError(f"--tasks: module {module_name!r} has no attribute {attribute!r}{hint}") from None
     if not isinstance(found, Tasks):
-        raise ConfigError(f"--tasks: {where} is a {type(found).__name__}; a dataloader.Tasks is needed")
+        raise ConfigError(f"--tasks: {where} is a {type(found).__name__}; it must be a dataloader.Tasks")
     return found
 
 
@@ -77,7 +77,7 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"--tasks: there is no module {error.name!r} in {directory}, in a folder of --path or in the program"
+                f"--tasks: module {error.name!r} not found in {directory}, in a folder of --path or in the program"
             ) from None
         raise ConfigError(f"{_import_failure(name, error)}{_hint()}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything
@@ -87,7 +87,7 @@ def _import(name: str) -> ModuleType:
 def _hint() -> str:
     if not getattr(sys, "frozen", False):
         return ""
-    return f"; nothing can be installed into the one file: name a site-packages folder of Python {PYTHON} by --path"
+    return f"; the standalone binary has no other packages: pass a site-packages folder of Python {PYTHON} as --path"
 
 
 def _import_failure(name: str, error: BaseException) -> str:
@@ -97,4 +97,4 @@ def _import_failure(name: str, error: BaseException) -> str:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         path, line = frame.filename, frame.lineno
     what = traceback.format_exception_only(error)[-1].strip()
-    return f"--tasks: module {name!r} fails when it is imported: {what} ({path}, line {line})"
+    return f"--tasks: importing the module {name!r} failed: {what} ({path}, line {line})"

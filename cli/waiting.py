@@ -39,7 +39,7 @@ class Patience:
             self._gives_up_at = trio.current_time() + self.most_away_s
             self.tell(f"{error}; waiting for up to {minutes}")
         elif trio.current_time() >= self._gives_up_at:
-            todo = f"read the job later with `dataloader status {self.job_id}`"
+            todo = f"check the job later with `dataloader status {self.job_id}`"
             raise StoreUnavailable(f"gave up after {minutes} without an answer: {error}; {todo}") from error
         await trio.sleep(AWAY_S)
 
@@ -47,7 +47,7 @@ class Patience:
         """Note that an outage, if there was one, has ended."""
         if self._gives_up_at is not None:
             self._gives_up_at = None
-            self.tell("it answers again")
+            self.tell("the connection is restored")
 
 
 async def wait_for_end(
@@ -91,7 +91,7 @@ async def wait_for_end(
     try:
         return await jobs.get(job_id)
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"the job {job_id} was added, but can't be read: {error}") from error
+        raise StoreUnavailable(f"the job {job_id} was enqueued, but cannot be read: {error}") from error
 
 
 async def served_instead(jobs: Jobs, queue: str) -> list[str] | None:

@@ -90,7 +90,7 @@ async def main(dsn: str) -> list[Any]:
             print(f"refused: {refused}")
         print(await ask.call("payment", "order-77", "pay", 5, key="pay-77"))
         with trio.fail_after(30):
-            # The timer is due at once.
+            # The timer is due immediately.
             while len(events := (await ask.events("payment", "order-77")).events) < 3:  # noqa: ASYNC110 - it looks
                 await trio.sleep(0.05)
         print(", ".join(event.payload for event in events))

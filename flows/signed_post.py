@@ -52,7 +52,7 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
     try:
         address = httpx2.URL(url)
     except (httpx2.InvalidURL, UnicodeError) as error:
-        raise NotReached(f"can't be reached ({type(error).__name__})") from None
+        raise NotReached(f"cannot be reached ({type(error).__name__})") from None
     secrets = [secret, *_secrets_of(address)]
     async with httpx2.AsyncClient(
         follow_redirects=False,
@@ -74,9 +74,9 @@ async def open_signed(url: str, secret: str, *, timeout_s: float) -> AsyncIterat
                 with trio.fail_after(timeout_s):
                     status, text = await _post(client, address, body, {**signed, **headers})
             except trio.TooSlowError:
-                raise NotReached(f"did not answer in {timeout_s:g} s") from None
+                raise NotReached(f"did not answer within {timeout_s:g} s") from None
             except (httpx2.TransportError, httpx2.InvalidURL, UnicodeError) as error:
-                raise NotReached(f"can't be reached ({type(error).__name__})") from None
+                raise NotReached(f"cannot be reached ({type(error).__name__})") from None
             if text:
                 known = KnownSecrets.of([*secrets, signed["X-Dataloader-Signature"]])
                 text = storable_text(known.hide(text), MAX_ANSWER)

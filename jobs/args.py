@@ -20,7 +20,7 @@ from dataloader.jobs.text import read_json
 
 A = TypeVar("A")
 
-_TOO_DEEP: Final = "must not be nested so deeply"
+_TOO_DEEP: Final = "is nested too deeply"
 
 _AT: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
@@ -73,17 +73,21 @@ class ArgsType(Generic[A]):
         """
         if type(value) is not self._instances:
             if not isinstance(value, Mapping):
-                raise BadRequest("args", f"must be of {self.name}, not of {type(value).__name__}")
+                raise BadRequest("args", f"must be an instance of {self.name}, not of {type(value).__name__}")
             given = dict(value)
             self.decode(_encoded_args(given))
             return given
         try:
             encoded = self._encoded(value)
         except (TypeError, ValueError, AttributeError, RecursionError, Misfit) as error:
-            raise BadRequest("args", f"must be of {self.name}, which can be written as JSON: {error}") from error
+            raise BadRequest(
+                "args", f"must be an instance of {self.name} that can be written as JSON: {error}"
+            ) from error
         again = self.decode(_encoded_args(encoded))
         if not (again == value if self._has_equality else self._encoded(again) == encoded):
-            raise BadRequest("args", f"must be equal to itself after JSON: {value!r:.200} comes back as {again!r:.200}")
+            raise BadRequest(
+                "args", f"must not change when encoded as JSON: {value!r:.200} is decoded as {again!r:.200}"
+            )
         return encoded
 
     def _encoded(self, value: object) -> dict[str, Any]:
@@ -97,8 +101,8 @@ class ArgsType(Generic[A]):
         if named := _NAMED.fullmatch(message):
             path = f"{path}.{named[2]}"
             if named[1] == "missing required":
-                return BadRequest(f"args{path}", "is missing")
-            known = "" if path.count(".") > 1 else f"; {self.name} has {', '.join(self.fields)}"
+                return BadRequest(f"args{path}", "is required")
+            known = "" if path.count(".") > 1 else f"; fields of {self.name}: {', '.join(self.fields)}"
             return BadRequest(f"args{path}", f"is unknown{known}")
         words = in_our_words(message, _hint_at(path, self._shape.mirror))
         if (shown := _shown_value(path, text)) is not None:

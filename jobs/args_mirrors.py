@@ -112,7 +112,7 @@ class Shape:
         if is_typeddict(self.kind):
             others = [name for name in value if name not in {field.key for field in self.fields}]
             if others:
-                raise Misfit(f"{others[0]!r} is unknown; {self.kind.__name__} has {_keys_of(self.fields)}")
+                raise Misfit(f"{others[0]!r} is unknown; fields of {self.kind.__name__}: {_keys_of(self.fields)}")
             found = [(field, value[field.key]) for field in self.fields if field.key in value]
         else:
             found = [(field, getattr(value, field.attribute)) for field in self.fields]
@@ -126,7 +126,7 @@ class Shape:
         names = [one.name for one in error.args if isinstance(one, attrs.Attribute)]
         keys = [field.key for field in self.fields if field.attribute in names]
         if any(names_a_secret(key) for key in keys):
-            text = f"is refused by {self.kind.__name__}"  # the validator's text may have the value
+            text = f"is rejected by {self.kind.__name__}"  # the validator's text may have the value
         return Misfit(text, f".{keys[0]}" if keys else "")
 
 
@@ -150,10 +150,10 @@ class Reading:
         if kind in self._shapes:
             return self._shapes[kind]
         if kind in self._begun:
-            raise _mismatch(where, f"holds {kind.__name__} again; args must not be recursive")
+            raise _mismatch(where, f"contains {kind.__name__} recursively; args must not be recursive")
         self._begun.add(kind)
         if getattr(kind, "__parameters__", ()):
-            raise _mismatch(where, f"is generic; args must be of a class without type parameters, not {kind.__name__}")
+            raise _mismatch(where, f"is the generic class {kind.__name__}; args need a class without type parameters")
         fields = list(self._fields(kind, where))
         # The class applies its own defaults: fields that are left out are not passed to it.
         columns = [(f.slot, f.way.hint) if f.is_required else (f.slot, f.way.hint, UNSET) for f in fields]
@@ -161,13 +161,15 @@ class Reading:
         if issubclass(kind, Struct):
             config = kind.__struct_config__
             if config.array_like:
-                raise _mismatch(where, f"is array_like; args are JSON objects, and {kind.__name__} would be an array")
+                raise _mismatch(
+                    where, f"is array_like: {kind.__name__} would be encoded as an array, but args are JSON objects"
+                )
             options |= {"tag": config.tag, "tag_field": config.tag_field}
         mirror = msgspec.defstruct(kind.__name__, columns, rename={f.slot: f.key for f in fields}, **options)
         try:
             msgspec.json.Decoder(mirror)
         except TypeError as error:
-            raise _mismatch(where, f"can't be read from JSON: {error}") from error
+            raise _mismatch(where, f"cannot be read from JSON: {error}") from error
         shape = self._shapes[kind] = Shape(kind, fields, mirror)
         return shape
 
@@ -194,12 +196,12 @@ class Reading:
         if origin in _MAPPINGS:
             return self._mapping(origin, inner[0], self._way(inner[1], f"{where}[]"))
         if origin is not None and origin is not Literal:
-            raise _mismatch(where, f"is of {hint}, which JSON can't carry")
+            raise _mismatch(where, f"has the type {hint}, which JSON does not support")
         if is_shape(hint):
             shape = self.shape(hint, where)
             return Way(shape.mirror, shape.built, shape.mirrored)
         if hint is not Any and not _is_known(hint):
-            raise _mismatch(where, f"is of {getattr(hint, '__name__', hint)}, which JSON can't carry")
+            raise _mismatch(where, f"has the type {getattr(hint, '__name__', hint)}, which JSON does not support")
         return Way(hint)
 
     def _union(self, ways: list[Way], hints: tuple[Any, ...], where: str) -> Way:
@@ -213,7 +215,7 @@ class Reading:
             return Way(hint, _unless_none(way.up), _unless_none(way.down))
         shapes = [self._shapes[one] for one in hints if is_shape(one)]
         if len(shapes) < sum(way.up is not None for way in ways):
-            raise _mismatch(where, "is a union with a collection of classes, which args must not have")
+            raise _mismatch(where, "is a union with a collection of classes, which args do not support")
         up: dict[Any, Step] = {shape.mirror: shape.built for shape in shapes}
         down: dict[Any, Step] = {dict if is_typeddict(shape.kind) else shape.kind: shape.mirrored for shape in shapes}
         return Way(hint, _by_type(up), _by_type(down))
@@ -280,13 +282,13 @@ def _fields_of(kind: Any, where: str) -> Iterator[_Named]:
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError as error:
-        raise _mismatch(where, f"has a type hint that names nothing: {error}") from error
+        raise _mismatch(where, f"has a type hint that cannot be resolved: {error}") from error
     if is_typeddict(kind):
         return _fields_of_typed_dict(kind, hints)
     if attrs.has(kind):
         return _fields_of_attrs(kind, hints, where)
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        raise _mismatch(where, "has an InitVar, which an instance does not keep")
+        raise _mismatch(where, "has an InitVar, which instances do not store")
     return _fields_of_dataclass(kind, hints)
 
 
@@ -339,7 +341,7 @@ def _hint_of(field: Any, hint: Any, where: str) -> Any:
     if not taken or isinstance(converter, type):
         return hint
     if taken[0] is not Any and taken[0] != hint and hint not in get_args(taken[0]):
-        raise _mismatch(where, f"has a converter that takes {taken[0]} alone, and not its own value, {hint}")
+        raise _mismatch(where, f"has a converter that accepts only {taken[0]}, not its own result {hint}")
     return taken[0] if taken[0] is not Any else hint
 
 

@@ -63,7 +63,7 @@ def _decoded(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _object_pattern(text: str) -> Any:
@@ -103,9 +103,9 @@ def _depth(value: Any) -> int:
 def _refuse_secrets(value: Any) -> None:
     for name in _all_names(value):
         if names_a_secret(name):
-            raise BadRequest("args", f"must not look for {name[:100]!r}: what such a name stands for is a secret")
+            raise BadRequest("args", f"must not search for {name[:100]!r}, because values with this name are secret")
     if mask(_floats(value)) != _floats(value):
-        raise BadRequest("args", "must not look for what is hidden as a secret")
+        raise BadRequest("args", "must not search for masked secrets")
 
 
 def _all_names(value: Any) -> list[str]:

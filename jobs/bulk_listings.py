@@ -37,10 +37,10 @@ class BulkNotFound(NotFound):
 class BulkCount:
     """Number of jobs that a bulk operation would change now."""
 
-    jobs: Annotated[int, about("Jobs that would be changed; counting ends at 10,000.")]
-    exact: Annotated[bool, about("Whether there are no more: else there are at least so many.")]
+    jobs: Annotated[int, about("Jobs that would be changed, counted up to 10,000.")]
+    exact: Annotated[bool, about("True if `jobs` is exact, false if there are more.")]
     left_out: Annotated[
-        int, about("Jobs that match and wake durable processes, which a cancel leaves out; counting ends at 10,000.")
+        int, about("Matching jobs that wake durable processes and that a cancel skips, counted up to 10,000.")
     ] = 0
 
     @property
@@ -49,35 +49,37 @@ class BulkCount:
         if not self.left_out:
             return None
         if self.left_out == 1:
-            return "1 job that wakes a durable process is left out: stop its step, or remove the process."
+            return "1 job that wakes a durable process is skipped: stop its step, or remove the process."
         number = f"{self.left_out:,}" if self.left_out < COUNTED else f"at least {COUNTED:,}"
-        return f"Left out: {number} jobs that wake durable processes. Stop their steps, or remove the processes."
+        return f"{number} jobs that wake durable processes are skipped: stop their steps, or remove the processes."
 
 
 @attrs.frozen(kw_only=True)
 class BulkRecord:
     """Bulk operation and its progress."""
 
-    bulk_id: Annotated[UUID, about("The act's id.")]
-    action: Annotated[Action, about("What is done to the jobs.")]
-    priority: Annotated[int | None, about("The new priority, for `set_priority`.")]
-    filter: Annotated[Mapping[str, Any], about("Which jobs were meant; `chosen`: so many were named by their ids.")]
-    actor: Annotated[str, about("The operator.")]
-    created_at: Annotated[Instant, about("When its jobs were frozen.")]
-    jobs: Annotated[int, about("Jobs that were frozen.")]
-    done: Annotated[int, about("Jobs that were looked at.")]
-    changed: Annotated[int, about("Jobs of these that were changed; the others had ended or were changed meanwhile.")]
-    error: Annotated[str | None, about("Why its last batch could not be done.")]
-    stopped_by: Annotated[str | None, about("The operator who has stopped it.")]
-    ended_at: Annotated[Instant | None, about("When it ended.")]
-    state: Annotated[BulkState, about("open: work is left; done; stopped: by an operator; failed: see `error`.")]
+    bulk_id: Annotated[UUID, about("ID of the bulk operation.")]
+    action: Annotated[Action, about("Change of the jobs.")]
+    priority: Annotated[int | None, about("New priority, for `set_priority`.")]
+    filter: Annotated[Mapping[str, Any], about("Filter of the jobs; `chosen`: number of jobs given by their IDs.")]
+    actor: Annotated[str, about("Operator who started it.")]
+    created_at: Annotated[Instant, about("Time at which its set of jobs was fixed.")]
+    jobs: Annotated[int, about("Number of jobs.")]
+    done: Annotated[int, about("Number of processed jobs.")]
+    changed: Annotated[
+        int, about("Number of changed jobs. The other processed jobs had ended or changed in the meantime.")
+    ]
+    error: Annotated[str | None, about("Error of the last batch.")]
+    stopped_by: Annotated[str | None, about("Operator who stopped it.")]
+    ended_at: Annotated[Instant | None, about("End time.")]
+    state: Annotated[BulkState, about("`open`: in progress; `done`; `stopped`: by an operator; `failed`: see `error`.")]
 
 
 @attrs.frozen
 class BulkPage:
     """Page of bulk operations, latest first."""
 
-    bulk: Annotated[list[BulkRecord], about("The acts.")]
+    bulk: Annotated[list[BulkRecord], about("Bulk operations.")]
     next: Next
 
 
@@ -88,11 +90,15 @@ Chosen = JobFilter | Sequence[UUID]
 def check_act(change: Change, chosen: Chosen) -> None:
     """Raise `BadRequest` for an invalid operation, and for one on no job or on every job."""
     if change.force:
-        raise BadRequest("force", "is for one job, not for many")
+        raise BadRequest("force", "is not supported for bulk operations")
     if change.action == "set_priority":
         check_between("priority", change.priority, 0, MAX_INT)
     if isinstance(chosen, JobFilter):
         if chosen == EVERY_JOB:
-            raise BadRequest("filter", "must have a criterion, such as queue or status: an empty one means every job")
+            raise BadRequest(
+                "filter", "must have a criterion, such as queue or status; an empty filter would match all jobs"
+            )
     elif not 1 <= len(chosen) <= MAX_CHOSEN:
-        raise BadRequest("job_ids", f"must be from 1 to {MAX_CHOSEN:,} ids, not {len(chosen):,}; use a filter for more")
+        raise BadRequest(
+            "job_ids", f"must have 1 to {MAX_CHOSEN:,} IDs, not {len(chosen):,}; use a filter for more jobs"
+        )

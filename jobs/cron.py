@@ -128,12 +128,12 @@ def _parsed_cron(text: str, zone: ZoneInfo) -> Cron:
     try:
         found = CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
     except CronSimError as error:
-        raise _refused_cron(text, str(error).replace("Bad", "has a bad")) from None
+        raise _refused_cron(text, str(error).replace("Bad", "has an invalid")) from None
     minutes = tuple(sorted(hour * 60 + minute for hour in found.hours for minute in found.minutes))
     is_fixed = not parts[0].startswith("*") and not parts[1].startswith("*")
     cron = Cron(text, zone, minutes, is_fixed, found)
     if not any(cron.is_on(date(2000, 1, 1) + n * DAY) for n in range(HORIZON // DAY)):
-        raise _refused_cron(text, "never comes")
+        raise _refused_cron(text, "has no date")
     return cron
 
 

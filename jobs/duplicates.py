@@ -14,17 +14,19 @@ from dataloader.jobs.model import Instant, about
 class DuplicateGroup:
     """Waiting jobs of a queue with the same task, args and `partition_key`; one of them would be enough."""
 
-    queue: Annotated[str, about("Their queue.")]
-    task: Annotated[str, about("Their task.")]
-    partition_key: Annotated[str, about("Their part of the data; may be empty.")]
-    jobs: Annotated[int, about("How many there are.")]
-    best: Annotated[UUID, about("The one to keep: the most urgent, of these the oldest; or one that others wait for.")]
-    args: Annotated[Any, about("Its arguments.")]
-    oldest_at: Annotated[Instant, about("When the oldest was added.")]
+    queue: Annotated[str, about("Queue of the jobs.")]
+    task: Annotated[str, about("Task of the jobs.")]
+    partition_key: Annotated[str, about("Partition key of the jobs; may be empty.")]
+    jobs: Annotated[int, about("Number of jobs.")]
+    best: Annotated[
+        UUID, about("Job to keep: one that other jobs wait for, otherwise the most urgent, then the oldest.")
+    ]
+    args: Annotated[Any, about("Arguments of the jobs.")]
+    oldest_at: Annotated[Instant, about("Creation time of the oldest job.")]
 
 
 @attrs.frozen
 class DuplicateGroups:
     """Groups of duplicates, the largest first."""
 
-    groups: Annotated[list[DuplicateGroup], about("The groups.")]
+    groups: Annotated[list[DuplicateGroup], about("Groups.")]

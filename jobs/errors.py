@@ -81,7 +81,7 @@ class IdempotencyConflict(DataloaderError):  # noqa: N818
     def __init__(self, key: str, job_id: object = None, *, task_id: int | None = None) -> None:
         """Create the error for a `key` that belongs to the job `job_id`, or to the process task `task_id`."""
         owner = f"job {job_id}" if task_id is None else f"task {task_id} of a process"
-        super().__init__(f"idempotency_key {key!r} belongs to {owner}, which was requested differently")
+        super().__init__(f"idempotency_key {key!r} belongs to {owner}, whose request was different")
         self.key = key
         self.job_id = job_id
         self.task_id = task_id
@@ -141,5 +141,5 @@ class LimitReached(DataloaderError):  # noqa: N818 - a temporary state, not a de
 
     def __init__(self, supplier: str, why: str, for_s: float) -> None:
         """Create the error; in `for_s` seconds the supplier may take requests again."""
-        super().__init__(f"the supplier {supplier!r} takes nothing for {for_s:.1f} s ({why})")
+        super().__init__(f"the supplier {supplier!r} accepts no request for {for_s:.1f} s ({why})")
         self.supplier, self.why, self.for_s = supplier, why, for_s

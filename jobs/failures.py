@@ -33,7 +33,7 @@ MAX_SPREAD_S: Final = 30 * 86_400.0
 """Longest time over which a group's next attempts are spread."""
 _ID: Final = re.compile(r"[0-9a-f]{16}(?:\.[0-9a-f]{16})?")
 
-GroupId = Annotated[str, about("The group's id, which its jobs have as their `error_group`.")]
+GroupId = Annotated[str, about("ID of the group, which its jobs have as `error_group`.")]
 
 
 class ErrorGroupNotFound(NotFound):
@@ -48,7 +48,7 @@ def group_id(group: int, exact: int | None) -> str:
 def group_key(name: str, text: str) -> tuple[int, int | None]:
     """Return the numbers of an ID. Raises `BadRequest` for field `name`."""
     if not _ID.fullmatch(text):
-        raise BadRequest(name, f"must be the id of a group of errors, as their list has it, not {text!r:.60}")
+        raise BadRequest(name, f"must be the ID of an error group, not {text!r:.60}")
     group, *exact = (int.from_bytes(bytes.fromhex(part), signed=True) for part in text.split("."))
     return group, exact[0] if exact else None
 
@@ -70,22 +70,22 @@ class ErrorGroup:
     """Jobs of one task that failed with the same error, for good or until their next attempt."""
 
     group: GroupId
-    task: Annotated[str, about("Their task.")]
+    task: Annotated[str, about("Task of the jobs.")]
     error: Annotated[
-        str, about("What they have in common: the first line, with quoted texts as … and words with digits as #.")
+        str, about("Common first line of the errors, with … for quoted texts and # for words with digits.")
     ]
-    jobs: Annotated[int, about("How many jobs there are.")]
-    waiting: Annotated[int, about("How many of them wait for their next attempt.")]
-    first_created_at: Annotated[Instant, about("When the oldest of them was added.")]
-    last_created_at: Annotated[Instant, about("When the newest of them was added.")]
-    example: Annotated[UUID, about("The newest of them.")]
+    jobs: Annotated[int, about("Number of jobs.")]
+    waiting: Annotated[int, about("Number of jobs that wait for their next attempt.")]
+    first_created_at: Annotated[Instant, about("Creation time of the oldest job.")]
+    last_created_at: Annotated[Instant, about("Creation time of the newest job.")]
+    example: Annotated[UUID, about("ID of the newest job.")]
 
 
 @attrs.frozen
 class ErrorGroupPage:
     """Page of the groups, those with the most jobs first."""
 
-    groups: Annotated[list[ErrorGroup], about("The groups.")]
+    groups: Annotated[list[ErrorGroup], about("Groups.")]
     next: Next
 
 
@@ -119,9 +119,9 @@ class GroupRetry:
 class GroupRetried:
     """Number of retried jobs, and the cursor for the next request."""
 
-    changed: Annotated[int, about("How many jobs were retried.")]
+    changed: Annotated[int, about("Number of retried jobs.")]
     next: Annotated[
-        str | None, Meta(description="Send it as `after` to go on with the group's other jobs; null after the last.")
+        str | None, Meta(description="Pass it as `after` to continue with the remaining jobs; null after the last.")
     ]
 
 
@@ -129,21 +129,21 @@ class GroupRetried:
 class ErrorRecord:
     """Failed run. The record stays when its job is deleted."""
 
-    error_id: Annotated[int, about("The error's number; later errors have larger ones.")]
-    at: Annotated[Instant, about("When the run failed.")]
-    job_id: Annotated[UUID, about("The job.")]
-    task: Annotated[str, about("Its task.")]
-    queue: Annotated[str, about("Its queue.")]
-    attempt: Annotated[int, about("The number of the attempt.")]
-    worker: Annotated[str | None, about("The process that ran it; null for another service's.")]
-    status: Annotated[Status, about("What became of the job: queued for another attempt, failed or lost.")]
+    error_id: Annotated[int, about("Number of the entry, in ascending order of time.")]
+    at: Annotated[Instant, about("Time of the failure.")]
+    job_id: Annotated[UUID, about("ID of the job.")]
+    task: Annotated[str, about("Task.")]
+    queue: Annotated[str, about("Queue.")]
+    attempt: Annotated[int, about("Number of the attempt.")]
+    worker: Annotated[str | None, about("Process that ran the job; null for another service's.")]
+    status: Annotated[Status, about("Status of the job after the failure: queued for another attempt, failed or lost.")]
     group: GroupId
-    error: Annotated[str, about("The error, 4,000 characters at most.")]
+    error: Annotated[str, about("Error, at most 4,000 characters.")]
 
 
 @attrs.frozen
 class ErrorPage:
     """Page of the error log, latest first."""
 
-    errors: Annotated[list[ErrorRecord], about("The errors.")]
+    errors: Annotated[list[ErrorRecord], about("Errors.")]
     next: Next

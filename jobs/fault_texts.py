@@ -16,10 +16,10 @@ _NOUNS: Final = {
     "bool": "true or false",
     "array": "an array",
     "object": "an object",
-    "datetime": "an instant",
+    "datetime": "a timestamp",
     "uuid": "a UUID",
 }
-INSTANT: Final = "an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"
+INSTANT: Final = "a timestamp with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"
 _WRONG_TYPE: Final = re.compile(r"Expected `([\w |]+)`, got `(\w+)`")
 _OUT_OF_BOUNDS: Final = re.compile(r"Expected `(int|float)` (?:[<>]=?) \S+")
 _WRONG_LENGTH: Final = re.compile(r"Expected `(str|array)` of length [<>]= \d+")

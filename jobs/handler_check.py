@@ -10,9 +10,9 @@ from typing import Any, Final
 from dataloader.jobs.outcomes import GiveUp
 
 _UNRUN: Final[dict[type, str]] = {
-    CoroutineType: "a coroutine, which nothing awaits: the handler, and its decorator's wrapper, must be async",
-    GeneratorType: "a generator, which nothing runs: return a value, and report progress by job.progress",
-    AsyncGeneratorType: "an async generator, which nothing runs: return a value, and report progress by job.progress",
+    CoroutineType: "a coroutine that is never awaited; make the handler and the wrappers of its decorators async",
+    GeneratorType: "a generator that is never run; return a value, and report progress with job.progress",
+    AsyncGeneratorType: "an async generator that is never run; return a value, and report progress with job.progress",
 }
 
 
@@ -20,7 +20,7 @@ def check_handler(handler: Callable[..., Any]) -> None:
     """Raise `ValueError` unless a worker can call `handler` with only the job and run all of it."""
     # The wrapped function is not checked: a decorator may run an async function or a generator to its end.
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise ValueError("a handler must not yield: return a value, and report progress by job.progress")
+        raise ValueError("a handler must not yield; return a value, and report progress with job.progress")
     try:
         # For a decorated function, this is the signature of the wrapper, which is called.
         signature = inspect.signature(handler, follow_wrapped=False)
@@ -29,7 +29,7 @@ def check_handler(handler: Callable[..., Any]) -> None:
     try:
         signature.bind(None)
     except TypeError:
-        raise ValueError(f"a handler must take one argument, the job; this one takes {signature}") from None
+        raise ValueError(f"a handler must take one argument, the job, not {signature}") from None
 
 
 def result_of(value: object) -> object:

@@ -40,7 +40,10 @@ class Resource(Generic[T]):
 def resource_of(function: Callable[[], AbstractAsyncContextManager[T]], *, asyncio: bool) -> Resource[T]:
     """Return the declaration of `function`. Raises `ValueError` if it does not return an async context manager."""
     if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
-        message = f"resource {function.__qualname__!r}: put @contextlib.asynccontextmanager below @tasks.resource"
+        message = (
+            f"resource {function.__qualname__!r}: is not an async context manager; "
+            "add @contextlib.asynccontextmanager below @tasks.resource"
+        )
         raise ValueError(message)
     return Resource(function, asyncio)
 
@@ -51,8 +54,8 @@ def around_of(function: Around) -> Around:
     is_async = is_async or inspect.isasyncgenfunction(getattr(function, "__wrapped__", None))
     if is_async or inspect.isgeneratorfunction(function):
         message = (
-            f"around {function.__qualname__!r}: put @contextlib.contextmanager below @tasks.around; it is no async"
-            " function, since it wraps handlers of every flavour"
+            f"around {function.__qualname__!r}: is not a context manager; add @contextlib.contextmanager below"
+            " @tasks.around. It must not be async, because it wraps handlers of all flavors"
         )
         raise ValueError(message)
     return function

@@ -49,7 +49,7 @@ class Transaction(Protocol):
         """Run one query and return its rows as dictionaries."""
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form and return their number."""
+        """Copy rows into `table` with a binary COPY and return their number."""
 
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
@@ -79,7 +79,7 @@ class ThreadTransaction(Protocol):
         """Run one query and return its rows as dictionaries."""
 
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form and return their number."""
+        """Copy rows into `table` with a binary COPY and return their number."""
 
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]

@@ -33,5 +33,5 @@ def args_json(field: str, args: Mapping[str, Any]) -> str:
     """Return a job's args as JSON text that `jsonb` stores unchanged. Raises `BadRequest`, which names `field`."""
     text = exact_json(field, args, MAX_ARGS_BYTES)
     if len(text) > MAX_VALUES and has_too_many_values(text.encode()):
-        raise BadRequest(field, f"must have at most {MAX_VALUES:,} values, a list or an object counted twice")
+        raise BadRequest(field, f"must have at most {MAX_VALUES:,} values (lists and objects count twice)")
     return text

@@ -23,11 +23,11 @@ def check_key_spec(name: str, spec: KeySpec, known: Collection[str] | None) -> N
         check_name(name, spec, MAX_KEY)
         fields = _FIELD.findall(spec)
         if re.search("[{}]", _FIELD.sub("", spec)) or "" in fields:
-            raise BadRequest(name, f"must name fields as {{year}}, and have no other braces, not {spec!r}")
+            raise BadRequest(name, f"must have fields as {{year}} and no other braces, not {spec!r}")
     else:
         fields = list(spec)
         if not fields or not all(isinstance(field, str) and field for field in fields):
-            raise BadRequest(name, f"must have one or more names of fields, not {spec!r}")
+            raise BadRequest(name, f"must have at least one field name, not {spec!r}")
     for field in fields:
         if known is not None and field not in known:
-            raise BadRequest(name, f"names the field {field!r}, which args does not have; it has {', '.join(known)}")
+            raise BadRequest(name, f"has the unknown field {field!r}; fields of args: {', '.join(known)}")

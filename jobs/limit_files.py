@@ -39,7 +39,7 @@ def read_limits(text: str) -> dict[str, dict[str, Any]]:
         except BadRequest as error:
             raise BadRequest(f"[{number}].{error.field}", error.message) from error
         if task in found:
-            raise BadRequest(f"[{number}].task", f"must be another one than those before, not {task!r}")
+            raise BadRequest(f"[{number}].task", f"is repeated: {task!r}; each task may have one entry")
         found[task] = limits
     return found
 
@@ -49,9 +49,9 @@ def _read_entry_of_file(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     for name, value in entry.items():
         ours = _NAMES.get(name, name)
         if ours not in _OURS:
-            raise BadRequest(name, f"is no limit of a task; there are {', '.join((*_OURS, *_NAMES))}")
+            raise BadRequest(name, f"is not a limit of a task; the limits are {', '.join((*_OURS, *_NAMES))}")
         if ours in values:
-            raise BadRequest(name, f"must be given once; {ours} is the same")
+            raise BadRequest(name, f"has the same meaning as {ours}; use one of them")
         values[ours] = _seconds_of_ms(name, value) if name.endswith("_ms") else value
     task = values.pop("task", None)
     if not isinstance(task, str):
@@ -60,7 +60,7 @@ def _read_entry_of_file(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     try:
         TaskLimits.of_spec(values)
     except (TypeError, AttributeError) as error:
-        raise BadRequest("limits", f"must be texts and numbers: {error}") from error
+        raise BadRequest("limits", f"must be strings and numbers: {error}") from error
     return task, values
 
 

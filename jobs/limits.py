@@ -61,12 +61,12 @@ class RateLimit:
             if self.per_s is None or not 0.001 <= self.per_s <= WEEK_S:
                 raise ValueError(f"per_s: must be a number of seconds from 0.001 to {WEEK_S:,}, not {self.per_s!r}")
             if self.zone is not None:
-                raise ValueError(f"zone: must be given with per='day' only, not with per_s: {self.zone!r:.60}")
+                raise ValueError(f"zone: {self.zone!r:.60} needs per='day'; per_s has no time zone")
             return
         if self.per != "day":
             raise ValueError(f"per: must be 'day', not {self.per!r:.60}")
         if self.per_s is not None:
-            raise ValueError(f"per_s: must not be given beside per='day', and is {self.per_s!r}")
+            raise ValueError(f"per_s: {self.per_s!r} cannot be combined with per='day'")
         object.__setattr__(self, "zone", zone_named(self.zone or "UTC").key)
 
     @classmethod
@@ -140,7 +140,7 @@ class Supplier:
             values["rate_limits"] = tuple(map(RateLimit.of_spec, values.get("rate_limits", ())))
         except (TypeError, ValueError) as error:
             raise BadRequest(
-                "rate_limits", f"must be a list of [number, seconds] and of {{requests, per, zone}}: {error}"
+                "rate_limits", f"must be a list of [number, seconds] or {{requests, per, zone}}: {error}"
             ) from error
         try:
             return cls(name, **values)
@@ -221,7 +221,7 @@ class TaskLimits:
         check_between("cost", self.cost, 0, MAX_COST)
         if self.batch_delay_s is not None:
             if self.batch_size is None:
-                raise BadRequest("batch_delay_s", "must not be given without batch_size")
+                raise BadRequest("batch_delay_s", "needs batch_size")
             if not 0 <= self.batch_delay_s <= MAX_DELAY_S:
                 raise BadRequest(
                     "batch_delay_s",
@@ -240,7 +240,7 @@ class TaskLimits:
         """Return the limits that `spec` describes; null values are ignored. Raises `BadRequest`."""
         for name, value in spec.items():
             if name not in _KINDS:
-                raise BadRequest(name, f"is no limit of a task; there are {', '.join(sorted(_KINDS))}")
+                raise BadRequest(name, f"is not a limit of a task; the limits are {', '.join(sorted(_KINDS))}")
             _check_kind(name, value)
         return cls(**{name: value for name, value in spec.items() if value is not None})
 
@@ -268,9 +268,9 @@ class TaskLimits:
 
 _WHOLE: Final = ((int,), "a whole number")
 _SECONDS: Final = ((int, float), "a number of seconds")
-_TEXT: Final = ((str,), "a text")
+_TEXT: Final = ((str,), "a string")
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "work_periods": ((str, list, tuple), "a list of texts"),
+    "work_periods": ((str, list, tuple), "a list of strings"),
     "zone": _TEXT,
     "at_period_end": _TEXT,
     "max_running": _WHOLE,

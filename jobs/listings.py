@@ -83,7 +83,7 @@ EVERY_JOB: Final = JobFilter()
 class JobPage:
     """Page of jobs, newest first."""
 
-    jobs: Annotated[list[JobRecord], about("The jobs.")]
+    jobs: Annotated[list[JobRecord], about("Jobs.")]
     next: Next
 
 
@@ -91,7 +91,7 @@ class JobPage:
 class EventPage:
     """Page of a job's event history, oldest first. Without a `next` there are no more events yet."""
 
-    events: Annotated[list[JobEvent], about("The events.")]
+    events: Annotated[list[JobEvent], about("Events.")]
     next: Next
 
 
@@ -103,19 +103,19 @@ class LogLine:
     ended, with the event's payload as `fields`.
     """
 
-    event_id: Annotated[int, about("The line's number; later lines have larger ones.")]
-    ts: Annotated[Instant, about("When it was logged.")]
-    level: Annotated[str | None, about("Its level; null for a line of another service.")]
-    message: Annotated[str, about("Its text.")]
-    fields: Annotated[dict[str, Any], about("The line's fields; for an event of the journal, its payload.")]
-    kind: Annotated[str, about("`log` for what the job has logged, else the journal's kind.")] = "log"
+    event_id: Annotated[int, about("Number of the line, in ascending order of time.")]
+    ts: Annotated[Instant, about("Timestamp of the line.")]
+    level: Annotated[str | None, about("Level; null for a line of another service.")]
+    message: Annotated[str, about("Message.")]
+    fields: Annotated[dict[str, Any], about("Fields of the line; for an event of the event history, its payload.")]
+    kind: Annotated[str, about("`log` for a line that the job has logged, otherwise the kind of the event.")] = "log"
 
 
 @attrs.frozen
 class LogPage:
     """Page of a job's log, oldest line first. Without a `next` there are no more lines yet."""
 
-    lines: Annotated[list[LogLine], about("The lines.")]
+    lines: Annotated[list[LogLine], about("Log lines.")]
     next: Next
 
 
@@ -123,19 +123,19 @@ class LogPage:
 class AuditRecord:
     """Operator's action: `actor` did `action`, to one job (`job_id`) or to the jobs that `detail` names."""
 
-    audit_id: Annotated[int, about("The action's number; later actions have larger ones.")]
-    ts: Annotated[Instant, about("When it was done.")]
-    actor: Annotated[str, about("The operator: the API token's or the user's name.")]
-    action: Annotated[str, about("The action.")]
-    job_id: Annotated[UUID | None, about("The job; null for an action on many jobs, or on a queue.")]
-    detail: Annotated[dict[str, Any], about("Its details: the filter, the former status, the changes.")]
+    audit_id: Annotated[int, about("Number of the entry, in ascending order of time.")]
+    ts: Annotated[Instant, about("Timestamp of the action.")]
+    actor: Annotated[str, about("Operator: name of the API token or the user.")]
+    action: Annotated[str, about("Action.")]
+    job_id: Annotated[UUID | None, about("ID of the job; null for an action on many jobs or on a queue.")]
+    detail: Annotated[dict[str, Any], about("Details: filter, former status, changes.")]
 
 
 @attrs.frozen
 class AuditPage:
     """Page of operators' actions, latest first."""
 
-    audit: Annotated[list[AuditRecord], about("The actions.")]
+    audit: Annotated[list[AuditRecord], about("Audit entries.")]
     next: Next
 
 
@@ -143,7 +143,7 @@ class AuditPage:
 class QueuePage:
     """Page of the queues that have work, are served or are paused, by name."""
 
-    queues: Annotated[list[QueueRecord], about("The queues.")]
+    queues: Annotated[list[QueueRecord], about("Queues.")]
     next: Next
 
 
@@ -151,5 +151,5 @@ class QueuePage:
 class WorkerPage:
     """Page of the processes that sent a heartbeat in the last minute, by name."""
 
-    workers: Annotated[list[WorkerRecord], about("The processes.")]
+    workers: Annotated[list[WorkerRecord], about("Processes.")]
     next: Next

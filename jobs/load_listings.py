@@ -34,21 +34,21 @@ class LoadNotFound(NotFound):
 class RunRecord:
     """Run of a load or a flow, with its status, and the reason if something failed."""
 
-    run_id: Annotated[UUID, about("The run's id, which is its job's.")]
-    name: Annotated[str, about("The load or the flow that ran.")]
-    kind: Annotated[str, about("`load` or `flow`.")]
-    status: Annotated[str, about("Its status; if the run could not record one, its job's status.")]
-    started_at: Annotated[Instant, about("When it began.")]
-    finished_at: Annotated[Instant | None, about("When it ended.")]
-    reason: Annotated[str | None, about("The reason for its status: its failures and their number.")]
-    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
+    run_id: Annotated[UUID, about("ID of the run, which is the ID of its job.")]
+    name: Annotated[str, about("Name of the load or flow.")]
+    kind: Annotated[str, about("Kind: `load` or `flow`.")]
+    status: Annotated[str, about("Its status; if the run could not record one, the status of its job.")]
+    started_at: Annotated[Instant, about("Start time.")]
+    finished_at: Annotated[Instant | None, about("End time.")]
+    reason: Annotated[str | None, about("Reason of the status: failures and their number.")]
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
 
 
 @attrs.frozen
 class RunPage:
     """A page of runs, newest first."""
 
-    runs: Annotated[list[RunRecord], about("The runs.")]
+    runs: Annotated[list[RunRecord], about("Runs.")]
     next: Next
 
 
@@ -60,44 +60,41 @@ class RunTask:
     of dimensions, with status, began_at, ended_at and counts.
     """
 
-    ordinal: Annotated[int, about("Its place in the order of registration, from 1.")]
-    layer: Annotated[str, about("The layer of the warehouse that it fills.")]
-    task: Annotated[str, about("The load's name.")]
-    status: Annotated[str, about("Its status; `waiting` before it begins.")]
-    started_at: Annotated[Instant | None, about("When it began.")]
-    finished_at: Annotated[Instant | None, about("When it ended.")]
+    ordinal: Annotated[int, about("Position in the order of registration, from 1.")]
+    layer: Annotated[str, about("Layer of the warehouse that it fills.")]
+    task: Annotated[str, about("Name of the load.")]
+    status: Annotated[str, about("Status; `waiting` before it starts.")]
+    started_at: Annotated[Instant | None, about("Start time.")]
+    finished_at: Annotated[Instant | None, about("End time.")]
     phases: Annotated[
-        dict[str, Any], about("A load's phases, with began_at, ended_at and busy_s (seconds, over all workers).")
+        dict[str, Any], about("Phases of a load, with began_at, ended_at and busy_s (seconds, over all workers).")
     ]
     tables: Annotated[
-        dict[str, Any], about("The tables of a set of dimensions, with status, began_at, ended_at and counts.")
+        dict[str, Any], about("Tables of a set of dimensions, with status, began_at, ended_at and counts.")
     ]
-    reason: Annotated[str | None, about("The reason for its status: its failures and their number.")]
-    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
+    reason: Annotated[str | None, about("Reason of the status: failures and their number.")]
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
 
 
 @attrs.frozen(kw_only=True)
 class RunTimeline:
     """Run and its tasks, in the order of their registration."""
 
-    run_id: Annotated[UUID, about("The run's id, which is its job's.")]
-    name: Annotated[str, about("The load or the flow that ran.")]
-    kind: Annotated[str, about("`load` or `flow`.")]
+    run_id: Annotated[UUID, about("ID of the run, which is the ID of its job.")]
+    name: Annotated[str, about("Name of the load or flow.")]
+    kind: Annotated[str, about("Kind: `load` or `flow`.")]
     status: Annotated[
         str,
         about(
             "`running`, `waiting` for another run of a load, then `succeeded`, `succeeded_with_failures`, "
-            "`failed`, `canceled` or `interrupted`; if the run could not record one, its job's status."
+            "`failed`, `canceled` or `interrupted`; if the run could not record one, the status of its job."
         ),
     ]
-    started_at: Annotated[Instant, about("When it began.")]
-    finished_at: Annotated[Instant | None, about("When it ended.")]
-    reason: (
-        Annotated[str, about("The reason for its status: its failures and their number; for a flow see its tasks.")]
-        | None
-    )
-    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
-    tasks: Annotated[list[RunTask], about("Its tasks, in the order of their registration.")]
+    started_at: Annotated[Instant, about("Start time.")]
+    finished_at: Annotated[Instant | None, about("End time.")]
+    reason: Annotated[str, about("Reason of the status: failures and their number. For a flow, see its tasks.")] | None
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
+    tasks: Annotated[list[RunTask], about("Tasks, in the order of registration.")]
     next: Next
 
 
@@ -105,12 +102,12 @@ class RunTimeline:
 class LastRun:
     """Last run of a load, by itself or in a flow."""
 
-    run_id: Annotated[UUID, about("The run's id, which is its job's.")]
-    status: Annotated[str, about("Its status.")]
-    started_at: Annotated[Instant, about("When it began.")]
-    finished_at: Annotated[Instant | None, about("When it ended.")]
-    reason: Annotated[str | None, about("The reason for its status: its failures and their number.")]
-    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
+    run_id: Annotated[UUID, about("ID of the run, which is the ID of its job.")]
+    status: Annotated[str, about("Status of the run.")]
+    started_at: Annotated[Instant, about("Start time.")]
+    finished_at: Annotated[Instant | None, about("End time.")]
+    reason: Annotated[str | None, about("Reason of the status: failures and their number.")]
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -120,22 +117,22 @@ class LoadRecord:
     `upto` and `unsolved` are the former names of the two, for HTTP clients.
     """
 
-    load: Annotated[str, about("The load's name.")]
+    load: Annotated[str, about("Name of the load.")]
     watermark: Annotated[
-        Instant | None, about("The instant before which all data is loaded; null for a load without one.")
+        Instant | None, about("Timestamp before which all data is loaded; null for a load without a watermark.")
     ]
-    upto: Annotated[Instant | None, about("The former name of `watermark`.")]
-    moved_at: Annotated[Instant | None, about("When the watermark moved last.")]
-    unresolved: Annotated[int, about("The number of unresolved failures, counted up to 1,000.")]
-    unsolved: Annotated[int, about("The former name of `unresolved`.")]
-    last_run: Annotated[LastRun | None, about("Its last run, by itself or in a flow.")]
+    upto: Annotated[Instant | None, about("Former name of `watermark`.")]
+    moved_at: Annotated[Instant | None, about("Last change of the watermark.")]
+    unresolved: Annotated[int, about("Number of unresolved failures, counted up to 1,000.")]
+    unsolved: Annotated[int, about("Former name of `unresolved`.")]
+    last_run: Annotated[LastRun | None, about("Last run, alone or in a flow.")]
 
 
 @attrs.frozen
 class LoadPage:
     """A page of loads, by name."""
 
-    loads: Annotated[list[LoadRecord], about("The loads.")]
+    loads: Annotated[list[LoadRecord], about("Loads.")]
     next: Next
 
 
@@ -143,19 +140,17 @@ class LoadPage:
 class FailureLine:
     """Failed item, its phase and its error, without the requests that load it again."""
 
-    failure_id: Annotated[int, about("The failure's number; later ones have larger ones.")]
-    run_id: Annotated[UUID, about("The run in which it failed.")]
-    load: Annotated[str, about("The load that failed.")]
-    segment: Annotated[str, about("The part of the load in which it failed.")]
-    phase: Annotated[str, about("What failed: requests, processing, writing, or a record.")]
-    key: Annotated[str, about("What identifies the failed item within its segment.")]
-    error: Annotated[str, about("Why it failed.")]
-    sample: Annotated[str | None, about("The beginning of the data.")]
-    failed_at: Annotated[Instant, about("When it failed.")]
-    resolved_at: Annotated[
-        Instant | None, about("When it was tried again with success, or its segment was loaded again.")
-    ]
-    solved_at: Annotated[Instant | None, about("The former name of `resolved_at`.")]
+    failure_id: Annotated[int, about("Number of the failure, in ascending order of time.")]
+    run_id: Annotated[UUID, about("ID of the run.")]
+    load: Annotated[str, about("Name of the load.")]
+    segment: Annotated[str, about("Segment in which it occurred.")]
+    phase: Annotated[str, about("Failed phase: requests, processing, writing, or a record.")]
+    key: Annotated[str, about("Key of the failed item within its segment.")]
+    error: Annotated[str, about("Error.")]
+    sample: Annotated[str | None, about("Beginning of the data.")]
+    failed_at: Annotated[Instant, about("Time of the failure.")]
+    resolved_at: Annotated[Instant | None, about("Time of a successful retry, or of a new load of its segment.")]
+    solved_at: Annotated[Instant | None, about("Former name of `resolved_at`.")]
 
     def masked(self) -> Self:
         """Return the failure without the secrets in data that sources have sent."""
@@ -172,5 +167,5 @@ class FailureLine:
 class FailurePage:
     """A page of failures, oldest first."""
 
-    failures: Annotated[list[FailureLine], about("The failures.")]
+    failures: Annotated[list[FailureLine], about("Failures.")]
     next: Next

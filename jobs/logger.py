@@ -75,4 +75,4 @@ def traceback_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error)).rstrip()
     except Exception as failure:  # noqa: BLE001 - an exception that cannot be printed still has a name
-        return f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"
+        return f"{type(error).__name__} (its traceback cannot be rendered: {type(failure).__name__})"

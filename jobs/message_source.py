@@ -17,12 +17,12 @@ Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
 class MessageSourceState:
     """State of a source of messages in this process."""
 
-    source: Annotated[str, about("The source's name: the stream and the consumer group, or the queue.")]
-    connected: Annotated[bool, about("Whether this process reads it now.")]
-    error: Annotated[str | None, about("Why it does not, or why messages wait; null if all is well.")]
-    enqueued: Annotated[int, about("Messages of which this process has made jobs since its start.")]
-    failed: Annotated[int, about("Tries of messages that failed in this process.")]
-    dead: Annotated[int, about("Messages that this process has moved to the dead letters.")]
+    source: Annotated[str, about("Name of the source: stream and consumer group, or queue.")]
+    connected: Annotated[bool, about("True if this process reads it now.")]
+    error: Annotated[str | None, about("Reason why it does not, or why messages wait; null if there is none.")]
+    enqueued: Annotated[int, about("Messages that this process has turned into jobs since its start.")]
+    failed: Annotated[int, about("Failed tries of messages in this process.")]
+    dead: Annotated[int, about("Messages that this process has moved to the dead-letter queue.")]
 
 
 class MessageReader(Protocol):

@@ -39,7 +39,7 @@ MAX_LEASE_S: Final = 86_400
 MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
 DEFAULT_LEASE_S: Final = 60
-"""Lease in seconds of a job that has none of its own, if neither its task nor the settings have one."""
+"""Lease in seconds if neither the job, its task nor the settings have one."""
 MAX_AFTER: Final = 10_000
 """Maximum number of jobs that one job runs after."""
 Did = Literal["added", "again", "kept", "updated", "older"]
@@ -61,7 +61,7 @@ NAME: Final = MappingProxyType({"minLength": 1, "maxLength": MAX_NAME})
 """Bounds of a queue or task name, for OpenAPI."""
 KEY: Final = MappingProxyType({"minLength": 1, "maxLength": MAX_KEY})
 """Bounds of a key, for OpenAPI."""
-NAME_RULE: Final = "on one line, without control characters, and not of spaces alone"
+NAME_RULE: Final = "on one line, without control characters, and not only spaces"
 """Rule for names and keys, besides their length."""
 
 
@@ -83,7 +83,7 @@ def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> Non
     if not least <= len(value) <= limit:
         raise BadRequest(name, f"must have {least} to {limit:,} characters, not {len(value):,}")
     if UNSTORABLE.search(value):
-        raise BadRequest(name, f"must not contain a NUL or half of a surrogate pair, not {value!r:.60}")
+        raise BadRequest(name, f"must not contain NUL or unpaired surrogates, and is {value!r:.60}")
 
 
 def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> None:
@@ -107,19 +107,19 @@ def check_between(name: str, value: int, low: int, high: int) -> None:
 def check_instant(name: str, value: datetime) -> None:
     """Raise `BadRequest` for field `name` unless `value` has a time zone and is in the years 1900 to 9000."""
     if value.tzinfo is None:
-        raise BadRequest(name, f"must be an instant with a time zone (RFC 3339), not {value.isoformat()}")
+        raise BadRequest(name, f"must be a timestamp with a time zone (RFC 3339), not {value.isoformat()}")
     if not FIRST_INSTANT <= value <= LAST_INSTANT:
-        raise BadRequest(name, f"must be an instant of the years 1900 to 9000, not {value.isoformat()}")
+        raise BadRequest(name, f"must be between the years 1900 and 9000, not {value.isoformat()}")
 
 
 def _check_job_version(value: datetime | float) -> None:
     if isinstance(value, datetime):
         check_instant("version", value)
         if value > datetime.now(UTC) + VERSION_AHEAD:
-            ahead = f"must not be more than an hour ahead of now, and is {value.isoformat()}"
-            raise BadRequest("version", f"{ahead}: all others would lose against it until then")
+            ahead = f"must be at most an hour in the future, not {value.isoformat()}"
+            raise BadRequest("version", f"{ahead}: requests with earlier versions would be ignored until then")
     elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_VERSION:
-        allowed = f"an instant with a time zone (RFC 3339), or a number from -{MAX_VERSION} to {MAX_VERSION}"
+        allowed = f"a timestamp with a time zone (RFC 3339), or a number from -{MAX_VERSION} to {MAX_VERSION}"
         raise BadRequest("version", f"must be {allowed}, not {value!r:.60}")
 
 
@@ -189,9 +189,9 @@ class NewJob:
     def _check_after(self) -> None:
         if self.after is not None:
             if len(self.after) > MAX_AFTER:
-                raise BadRequest("after", f"must have at most {MAX_AFTER:,} ids, not {len(self.after):,}")
+                raise BadRequest("after", f"must have at most {MAX_AFTER:,} IDs, not {len(self.after):,}")
             if self.job_id in self.after:
-                raise BadRequest("after", f"must not have the job's own id, {self.job_id}")
+                raise BadRequest("after", f"must not contain the ID of the job itself, {self.job_id}")
         if self.when_failed not in _WHEN_FAILED:
             raise BadRequest("when_failed", f"must be cancel or run, not {self.when_failed!r:.60}")
 
@@ -200,11 +200,11 @@ JOB_FIELDS: Final = job_fields(
     NewJob,
     {
         "queue": JobField(
-            "text", "The queue's name; the task's own if not given.", "load.cbr", NAME, hashed="always", is_seen=True
+            "text", "Name of the queue. Default: the task's own queue.", "load.cbr", NAME, hashed="always", is_seen=True
         ),
         "task": JobField(
             "text",
-            "The task's name, as registered by the workers.",
+            "Name of the task, as registered by the workers.",
             "load.rates",
             NAME,
             hashed="always",
@@ -213,7 +213,7 @@ JOB_FIELDS: Final = job_fields(
         ),
         "args": JobField(
             "text",
-            "Any JSON object, handed to the task.",
+            "JSON object that the handler receives.",
             {"year": 2026},
             hashed="always",
             is_seen=True,
@@ -228,16 +228,16 @@ JOB_FIELDS: Final = job_fields(
         ),
         "lock_key": JobField(
             "text",
-            "Of all jobs with this key one runs at a time.",
+            "Lock key. One job with this key runs at a time.",
             "cbr:2026-11",
             KEY,
             hashed="always",
             is_seen=True,
-            null="null: nothing excludes the job, as far as its task says.",
+            null="null: no lock key, unless the task declares one.",
         ),
         "partition_key": JobField(
             "text",
-            "The part of the data that the job processes.",
+            "Part of the data that the job processes.",
             "2026",
             {"maxLength": MAX_KEY},
             hashed="always",
@@ -245,17 +245,17 @@ JOB_FIELDS: Final = job_fields(
         ),
         "priority": JobField(
             "int",
-            "Smaller runs first; 100 if not given.",
+            "Priority. Smaller numbers run first. Default: 100.",
             DEFAULT_PRIORITY,
             {"minimum": 0, "maximum": MAX_INT},
             hashed="always",
         ),
         "available_at": JobField(
-            "timestamptz", "Not before; RFC 3339, now if not given.", None, {"format": "date-time"}, hashed="always"
+            "timestamptz", "Earliest start (RFC 3339). Default: now.", None, {"format": "date-time"}, hashed="always"
         ),
         "max_attempts": JobField(
             "int",
-            "Runs before the job is failed or lost.",
+            "Maximum number of attempts, after which the job is failed or lost.",
             DEFAULT_MAX_ATTEMPTS,
             {"minimum": 1, "maximum": MAX_ATTEMPTS},
             hashed="always",
@@ -263,23 +263,27 @@ JOB_FIELDS: Final = job_fields(
         ),
         "lease_ttl_sec": JobField(
             "int",
-            "Seconds without a heartbeat after which another worker takes over.",
+            "Seconds without a heartbeat after which another worker runs the job.",
             DEFAULT_LEASE_S,
             {"minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
             hashed="always",
         ),
-        "producer": JobField("text", "Who asks, for people.", "airflow", KEY, as_given=True, hashed="always"),
-        "consumer_group": JobField("text", "For whom, for people.", "dwh", KEY, as_given=True, hashed="always"),
+        "producer": JobField(
+            "text", "Name of the producer; informative.", "airflow", KEY, as_given=True, hashed="always"
+        ),
+        "consumer_group": JobField(
+            "text", "Name of the consumer group; informative.", "dwh", KEY, as_given=True, hashed="always"
+        ),
         "job_id": JobField(
             "uuid",
-            "The job's id; the same id again adds no second job.",
+            "ID of the job. Repeating the ID adds no second job.",
             hashed="never",
             is_seen=True,
             is_single=True,
         ),
         "after": JobField(
             "uuid[]",
-            "Jobs that exist, or stand before this one in the batch: the job waits until all of them have ended.",
+            "Existing jobs, or earlier jobs of the batch. The job waits until all of them have ended.",
             ["0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"],
             {"maxItems": MAX_AFTER},
             column=None,
@@ -287,18 +291,18 @@ JOB_FIELDS: Final = job_fields(
             wire=list[UUID],
         ),
         "when_failed": JobField(
-            "text", "If one of those did not succeed: cancel the job (if not given), or run it.", is_single=True
+            "text", "If one of `after` did not succeed: cancel the job (default), or run it.", is_single=True
         ),
         "root": JobField(
             "uuid",
-            "The job that this one belongs to: `GET /api/v1/jobs?root=` finds all.",
+            "Root job that this job belongs to. `GET /api/v1/jobs?root=` finds all of them.",
             column="root_id",
             hashed="never",
             is_single=True,
         ),
         "version": JobField(
             "float8",
-            "Where jobs are updated, an instant or a number: a request that is not newer changes nothing.",
+            "Version (timestamp or number), for tasks that update waiting jobs. An older request changes nothing.",
             "2026-11-20T12:00:00Z",
             is_seen=True,
         ),
@@ -390,84 +394,77 @@ class JobRecord:
     `available_at` is the requested time. `root` is the first job of its group.
     """
 
-    job_id: Annotated[UUID, about("The job's id, a UUID of version 7 where we made it.")]
-    queue: Annotated[str, about("The queue in which it waits.")]
-    task: Annotated[str, about("The name of the task that is run.")]
-    args: Annotated[Any, about("The arguments of the task; an object where we stored it.")]
-    idempotency_key: Annotated[str | None, about("The key by which a repeated request is recognized.")]
-    lock_key: Annotated[str | None, about("Of all jobs with this key one runs at a time; null if it has none.")]
-    partition_key: Annotated[str, about("The part of the data that it processes, for people; may be empty.")]
-    priority: Annotated[int, about("The smallest runs first.")]
-    available_at: Annotated[
-        Instant, about("It does not start before; of a job that waits for others, the instant that was asked for.")
+    job_id: Annotated[UUID, about("ID of the job; a version 7 UUID if the service created it.")]
+    queue: Annotated[str, about("Name of the queue.")]
+    task: Annotated[str, about("Name of the task.")]
+    args: Annotated[Any, about("Arguments of the task; an object if the service stored the job.")]
+    idempotency_key: Annotated[str | None, about("Key that identifies repeated requests.")]
+    lock_key: Annotated[str | None, about("Lock key. One job with this key runs at a time; null: no lock key.")]
+    partition_key: Annotated[str, about("Part of the data that the job processes; may be empty.")]
+    priority: Annotated[int, about("Priority. Smaller numbers run first.")]
+    available_at: Annotated[Instant, about("Earliest start; for a job that waits for other jobs, the requested one.")]
+    status: Annotated[Status, about("Status of the job.")]
+    waits_for: Annotated[WaitsFor | None, about("Waiting reason of a queued job; null if it is ready or not queued.")]
+    attempt: Annotated[int, about("Number of attempts, without refunded ones.")]
+    max_attempts: Annotated[int, about("Maximum number of attempts, after which the job is failed or lost.")]
+    crashes: Annotated[int, about("Number of consecutive attempts that lost their worker.")]
+    lease_ttl_sec: Annotated[int, about("Seconds without a heartbeat after which another worker runs the job.")]
+    lease_expires_at: Annotated[
+        Instant | None, about("Expiry of the lease of its worker; null while the job is not running.")
     ]
-    status: Annotated[Status, about("The job's status.")]
-    waits_for: Annotated[WaitsFor | None, about("What a queued job waits for; null if it is ready, or not queued.")]
-    attempt: Annotated[int, about("The number of its attempts, without refunded ones.")]
-    max_attempts: Annotated[int, about("The attempts after which it is failed or lost.")]
-    crashes: Annotated[int, about("The number of consecutive attempts that lost their worker.")]
-    lease_ttl_sec: Annotated[int, about("Seconds without a heartbeat after which another worker takes over.")]
-    lease_expires_at: Annotated[Instant | None, about("When the lease of its worker ends; null while it does not run.")]
-    heartbeat_at: Annotated[Instant | None, about("The time of its worker's last heartbeat.")]
-    cancel_requested: Annotated[bool, about("Whether a cancel has been requested.")]
-    progress: Annotated[Any, about("The handler's last progress.")]
-    result: Annotated[Any, about("The handler's result.")]
-    error: Annotated[str | None, about("The error of its last failed attempt.")]
-    producer: Annotated[str | None, about("The requester, for people.")]
-    consumer_group: Annotated[str | None, about("The consumer, for people.")]
-    claimed_by: Annotated[str | None, about("The worker that runs it.")]
-    created_at: Annotated[Instant, about("When it was added.")]
-    started_at: Annotated[Instant | None, about("When its last attempt began.")]
-    finished_at: Annotated[Instant | None, about("When it ended for good.")]
+    heartbeat_at: Annotated[Instant | None, about("Last heartbeat of the worker.")]
+    cancel_requested: Annotated[bool, about("True if a cancel was requested.")]
+    progress: Annotated[Any, about("Last progress that the handler reported.")]
+    result: Annotated[Any, about("Result of the handler.")]
+    error: Annotated[str | None, about("Error of the last failed attempt.")]
+    producer: Annotated[str | None, about("Name of the producer; informative.")]
+    consumer_group: Annotated[str | None, about("Name of the consumer group; informative.")]
+    claimed_by: Annotated[str | None, about("Worker that runs the job.")]
+    created_at: Annotated[Instant, about("Creation time.")]
+    started_at: Annotated[Instant | None, about("Start of the last attempt.")]
+    finished_at: Annotated[Instant | None, about("End of the job.")]
     queue_state: Annotated[
-        QueueState | None, about("Why the job's queue does not start it; null if no reason is known.")
+        QueueState | None, about("Reason why the queue does not start the job; null if none is known.")
     ] = None
-    after: Annotated[
-        list[UUID] | None, about("The jobs that it runs after, a hundred at most; null for a job that runs after none.")
-    ] = None
+    after: Annotated[list[UUID] | None, about("Jobs that it depends on, at most 100; null if there are none.")] = None
     when_failed: Annotated[
-        WhenFailed | None, about("Whether it is canceled or runs if one of those does not succeed.")
+        WhenFailed | None, about("Effect if one of `after` does not succeed: the job is canceled or runs.")
     ] = None
-    root: Annotated[UUID | None, about("The first job of the group that it belongs to.")] = None
-    schedule: Annotated[str | None, about("The schedule that it is of.")] = None
-    planned_at: Annotated[
-        Instant | None, about("The time that its schedule had planned; null for one run by hand.")
-    ] = None
+    root: Annotated[UUID | None, about("Root job that it belongs to.")] = None
+    schedule: Annotated[str | None, about("Schedule that created the job.")] = None
+    planned_at: Annotated[Instant | None, about("Planned time of the schedule; null for a manual run.")] = None
     changed_at: Annotated[
         Instant | None,
-        about(
-            "When it changed last: added, started, heard of or ended; of one job that is asked for, also its journal."
-        ),
+        about("Last change: created, started, heartbeat or end; for a single job, also its last event."),
     ] = None
     version: Annotated[
         float | None,
         about(
-            "The version that it was requested with, an instant in seconds since 1970, or when it was requested without"
-            " one; null if its task has none."
+            "Version of its request (timestamps as seconds since 1970), or the time of a request without one; null if"
+            " its task has no versions."
         ),
     ] = None
     superseded_by: Annotated[
-        UUID | None, about("The newer job of its unique key, which waits for its end; this one is not retried.")
+        UUID | None,
+        about("Newer job with the same unique key, which waits for the end of this job. This job is not retried."),
     ] = None
-    previous: Annotated[Any, about("What the stage before has returned, for a job that goes through stages.")] = None
-    moves: Annotated[
-        int | None, about("How often it has moved from one stage to another; null for a job that never has.")
-    ] = None
+    previous: Annotated[Any, about("Return value of the previous stage, for a job with stages.")] = None
+    moves: Annotated[int | None, about("Number of moves between stages; null if there were none.")] = None
 
 
 @attrs.frozen
 class JobEvent:
     """Event of a job's history."""
 
-    event_id: Annotated[int, about("The event's number; later events have larger ones.")]
-    job_id: Annotated[UUID, about("The job's id.")]
-    queue: Annotated[str, about("The queue in which the job was.")]
-    ts: Annotated[Instant, about("When it happened.")]
+    event_id: Annotated[int, about("Number of the event, in ascending order of time.")]
+    job_id: Annotated[UUID, about("ID of the job.")]
+    queue: Annotated[str, about("Queue of the job at that time.")]
+    ts: Annotated[Instant, about("Timestamp of the event.")]
     kind: Annotated[
         str,
-        about("What happened, such as `queued`, `picked`, `log`, `requeue`, `moved`, `done`, `failed`."),
+        about("Kind of the event, such as `queued`, `picked`, `log`, `requeue`, `moved`, `done`, `failed`."),
     ]
-    payload: Annotated[Any, about("Its details, by kind.")]
+    payload: Annotated[Any, about("Details, by kind.")]
 
 
 @attrs.frozen
@@ -478,17 +475,17 @@ class WorkerRecord:
     `only_tasks` names the tasks of queues from which it claims only some tasks.
     """
 
-    worker: Annotated[str, about("The process's name: `claimed_by` of the jobs that it runs.")]
-    host: Annotated[str, about("The machine on which it runs.")]
-    pid: Annotated[int, about("Its number on that machine.")]
-    version: Annotated[str, about("The version of dataloader that it runs.")]
-    started_at: Annotated[Instant, about("When it started.")]
-    seen_at: Annotated[Instant, about("The time of its last heartbeat.")]
-    queues: Annotated[dict[str, int], about("The queues that it serves, with their slots.")]
-    tasks: Annotated[list[str] | None, about("The tasks that it knows; null if unknown.")] = None
+    worker: Annotated[str, about("Name of the process: `claimed_by` of its jobs.")]
+    host: Annotated[str, about("Host name.")]
+    pid: Annotated[int, about("Process ID on that host.")]
+    version: Annotated[str, about("Version of dataloader.")]
+    started_at: Annotated[Instant, about("Start time.")]
+    seen_at: Annotated[Instant, about("Last heartbeat.")]
+    queues: Annotated[dict[str, int], about("Queues that it serves, with their slots.")]
+    tasks: Annotated[list[str] | None, about("Tasks that it has; null if unknown.")] = None
     only_tasks: Annotated[
         dict[str, list[str]] | None,
-        about("Of queues from which it takes jobs of some tasks alone, those tasks; null: there are none."),
+        about("Tasks per queue, for queues from which it claims only jobs of some tasks; null: no such queues."),
     ] = None
 
 
@@ -500,15 +497,15 @@ class QueueRecord:
     processes with a recent heartbeat that serve it, `slots` the number of jobs that they run concurrently.
     """
 
-    queue: Annotated[str, about("The queue's name.")]
-    paused: Annotated[bool, about("Whether an operator has paused it.")]
+    queue: Annotated[str, about("Name of the queue.")]
+    paused: Annotated[bool, about("True if an operator has paused it.")]
     ready: Annotated[int, about("Jobs that may start now.")]
-    delayed: Annotated[int, about("Jobs that wait for their time.")]
+    delayed: Annotated[int, about("Jobs that are not due yet.")]
     blocked: Annotated[int, about("Jobs whose lock_key is held by another job.")]
-    unknown_task: Annotated[int, about("Jobs whose task no worker knows.")]
-    running: Annotated[int, about("Jobs that run, or whose end is not recorded yet; may exceed `slots`.")]
-    oldest_ready_at: Annotated[Instant | None, about("The instant since which its oldest ready job waits.")]
-    workers: Annotated[int, about("Processes that serve it and sent a heartbeat in the last minute.")] = 0
-    slots: Annotated[int, about("The number of its jobs that those processes run at once.")] = 0
+    unknown_task: Annotated[int, about("Jobs whose task no worker has.")]
+    running: Annotated[int, about("Running jobs, including jobs whose end is not recorded yet; can exceed `slots`.")]
+    oldest_ready_at: Annotated[Instant | None, about("Time since which its oldest ready job has waited.")]
+    workers: Annotated[int, about("Processes that serve it, with a heartbeat in the last minute.")] = 0
+    slots: Annotated[int, about("Number of its jobs that these processes can run concurrently.")] = 0
     dependent: Annotated[int, about("Jobs that wait for other jobs to end.")] = 0
-    limited: Annotated[int, about("Jobs that wait for the limits of their task or its supplier.")] = 0
+    limited: Annotated[int, about("Jobs that wait for a limit of their task or its supplier.")] = 0

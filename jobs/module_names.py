@@ -27,13 +27,13 @@ def place_of(function: Callable[..., Any]) -> Place:
     """Return the place of a function. Raises `ValueError` if another process cannot find it, such as a local one."""
     place = Place(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", None) or "")
     if place.module in {"", "__main__"}:
-        raise ValueError("must stand in a module that can be imported, not in the program's main file")
+        raise ValueError("must be in a module that can be imported, not in the main file of the program")
     if place.module not in sys.modules or "<" in place.name:
-        raise ValueError(f"must stand at the top of its module, not in another function ({place.name})")
+        raise ValueError(f"must be at the top level of its module, not in a function ({place.name})")
     try:
         found = operator.attrgetter(place.name)(sys.modules[place.module])
     except AttributeError:
         found = None
     if getattr(found, "handler", found) is not function:
-        raise ValueError(f"must be {place.module}.{place.name}, but something else has that name")
+        raise ValueError(f"must be {place.module}.{place.name}, but another object has this name")
     return place

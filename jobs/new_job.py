@@ -24,7 +24,7 @@ def new_job(task: str | Task[A], args: A | Mapping[str, Any] | None = None, **op
         return NewJob(task=task.name, args=task.args.encode({} if args is None else args), **options)
     name: Any = task.name if isinstance(task, Task) else task  # `NewJob` refuses a name that is not a string
     if args is not None and not isinstance(args, Mapping):
-        raise BadRequest("args", f"must be a mapping, as task {name!r} has no type of args here, not {args!r:.200}")
+        raise BadRequest("args", f"must be a mapping, because task {name!r} has no args type here, not {args!r:.200}")
     if isinstance(task, Task) and task.check is not None:
         task.check(args or {})
     return NewJob(task=name, args=dict(args or {}), **options)

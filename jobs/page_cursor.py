@@ -30,7 +30,7 @@ After = str | int | None
 """Start of a page: the `next` of the previous page, or None for the first page. Rows with numbers (`event_id`,
 `failure_id`, `audit_id`) also accept a number: the page begins after it, for example after the last row of a list.
 """
-Next = Annotated[str | None, Meta(description="Send it as `after` for the next page; null after the last.")]
+Next = Annotated[str | None, Meta(description="Pass it as `after` for the next page; null after the last page.")]
 """Field of a page with the cursor of the next one."""
 
 
@@ -71,7 +71,7 @@ class PageCursor(Generic[K]):
             for part in key if isinstance(key, tuple) else (key,):
                 _check_part(part)
         except (ValueError, OverflowError, msgspec.DecodeError) as error:
-            raise BadRequest("after", f"must be the `next` of the page before, not {text!r:.60}") from error
+            raise BadRequest("after", f"must be the `next` of the previous page, not {text!r:.60}") from error
         return key
 
 

@@ -26,31 +26,31 @@ ENDED: Final = frozenset({"finished", "error", "cancelled"})
 class ProcessTimer:
     """Only timer of a process."""
 
-    task_id: Annotated[int, about("The task that will run.")]
-    kind: Annotated[Literal["timeout", "remove"], about("What it will do.")]
-    at: Annotated[Instant, about("When it is due.")]
-    attempt: Annotated[int, about("How often it was tried before.")]
-    context: Annotated[Any, about("What the step that set it gives to it.")]
+    task_id: Annotated[int, about("ID of the task that will run.")]
+    kind: Annotated[Literal["timeout", "remove"], about("Kind of the task.")]
+    at: Annotated[Instant, about("Due time.")]
+    attempt: Annotated[int, about("Number of earlier tries.")]
+    context: Annotated[Any, about("Context that was set with the timer.")]
 
 
 @attrs.frozen(kw_only=True)
 class RunningStep:
     """Running step."""
 
-    task_id: Annotated[int, about("Its task.")]
-    kind: Annotated[TaskKind, about("What it is.")]
-    since: Annotated[Instant, about("When it began.")]
+    task_id: Annotated[int, about("Task.")]
+    kind: Annotated[TaskKind, about("Kind of the task.")]
+    since: Annotated[Instant, about("Start time.")]
 
 
 @attrs.frozen(kw_only=True)
 class ProcessVersion:
     """Version of a type, with its processes by status, each counted up to 10,000."""
 
-    type: Annotated[str, about("The name of the type.")]
-    version: Annotated[int, about("The version.")]
-    served: Annotated[bool, about("Whether a running worker serves it; without one its processes wait.")]
-    init: Annotated[int, about("Processes whose first step is not done.")]
-    running: Annotated[int, about("Processes that have a state.")]
+    type: Annotated[str, about("Name of the type.")]
+    version: Annotated[int, about("Version of the type.")]
+    served: Annotated[bool, about("True if a running worker serves it. Otherwise its processes wait.")]
+    init: Annotated[int, about("Processes whose first step is not complete.")]
+    running: Annotated[int, about("Processes with a state.")]
     error: Annotated[int, about("Processes in error.")]
 
 
@@ -58,35 +58,35 @@ class ProcessVersion:
 class VersionList:
     """Versions of types of processes."""
 
-    versions: Annotated[list[ProcessVersion], about("The versions, the newest of a type first.")]
+    versions: Annotated[list[ProcessVersion], about("Versions, the newest of each type first.")]
 
 
 @attrs.frozen(kw_only=True)
 class ProcessRecord:
     """Process and its current state."""
 
-    type: Annotated[str, about("The name of its type.")]
-    process_id: Annotated[str, about("Its id, unique in its type.")]
-    version: Annotated[int, about("The version of its type that its state is of.")]
-    status: Annotated[ProcessStatus, about("`init` until its first step is done, `running`, or `error`.")]
-    previous_status: Annotated[str | None, about("The status before.")]
-    status_changed_at: Annotated[Instant, about("Since when it has its status.")]
-    created_at: Annotated[Instant, about("When it was started.")]
-    detail: Annotated[str | None, about("Of a process in error: why.")]
-    error_group: Annotated[GroupId | None, about("Of a process in error: the group of its error.")]
-    corrupted_by: Annotated[int | None, about("Of a process in error: the timeout or the step that has failed.")]
-    state: Annotated[Any, about("Its state.")]
-    metadata: Annotated[Mapping[str, Any], about("What it is found by.")]
-    last_event_id: Annotated[int, about("The number of its last event; 0: there is none.")]
-    timer: Annotated[ProcessTimer | None, about("Its timer, if it has one.")]
-    running: Annotated[RunningStep | None, about("The step that runs now, if one does.")]
+    type: Annotated[str, about("Name of the type.")]
+    process_id: Annotated[str, about("ID of the process, unique in its type.")]
+    version: Annotated[int, about("Version of the type that stored its state.")]
+    status: Annotated[ProcessStatus, about("`init` until the first step is complete, `running`, or `error`.")]
+    previous_status: Annotated[str | None, about("Previous status.")]
+    status_changed_at: Annotated[Instant, about("Time of the last change of the status.")]
+    created_at: Annotated[Instant, about("Creation time.")]
+    detail: Annotated[str | None, about("Processes in error: the error.")]
+    error_group: Annotated[GroupId | None, about("Processes in error: ID of the error group.")]
+    corrupted_by: Annotated[int | None, about("Processes in error: task of the failed timeout or step.")]
+    state: Annotated[Any, about("State.")]
+    metadata: Annotated[Mapping[str, Any], about("Metadata for searches.")]
+    last_event_id: Annotated[int, about("Number of the last event; 0 if there is none.")]
+    timer: Annotated[ProcessTimer | None, about("Timer, if there is one.")]
+    running: Annotated[RunningStep | None, about("Running step, if there is one.")]
 
 
 @attrs.frozen
 class ProcessPage:
     """Page of processes, newest first."""
 
-    processes: Annotated[list[ProcessRecord], about("The processes.")]
+    processes: Annotated[list[ProcessRecord], about("Processes.")]
     next: Next
 
 
@@ -94,54 +94,54 @@ class ProcessPage:
 class ProcessEvent:
     """Event of a process."""
 
-    event_id: Annotated[int, about("Its number in the process, from 1.")]
-    task_id: Annotated[int, about("The task whose step it came of.")]
-    at: Annotated[Instant, about("When it was stored.")]
-    payload: Annotated[Any, about("What its author wrote.")]
+    event_id: Annotated[int, about("Number in the process, from 1.")]
+    task_id: Annotated[int, about("Task whose step caused it.")]
+    at: Annotated[Instant, about("Timestamp.")]
+    payload: Annotated[Any, about("Payload.")]
 
 
 @attrs.frozen
 class ProcessEventPage:
     """Page of a process's events."""
 
-    events: Annotated[list[ProcessEvent], about("The events.")]
+    events: Annotated[list[ProcessEvent], about("Events.")]
     next: Next
 
 
-_IDENT: Final = "Tells it from another task that has its number after a restore of the database; null: unknown."
+_IDENT: Final = "Unique identifier, since another task may have the same number after a restore; null: unknown."
 
 
 @attrs.frozen(kw_only=True)
 class ProcessTask:
     """Request to a process, or one of its own timers."""
 
-    task_id: Annotated[int, about("Its number; older tasks have smaller ones.")]
-    type: Annotated[str, about("The type of its process.")]
-    process_id: Annotated[str, about("Its process.")]
-    kind: Annotated[TaskKind, about("What it is.")]
-    method: Annotated[str | None, about("Of a call: the method.")]
+    task_id: Annotated[int, about("Number of the task, in ascending order of time.")]
+    type: Annotated[str, about("Type of the process.")]
+    process_id: Annotated[str, about("ID of the process.")]
+    kind: Annotated[TaskKind, about("Kind of the task.")]
+    method: Annotated[str | None, about("Calls: the method.")]
     status: Annotated[
         TaskStatus,
         about(
-            "`waiting` for its turn or its time; `blocked`: a timer while a call waits or runs; `running`; `finished`:"
-            " done, or refused if it has an `error`; `error`: it has failed; `cancelled`: it never runs."
+            "`waiting`: not started yet; `blocked`: a timer while a call waits or runs; `running`; `finished`:"
+            " completed, or refused if it has an `error`; `error`: failed; `cancelled`: never runs."
         ),
     ]
-    args: Annotated[Any, about("What its caller gave.")]
-    context: Annotated[Any, about("What its caller, or the step that set the timer, gave beside.")]
-    idempotency_key: Annotated[str | None, about("The key of the request.")]
-    response: Annotated[Any, about("The answer of one that is done.")]
-    error: Annotated[str | None, about("Why it was refused, failed or cancelled.")]
-    attempt: Annotated[int, about("Of a timeout: how often it was tried before.")]
-    first_task: Annotated[int | None, about("Of a timeout that is tried again: the first try.")]
-    created_at: Annotated[Instant, about("When it was asked for; of a timer: when it is due.")]
-    scheduled_at: Annotated[Instant | None, about("Of a timer: when it is due.")]
-    started_at: Annotated[Instant | None, about("When its step began.")]
-    finished_at: Annotated[Instant | None, about("When it got its answer.")]
-    expires_at: Annotated[Instant | None, about("If it has not begun by then, it never runs.")]
+    args: Annotated[Any, about("Arguments of the call.")]
+    context: Annotated[Any, about("Context from the caller, or from the step that set the timer.")]
+    idempotency_key: Annotated[str | None, about("Idempotency key of the request.")]
+    response: Annotated[Any, about("Answer of a finished task.")]
+    error: Annotated[str | None, about("Reason why it was refused, failed or cancelled.")]
+    attempt: Annotated[int, about("Timeouts: number of earlier tries.")]
+    first_task: Annotated[int | None, about("Repeated timeouts: task of the first try.")]
+    created_at: Annotated[Instant, about("Time of the request; timers: due time.")]
+    scheduled_at: Annotated[Instant | None, about("Timers: due time.")]
+    started_at: Annotated[Instant | None, about("Start of the step.")]
+    finished_at: Annotated[Instant | None, about("Time of the answer.")]
+    expires_at: Annotated[Instant | None, about("Latest start. After it, the task never runs.")]
     ident: Annotated[
         UUID | None,
-        about("Tells it from another task that has its number after a restore of the database; null: unknown."),
+        about("Unique identifier, since another task may have the same number after a restore; null: unknown."),
     ] = None
 
     @property
@@ -156,16 +156,18 @@ class ProcessTask:
 class ProcessAnswer:
     """Answer of a task, or only its status if it has none yet."""
 
-    task_id: Annotated[int, about("The task.")]
+    task_id: Annotated[int, about("Name of the task.")]
     status: Annotated[
         TaskStatus,
-        about("`finished`: done, or refused if there is an `error`; `error` or `cancelled`: why is in `error`."),
+        about(
+            "`finished`: completed, or refused if there is an `error`; `error` or `cancelled`: `error` has the reason."
+        ),
     ]
-    response: Annotated[Any, about("What the step has answered.")] = None
-    error: Annotated[str | None, about("Why it was refused, failed or cancelled.")] = None
+    response: Annotated[Any, about("Answer of the step.")] = None
+    error: Annotated[str | None, about("Reason why it was refused, failed or cancelled.")] = None
     ident: Annotated[
         UUID | None,
-        about("Tells it from another task that has its number after a restore of the database; null: unknown."),
+        about("Unique identifier, since another task may have the same number after a restore; null: unknown."),
     ] = None
 
     @property
@@ -178,7 +180,7 @@ class ProcessAnswer:
 class ProcessTaskPage:
     """Page of a process's tasks, oldest first."""
 
-    tasks: Annotated[list[ProcessTask], about("The tasks.")]
+    tasks: Annotated[list[ProcessTask], about("Tasks.")]
     next: Next
 
 
@@ -187,20 +189,20 @@ class ProcessErrorGroup:
     """Processes of one type that are in error for the same reason."""
 
     group: GroupId
-    type: Annotated[str, about("Their type.")]
+    type: Annotated[str, about("Type of the processes.")]
     error: Annotated[
-        str, about("What they have in common: the first line, with quoted texts as … and words with digits as #.")
+        str, about("Common first line of the errors, with … for quoted texts and # for words with digits.")
     ]
-    processes: Annotated[int, about("How many processes there are.")]
-    example: Annotated[str, about("The id of the newest of them.")]
-    since: Annotated[Instant, about("Since when that one is in error.")]
+    processes: Annotated[int, about("Number of processes.")]
+    example: Annotated[str, about("ID of the newest process.")]
+    since: Annotated[Instant, about("Time since which this process is in error.")]
 
 
 @attrs.frozen
 class ProcessErrorPage:
     """Page of the groups of errors, those with the most processes first."""
 
-    groups: Annotated[list[ProcessErrorGroup], about("The groups.")]
+    groups: Annotated[list[ProcessErrorGroup], about("Groups.")]
     next: Next
 
 
@@ -208,8 +210,10 @@ class ProcessErrorPage:
 class ProcessesChanged:
     """Number of processes that were repaired or resumed, and the cursor for the next request."""
 
-    changed: Annotated[int, about("How many processes there were.")]
-    next: Annotated[str | None, about("Send it as `after` to go on with the others; null after the last.")]
+    changed: Annotated[int, about("Number of processes.")]
+    next: Annotated[
+        str | None, about("Pass it as `after` to continue with the remaining processes; null after the last.")
+    ]
 
 
 @attrs.frozen(kw_only=True)
@@ -251,7 +255,7 @@ def check_wanted(wanted: ProcessFilter) -> None:
     """Raise `BadRequest` for a filter that would match every process."""
     if wanted == EVERY_PROCESS:
         raise BadRequest(
-            "which", "must have a criterion, such as type or error_group: an empty filter means every process"
+            "which", "must have a criterion, such as type or error_group; an empty filter would match all processes"
         )
     if wanted.status not in {None, "error"}:
-        raise BadRequest("status", f"must be error, or be left out, not {wanted.status}")
+        raise BadRequest("status", f"must be error or omitted, not {wanted.status}")

@@ -116,42 +116,44 @@ SinkHandler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 class SinkRecord:
     """State of the deliveries to a sink."""
 
-    sink: Annotated[str, about("Its name; `messages`: those to other processes.")]
-    types: Annotated[tuple[str, ...] | None, about("The types that it is told of; null: all.")]
-    kinds: Annotated[tuple[str, ...], about("What it is told of.")]
-    waiting: Annotated[int, about("Deliveries that wait; beyond 10,000 an estimate.")]
-    oldest_at: Annotated[Instant | None, about("Since when the oldest one waits.")]
-    held_up: Annotated[int, about("Processes whose deliveries have failed, and are tried again or held; up to 10,000.")]
-    held: Annotated[int, about("Those of them that wait for an operator.")]
+    sink: Annotated[str, about("Name of the sink; `messages`: messages to other processes.")]
+    types: Annotated[tuple[str, ...] | None, about("Process types that it receives; null: all.")]
+    kinds: Annotated[tuple[str, ...], about("Kinds of deliveries that it receives.")]
+    waiting: Annotated[int, about("Waiting deliveries; over 10,000 an estimate.")]
+    oldest_at: Annotated[Instant | None, about("Time since which the oldest has waited.")]
+    held_up: Annotated[
+        int, about("Processes whose deliveries have failed and are retried or held, counted up to 10,000.")
+    ]
+    held: Annotated[int, about("Processes whose deliveries are held for an operator.")]
 
 
 @attrs.frozen
 class SinkList:
     """All sinks."""
 
-    sinks: Annotated[list[SinkRecord], about("The sinks, by name.")]
+    sinks: Annotated[list[SinkRecord], about("Sinks, by name.")]
 
 
 @attrs.frozen(kw_only=True)
 class HeldDelivery:
     """Process whose deliveries to a sink are held up, since the first one has failed."""
 
-    sink: Annotated[str, about("The sink; `messages`: those to other processes.")]
-    type: Annotated[str, about("The type of the process.")]
-    process_id: Annotated[str, about("The process.")]
-    kind: Annotated[str | None, about("What the first one tells: event, created, …; start or call for a message.")]
-    event_id: Annotated[int | None, about("Of an event: its number.")]
-    tries: Annotated[int, about("How often in a row it has failed.")]
-    since: Annotated[Instant, about("Since when.")]
-    next_at: Annotated[Instant | None, about("When it is tried again; null: it is held until an operator releases it.")]
-    error: Annotated[str, about("Why it failed.")]
+    sink: Annotated[str, about("Name of the sink; `messages`: messages to other processes.")]
+    type: Annotated[str, about("Type of the process.")]
+    process_id: Annotated[str, about("ID of the process.")]
+    kind: Annotated[str | None, about("Kind of the first delivery: event, created, …; start or call for a message.")]
+    event_id: Annotated[int | None, about("Events: number of the event.")]
+    tries: Annotated[int, about("Number of consecutive failures.")]
+    since: Annotated[Instant, about("Time of the first failure.")]
+    next_at: Annotated[Instant | None, about("Time of the next try; null: held until an operator releases it.")]
+    error: Annotated[str, about("Error of the last try.")]
 
 
 @attrs.frozen
 class HeldDeliveryPage:
     """Page of processes whose deliveries are held up."""
 
-    deliveries: Annotated[list[HeldDelivery], about("One for each process and sink.")]
+    deliveries: Annotated[list[HeldDelivery], about("Deliveries, one per process and sink.")]
     next: Next
 
 
@@ -159,7 +161,7 @@ class HeldDeliveryPage:
 class Released:
     """Number of processes whose deliveries are retried now."""
 
-    released: Annotated[int, about("Processes, each counted once for each sink.")]
+    released: Annotated[int, about("Number of processes, each counted once per sink.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -179,4 +181,4 @@ EVERY_DELIVERY: Final = HeldFilter()
 def check_held(wanted: HeldFilter) -> None:
     """Raise `BadRequest` for a filter that would match every delivery."""
     if wanted == EVERY_DELIVERY:
-        raise BadRequest("which", "must have a criterion, such as sink: an empty filter means every delivery")
+        raise BadRequest("which", "must have a criterion, such as sink; an empty filter would match all deliveries")

@@ -89,7 +89,7 @@ class ProcessRequest:
         check_type("type", self.type)
         check_process_id("process_id", self.process_id)
         if (self.method is None) is (self.kind == "call"):
-            raise BadRequest("method", "must be given for a call, and for nothing else")
+            raise BadRequest("method", "is required for a call, and not allowed otherwise")
         if self.method is not None:
             check_name("method", self.method, MAX_METHOD)
         if self.key is not None:
@@ -97,7 +97,7 @@ class ProcessRequest:
         if self.expires_at is not None:
             check_instant("expires_at", self.expires_at)
             if self.kind != "call":
-                raise BadRequest("expires_at", "is for calls")
+                raise BadRequest("expires_at", "is only allowed for calls")
 
     @property
     def hash(self) -> bytes:
@@ -131,7 +131,9 @@ class ProcessRequest:
     def check_key(self, field: str = "key") -> None:
         """Raise `BadRequest` for a key that is reserved for messages between processes."""
         if self.key is not None and self.key.startswith(MESSAGE_KEYS):
-            raise BadRequest(field, f"must not begin with {MESSAGE_KEYS}, which is for messages between processes")
+            raise BadRequest(
+                field, f"must not begin with {MESSAGE_KEYS}, which is reserved for messages between processes"
+            )
 
     def metadata_json(self) -> str | None:
         """Return its metadata as JSON. Raises `BadRequest`."""
@@ -146,11 +148,13 @@ def _plain(value: Any) -> Any:
 class ProcessStarted:
     """Result for one of many processes to be started."""
 
-    process_id: Annotated[str, about("Its id.")]
-    task_id: Annotated[int | None, about("Its first task; null where there was a process already.")]
+    process_id: Annotated[str, about("ID of the process.")]
+    task_id: Annotated[int | None, about("First task; null if the process already existed.")]
     did: Annotated[
         Literal["added", "again", "exists"],
-        about("added: a process. again: nothing, the request was sent before. exists: nothing, there is one."),
+        about(
+            "`added`: a new process. `again`: nothing, for a repeated request. `exists`: nothing, the process exists."
+        ),
     ]
 
 
@@ -158,7 +162,7 @@ class ProcessStarted:
 class StartedMany:
     """Result for each process, in their order."""
 
-    processes: Annotated[list[ProcessStarted], about("The processes, in the order of the request.")]
+    processes: Annotated[list[ProcessStarted], about("Processes, in the order of the request.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -190,7 +194,7 @@ class ProcessImport:
         if len(self.events) > MAX_IMPORTED_EVENTS:
             raise BadRequest("events", f"must be at most {MAX_IMPORTED_EVENTS:,}, not {len(self.events):,}")
         if isinstance(self.next, Remove) and self.next.after_s is None and self.next.at is None:
-            raise BadRequest("next", "must have after_s or at, and not both")
+            raise BadRequest("next", "must have either after_s or at")
 
     def state_json(self) -> str | None:
         """Return its state as JSON. Raises `BadRequest`."""

@@ -29,28 +29,30 @@ class ProcessTelemetry:
 
     def __init__(self) -> None:
         """Start with empty measures."""
-        self._calls = _duration_histogram("calls_scanning", "Statements that gave a run a call, an init or a repair.")
-        self._timers = _duration_histogram("timers_scanning", "Statements that gave a run a timer that was due.")
-        self._zombies_ms = _duration_histogram(
-            "zombie_collection", "Statements that found a step whose worker had died."
+        self._calls = _duration_histogram(
+            "calls_scanning", "Statements that assigned a call, an init or a repair to a run."
         )
-        self._prepared = _duration_histogram("request_preparing", "Requests until they were stored.", "task_type")
-        self._processed = _duration_histogram("task_processing", "Functions of steps.", "task_type")
+        self._timers = _duration_histogram("timers_scanning", "Statements that assigned a due timer to a run.")
+        self._zombies_ms = _duration_histogram("zombie_collection", "Statements that found a step of a lost worker.")
+        self._prepared = _duration_histogram(
+            "request_preparing", "Duration of requests until they were stored.", "task_type"
+        )
+        self._processed = _duration_histogram("task_processing", "Duration of step functions.", "task_type")
         self._completed = _duration_histogram(
             "task_completion",
-            "Statements that stored a step's outcome, by what it says of the timer.",
+            "Statements that stored the outcome of a step, by its effect on the timer.",
             "completion_type",
         )
-        self._removed = _duration_histogram("process_removing", "Statements with which a step removed its process.")
-        self._delivered_ms = _duration_histogram("notification", "Deliveries, by what was told.", "notification_type")
+        self._removed = _duration_histogram("process_removing", "Statements in which a step removed its process.")
+        self._delivered_ms = _duration_histogram("notification", "Deliveries, by kind.", "notification_type")
         self._deliveries = Counter(
             "dataloader_process_deliveries",
-            "Tries to deliver to a sink, or a message, by what came of them.",
+            "Delivery tries to a sink, or of a message, by result.",
             ("sink", "outcome"),
         )
-        self._steps = Counter("dataloader_process_steps", "Steps by what came of them.", ("type", "kind", "outcome"))
-        self._zombies = Counter("dataloader_process_zombies", "Processes found whose worker had died.", ("type",))
-        self._void = Counter("dataloader_process_commits_void", "Outcomes of steps that came too late.", ("type",))
+        self._steps = Counter("dataloader_process_steps", "Steps, by result.", ("type", "kind", "outcome"))
+        self._zombies = Counter("dataloader_process_zombies", "Processes found with a lost worker.", ("type",))
+        self._void = Counter("dataloader_process_commits_void", "Outcomes of steps that arrived too late.", ("type",))
         self.measures: tuple[Measure, ...] = (
             self._calls,
             self._timers,

@@ -38,7 +38,7 @@ def check_type(name: str, value: str) -> None:
     """Raise `BadRequest` unless `value` may be the name of a type: 1 to 192 characters on one line, without a `/`."""
     check_name(name, value, MAX_TYPE)
     if "/" in value or value in RESERVED:
-        allowed = f"must have no / and be none of {', '.join(sorted(RESERVED))}, which have addresses of their own"
+        allowed = f"must not contain / or be a reserved name ({', '.join(sorted(RESERVED))})"
         raise BadRequest(name, f"{allowed}; it is {value!r:.60}")
 
 
@@ -51,7 +51,7 @@ def check_process_id(name: str, value: str) -> None:
     if value.startswith("/"):
         raise BadRequest(name, f"must not begin with a /, as {value!r:.60} does")
     if value in {".", ".."}:
-        raise BadRequest(name, f"must not be {value!r}, which no address can end with")
+        raise BadRequest(name, f"must not be {value!r}, which URLs cannot end with")
 
 
 def check_metadata(name: str, value: Mapping[str, Any]) -> str:
@@ -86,7 +86,7 @@ SUSPEND: Final = Rest.SUSPEND
 
 def _check_when(after_s: float | None, at: datetime | None) -> None:
     if (after_s is None) == (at is None):
-        raise BadRequest("next", "must have after_s or at, and not both")
+        raise BadRequest("next", "must have either after_s or at")
     if after_s is not None and not 0 <= after_s <= MAX_TIMER_S:
         raise BadRequest("next.after_s", f"must be a number of seconds from 0 to {MAX_TIMER_S:,}, not {after_s!r:.60}")
     if at is not None:
@@ -217,6 +217,6 @@ class CallTimeout(DataloaderError):  # noqa: N818 - a public name
     """
 
     def __init__(self, task_id: int, *, withdrawn: bool = False, ident: UUID | None = None) -> None:
-        end = "was taken back before it began" if withdrawn else "goes on"
+        end = "was withdrawn before it began" if withdrawn else "continues"
         super().__init__(f"the task {task_id} has no answer yet; it {end}")
         self.task_id, self.withdrawn, self.ident = task_id, withdrawn, ident

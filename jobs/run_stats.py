@@ -70,24 +70,24 @@ class RunSum:
 class RunStats:
     """Runs of a queue and a task that ended with an outcome within an hour, a day, or the whole time."""
 
-    at: Annotated[Instant, about("When the hour or the day (in UTC) begins; of a total, when it begins.")]
-    queue: Annotated[str, about("The queue.")]
-    task: Annotated[str, about("The task.")]
+    at: Annotated[Instant, about("Begin of the hour, the day (in UTC) or the whole period.")]
+    queue: Annotated[str, about("Name of the queue.")]
+    task: Annotated[str, about("Name of the task.")]
     outcome: Annotated[
         RunOutcome,
-        about("How they ended; `expired`: the lease ended and the job went back to the queue, `lost`: and it ended."),
+        about("Outcome of the runs; `expired`: the lease expired and the job was requeued; `lost`: and the job ended."),
     ]
-    runs: Annotated[int, about("How many runs ended.")]
-    total_s: Annotated[float, about("How long they took together, in seconds, each from its own start to its end.")]
-    mean_s: Annotated[float, about("How long one took on average, in seconds.")]
-    max_s: Annotated[float, about("How long the longest took, in seconds.")]
+    runs: Annotated[int, about("Number of runs that ended.")]
+    total_s: Annotated[float, about("Total duration of the runs, in seconds.")]
+    mean_s: Annotated[float, about("Mean duration of a run, in seconds.")]
+    max_s: Annotated[float, about("Maximum duration of a run, in seconds.")]
 
 
 @attrs.frozen
 class RunStatsPage:
     """Page of statistics, by time, queue, task and outcome."""
 
-    stats: Annotated[list[RunStats], about("The statistics.")]
+    stats: Annotated[list[RunStats], about("Statistics.")]
     next: Next
 
 

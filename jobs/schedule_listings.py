@@ -31,21 +31,25 @@ class ScheduleNotFound(NotFound):
 class ScheduleRecord:
     """Schedule as it is stored."""
 
-    name: Annotated[str, about("The schedule's name.")]
-    task: Annotated[str, about("The task of its jobs.")]
-    spec: Annotated[Mapping[str, Any], about("What was declared: its times, args, options and policies.")]
-    origin: Annotated[Origin, about("`code`: programs declare it; `operator`: it was put by hand, and they leave it.")]
-    stored_by: Annotated[str, about("Who stored it last: a process, or an operator.")]
-    stored_at: Annotated[Instant, about("When it was stored first.")]
-    changed_at: Annotated[Instant, about("When it was stored last.")]
-    next_at: Annotated[Instant | None, about("The next planned time; null: it is paused or retired, or none is left.")]
-    last_at: Annotated[Instant | None, about("The newest planned time that has a job.")]
-    last_job_id: Annotated[UUID | None, about("That job.")]
-    paused: Annotated[bool, about("Whether it is paused: it adds no jobs.")]
-    paused_why: Annotated[str | None, about("Why it is paused.")]
-    retired_at: Annotated[Instant | None, about("When the programs no longer declared it: it adds no jobs.")]
-    unknown_task: Annotated[bool, about("Whether no process has declared its task: the name may be mistyped.")] = False
-    fault: Annotated[str | None, about("What is wrong with `spec`, if it can't be read: it adds no jobs.")] = None
+    name: Annotated[str, about("Name of the schedule.")]
+    task: Annotated[str, about("Task of its jobs.")]
+    spec: Annotated[Mapping[str, Any], about("Declaration: times, args, options and policies.")]
+    origin: Annotated[
+        Origin, about("`code`: declared by programs; `operator`: stored by an operator, and not changed by programs.")
+    ]
+    stored_by: Annotated[str, about("Process or operator that stored it last.")]
+    stored_at: Annotated[Instant, about("Time at which it was first stored.")]
+    changed_at: Annotated[Instant, about("Time at which it was last stored.")]
+    next_at: Annotated[
+        Instant | None, about("Next planned time; null if the schedule is paused or retired, or has no more times.")
+    ]
+    last_at: Annotated[Instant | None, about("Newest planned time with a job.")]
+    last_job_id: Annotated[UUID | None, about("ID of this job.")]
+    paused: Annotated[bool, about("True if it is paused and enqueues no jobs.")]
+    paused_why: Annotated[str | None, about("Reason of the pause.")]
+    retired_at: Annotated[Instant | None, about("Time since which no program declares it; it enqueues no jobs.")]
+    unknown_task: Annotated[bool, about("True if no process has declared its task; the name may be mistyped.")] = False
+    fault: Annotated[str | None, about("Error in `spec`, if it is unreadable; the schedule enqueues no jobs.")] = None
 
     @property
     def schedule(self) -> Schedule:
@@ -71,7 +75,7 @@ class ScheduleRecord:
 class SchedulePage:
     """Page of schedules, by name."""
 
-    schedules: Annotated[list[ScheduleRecord], about("The schedules.")]
+    schedules: Annotated[list[ScheduleRecord], about("Schedules.")]
     next: Next
 
 
@@ -80,11 +84,11 @@ class ScheduleEvent:
     """Event of a schedule, or of planned times that have no job."""
 
     event_id: Annotated[int, about("The event's number; later events have larger ones.")]
-    at: Annotated[Instant, about("When it happened; of times that were left out, when the first of them was.")]
-    kind: Annotated[str, about("`left_out`, `paused`, `resumed`, `changed`, `retired`, `backfilled`.")]
+    at: Annotated[Instant, about("Timestamp of the event; for skipped times, the first of them.")]
+    kind: Annotated[str, about("Kind: `left_out`, `paused`, `resumed`, `changed`, `retired` or `backfilled`.")]
     payload: Annotated[
         Mapping[str, Any] | None,
-        about("What there is to say of it; of times that were left out, how many, from the `first` to the `last`."),
+        about("Details; for skipped times, their number, and the `first` and `last` of them."),
     ]
 
 
@@ -92,7 +96,7 @@ class ScheduleEvent:
 class ScheduleEventPage:
     """Page of a schedule's events, latest first."""
 
-    events: Annotated[list[ScheduleEvent], about("The events.")]
+    events: Annotated[list[ScheduleEvent], about("Events.")]
     next: Next
 
 
@@ -100,6 +104,6 @@ class ScheduleEventPage:
 class Backfilled:
     """Jobs that a backfill has added, or would add."""
 
-    backfill: Annotated[UUID | None, about("The backfill's id, which its jobs have; null for a dry run.")]
-    times: Annotated[list[Instant], about("The planned times that get a job, ascending.")]
-    had_jobs: Annotated[int, about("Planned times that have a job already, and get none.")]
+    backfill: Annotated[UUID | None, about("ID of the backfill, which its jobs have; null for a dry run.")]
+    times: Annotated[list[Instant], about("Planned times that get a job, ascending.")]
+    had_jobs: Annotated[int, about("Number of planned times that already have a job.")]

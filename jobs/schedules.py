@@ -153,7 +153,7 @@ class Schedule:
         check_name("name", self.name, MAX_NAME)
         check_name("task", self.task, MAX_NAME)
         if (self.cron is None) == (self.every_s is None):
-            raise BadRequest("cron" if self.cron is not None else "every_s", "give either cron or every_s")
+            raise BadRequest("cron" if self.cron is not None else "every_s", "must have either cron or every_s")
         zone = zone_named(self.zone)
         for field in ("start_at", "end_at"):
             value = getattr(self, field)
@@ -171,7 +171,7 @@ class Schedule:
         if self.cron is not None:
             object.__setattr__(self, "_cron", Cron.parsed(self.cron, zone))
         if self.jitter_s and self.jitter_s >= (shortest_s := self._shortest_pause_s()):
-            allowed = f"must be less than the shortest pause between two runs, {shortest_s:g} s"
+            allowed = f"must be less than the shortest interval between two runs, {shortest_s:g} s"
             raise BadRequest("jitter_s", f"{allowed}, not {self.jitter_s:g}")
 
     @classmethod
@@ -183,10 +183,10 @@ class Schedule:
             if not isinstance(spec.get(field, {}), Mapping):
                 raise BadRequest(field, f"must be an object, not {spec[field]!r:.60}")
         if "task" not in spec:
-            raise BadRequest("task", "must be given")
+            raise BadRequest("task", "is required")
         unknown = sorted(spec.keys() - _FIELDS)
         if unknown:
-            raise BadRequest(unknown[0], f"is no field of a schedule; there are {', '.join(sorted(_FIELDS))}")
+            raise BadRequest(unknown[0], f"is not a field of a schedule; the fields are {', '.join(sorted(_FIELDS))}")
         instants = {field: _parsed_instant(field, spec[field]) for field in ("start_at", "end_at") if spec.get(field)}
         try:
             return cls(name=name, **{**spec, **instants})
@@ -194,7 +194,7 @@ class Schedule:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # A field is missing, or of another type: any program may have written the row.
-            raise BadRequest("spec", f"is not one of a schedule: {error}") from error
+            raise BadRequest("spec", f"is not valid for a schedule: {error}") from error
 
     def spec(self) -> dict[str, Any]:
         """Return its JSON form, from which `of_spec` makes it again, without default values."""
@@ -216,7 +216,7 @@ class Schedule:
         if unknown:
             raise BadRequest(
                 f"job.{unknown[0]:.60}",
-                f"is no option of a schedule's jobs; the options are {', '.join(sorted(_JOB_OPTIONS))}",
+                f"is not an option of a schedule's jobs; the options are {', '.join(sorted(_JOB_OPTIONS))}",
             )
         try:
             return msgspec.convert({"task": self.task, "args": dict(self.args), **fields, **self.job}, NewJob)
@@ -295,7 +295,7 @@ def _parsed_instant(field: str, value: Any) -> datetime:
     try:
         return datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise BadRequest(field, f"must be an instant with a time zone (RFC 3339), not {value!r:.60}") from None
+        raise BadRequest(field, f"must be a timestamp with a time zone (RFC 3339), not {value!r:.60}") from None
 
 
 @attrs.frozen

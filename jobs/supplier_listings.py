@@ -24,44 +24,47 @@ class SupplierNotFound(NotFound):
 class RateLimitState:
     """Rate limit of a supplier, and its current use."""
 
-    requests: Annotated[int, about("At most so many units")]
-    per_s: Annotated[float | None, about("in any span of so many seconds; null: in each day.")]
+    requests: Annotated[int, about("Maximum number of units in the period.")]
+    per_s: Annotated[float | None, about("Length of the period in seconds; null: per day.")]
     per: Annotated[Literal["day"] | None, about("`day`: from midnight to midnight.")] = None
-    zone: Annotated[str | None, about("The time zone whose midnight that is.")] = None
-    used: Annotated[int, about("Units that count now; a start counts for the margin longer.")]
-    left: Annotated[int, about("Units that may be taken now.")]
-    free_at: Annotated[Instant | None, about("When the next unit is free; null: now.")]
+    zone: Annotated[str | None, about("Time zone of midnight.")] = None
+    used: Annotated[int, about("Units in use now. Each start counts for the period plus the margin.")]
+    left: Annotated[int, about("Units left now.")]
+    free_at: Annotated[Instant | None, about("Time at which the next unit is free; null: now.")]
 
 
 @attrs.frozen
 class RequestSlot:
     """Request of a load in progress."""
 
-    job_id: Annotated[UUID | None, about("The load's job; null: it does not run any more.")]
-    until: Annotated[Instant, about("When the slot ends by itself.")]
+    job_id: Annotated[UUID | None, about("ID of the load's job; null if it no longer runs.")]
+    until: Annotated[Instant, about("Expiry of the slot.")]
 
 
 @attrs.frozen(kw_only=True)
 class SupplierRecord:
     """Supplier: an external system with rate limits and work periods, which tasks and loads name."""
 
-    supplier: Annotated[str, about("The supplier's name.")]
-    declared: Annotated[Mapping[str, Any], about("The limits that programs declare.")]
-    override: Annotated[Mapping[str, Any], about("The limits that operators have set in their place.")]
-    limits: Annotated[Mapping[str, Any], about("The limits that hold: both together.")]
-    margin_s: Annotated[float, about("Seconds in which a body begins after its claim; spans are longer by them.")]
-    paused: Annotated[bool, about("Whether it is paused: no job of its tasks starts.")]
-    tasks: Annotated[list[str], about("The tasks that name it.")]
-    rate_limits: Annotated[list[RateLimitState], about("Its rate limits, with what is used.")]
-    closed: Annotated[SupplierClosed | None, about("Why it may not be asked now; null: it may.")]
-    opens_at: Annotated[Instant | None, about("When its next work period begins; null: it is open, or paused.")]
-    slot: Annotated[RequestSlot | None, about("The load's request that is under way.")]
-    error: Annotated[str | None, about("Why its limits cannot be evaluated; null if they can.")] = None
+    supplier: Annotated[str, about("Name of the supplier.")]
+    declared: Annotated[Mapping[str, Any], about("Limits that programs declare.")]
+    override: Annotated[Mapping[str, Any], about("Limits that operators have set instead.")]
+    limits: Annotated[Mapping[str, Any], about("Limits in effect.")]
+    margin_s: Annotated[
+        float,
+        about("Maximum seconds between the claim and the start of a job; the periods of rate limits are longer by it."),
+    ]
+    paused: Annotated[bool, about("True if it is paused and no jobs of its tasks start.")]
+    tasks: Annotated[list[str], about("Tasks that use it.")]
+    rate_limits: Annotated[list[RateLimitState], about("Rate limits, with the units in use.")]
+    closed: Annotated[SupplierClosed | None, about("Reason why it accepts no requests now; null if it does.")]
+    opens_at: Annotated[Instant | None, about("Begin of its next work period; null if it is open or paused.")]
+    slot: Annotated[RequestSlot | None, about("Request of a load in progress.")]
+    error: Annotated[str | None, about("Error in its limits, if they cannot be evaluated; otherwise null.")] = None
 
 
 @attrs.frozen
 class SupplierPage:
     """Page of suppliers, by name."""
 
-    suppliers: Annotated[list[SupplierRecord], about("The suppliers.")]
+    suppliers: Annotated[list[SupplierRecord], about("Suppliers.")]
     next: Next

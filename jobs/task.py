@@ -53,9 +53,7 @@ _BUILT_IN_NAME: Final = re.compile("|".join(map(translate, BUILT_IN)))
 def check_task(name: str) -> None:
     """Raise `BadRequest` for a built-in task: only we add its jobs."""
     if _BUILT_IN_NAME.match(name):
-        raise BadRequest(
-            "task", f"must not be {name!r:.60}: the names {', '.join(BUILT_IN)} are those of built-in tasks"
-        )
+        raise BadRequest("task", f"must not be {name!r:.60}: {', '.join(BUILT_IN)} are names of built-in tasks")
 
 
 class Enqueues(Protocol):
@@ -130,13 +128,16 @@ class Task(Generic[A]):
     def _check_place(self) -> None:
         """Refuse a place where the function cannot run."""
         if not self.in_child and (self.memory_mb is not None or self.max_jobs != MAX_JOBS_OF_A_CHILD):
-            raise BadRequest("memory_mb, max_jobs", "are for tasks with process=True or dask=")
+            raise BadRequest("memory_mb, max_jobs", "need process=True or dask=")
         if self.process and self.dask is not None:
-            raise BadRequest("process, dask", "are two places to run: give one of them")
+            raise BadRequest("process, dask", "cannot be combined; use one of them")
         if self.dask is not None and self.dask is not True and not (isinstance(self.dask, str) and self.dask):
-            raise BadRequest("dask", f"must be a scheduler's address, or True for DL_DASK's, not {self.dask!r:.60}")
+            raise BadRequest("dask", f"must be the address of a scheduler, or True for DL_DASK, not {self.dask!r:.60}")
         if self.in_child and self.is_async and not self.asyncio:
-            raise BadRequest(self.kind, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
+            raise BadRequest(
+                self.kind,
+                "needs a plain function, or an async function with asyncio=True; Trio functions are not supported",
+            )
 
     @property
     def in_child(self) -> bool:

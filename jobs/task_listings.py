@@ -30,14 +30,14 @@ class TaskNotFound(NotFound):
 class TaskRecord:
     """Task type: the defaults of its jobs, and the schema of its arguments."""
 
-    task: Annotated[str, about("The task's name.")]
-    description: Annotated[str | None, about("What it says of itself, in one line.")]
-    queue: Annotated[str | None, about("The queue of its jobs; null: each request names one.")]
-    priority: Annotated[int | None, about("The priority of its jobs; null: 100.")]
-    args_schema: Annotated[Any, about("JSON Schema of its arguments; null: they are any object.")]
-    uniqueness: Annotated[Any, about("How its jobs are unique; null: they are not.")]
-    declared_by: Annotated[str, about("The process that declared it last.")]
-    declared_at: Annotated[Instant, about("When it was declared last, or changed.")]
+    task: Annotated[str, about("Name of the task.")]
+    description: Annotated[str | None, about("Description, in one line.")]
+    queue: Annotated[str | None, about("Queue of its jobs; null: given by each request.")]
+    priority: Annotated[int | None, about("Priority of its jobs; null: 100.")]
+    args_schema: Annotated[Any, about("JSON Schema of its arguments; null: any object.")]
+    uniqueness: Annotated[Any, about("Uniqueness of its jobs; null: not unique.")]
+    declared_by: Annotated[str, about("Process that declared it last.")]
+    declared_at: Annotated[Instant, about("Time of the last declaration or change.")]
 
     @property
     def fields(self) -> frozenset[str]:
@@ -49,23 +49,23 @@ class TaskRecord:
 class TaskState(TaskRecord):
     """Task type with its limits, and whether its jobs may start now."""
 
-    declared: Annotated[Mapping[str, Any], about("The limits that its program declares.")]
-    override: Annotated[Mapping[str, Any], about("The limits that operators have set in their place.")]
-    limits: Annotated[Mapping[str, Any], about("The limits that hold: both together.")]
-    paused: Annotated[bool, about("Whether it is paused: none of its jobs starts.")]
-    waiting: Annotated[int, about("How many jobs wait for its limits; 10,000: so many, or more.")]
-    running: Annotated[int, about("How many of its jobs run.")]
-    closed: Annotated[Closed | None, about("Why none of its jobs may start now; null: they may.")]
+    declared: Annotated[Mapping[str, Any], about("Limits that its program declares.")]
+    override: Annotated[Mapping[str, Any], about("Limits that operators have set instead.")]
+    limits: Annotated[Mapping[str, Any], about("Limits in effect.")]
+    paused: Annotated[bool, about("True if it is paused and none of its jobs start.")]
+    waiting: Annotated[int, about("Number of jobs that wait for its limits; 10,000 means at least 10,000.")]
+    running: Annotated[int, about("Number of its running jobs.")]
+    closed: Annotated[Closed | None, about("Reason why none of its jobs may start now; null if they may.")]
     opens_at: Annotated[
-        Instant | None, about("When they may start again; null: now, or when a job ends, or somebody resumes it.")
+        Instant | None, about("Time at which they may start again; null: now, or after the end of a job or a resume.")
     ]
-    left: Annotated[int | None, about("How many may start now; null: there is no bound.")]
-    error: Annotated[str | None, about("Why its limits cannot be evaluated; null if they can.")] = None
+    left: Annotated[int | None, about("Number of jobs that may start now; null: not limited.")]
+    error: Annotated[str | None, about("Error in its limits, if they cannot be evaluated; otherwise null.")] = None
 
 
 @attrs.frozen
 class TaskPage:
     """Page of task types, by name."""
 
-    tasks: Annotated[list[TaskState], about("The task types.")]
+    tasks: Annotated[list[TaskState], about("Tasks.")]
     next: Next

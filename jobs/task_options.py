@@ -47,7 +47,7 @@ def check_options(options: TaskOptions) -> None:
         name, known = min(unknown), sorted({"args", *TaskOptions.__annotations__})
         close = difflib.get_close_matches(name, known)
         hint = f"did you mean {' or '.join(close)}?" if close else ", ".join(known)
-        raise TypeError(f"there is no option {name!r}; {hint}")
+        raise TypeError(f"unknown option {name!r}; {hint}")
 
 
 def task_of(name: str, handler: Callable[..., Any], args: type[Any] | None, options: TaskOptions) -> Task[Any]:
@@ -55,7 +55,7 @@ def task_of(name: str, handler: Callable[..., Any], args: type[Any] | None, opti
     given: dict[str, Any] = dict(options)
     is_async = inspect.iscoroutinefunction(handler)
     if given.get("asyncio") and not is_async:
-        raise ValueError("asyncio=True is for async functions; a plain one runs in a thread")
+        raise ValueError("asyncio=True needs an async function; plain functions run in a thread")
     check_handler(handler)
     key = given.pop("lock_key", None)
     unique = uniqueness_of(given.pop("unique", False), **{one: given.pop(one, None) for one in _OF_UNIQUENESS})

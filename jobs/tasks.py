@@ -89,10 +89,10 @@ class Tasks(Mapping[str, Task[Any]]):
             raise BadRequest("task", f'must be a name, as in @tasks.task("load.year"), not {name!r:.60}')
         check_name("task", name, MAX_NAME)
         if name in self._tasks:
-            message = f"task {name!r} is registered twice: {self._tasks[name].handler!r} has the name already"
+            message = f"task {name!r} is registered twice: {self._tasks[name].handler!r} already has this name"
             raise ValueError(message)
         if any(fnmatchcase(name, own) for own in BUILT_IN):
-            raise ValueError(f"task {name!r}: the names {', '.join(BUILT_IN)} are those of built-in tasks")
+            raise ValueError(f"task {name!r}: {', '.join(BUILT_IN)} are names of built-in tasks")
         try:
             check_options(options)
         except TypeError as error:
@@ -133,8 +133,8 @@ class Tasks(Mapping[str, Task[Any]]):
             short = task.name.removeprefix(f"{name}.")
             if short in {task.name, ""} or self._tasks.get(task.name) is not task:
                 raise ValueError(
-                    f"stages of {name!r}: each must be a function, or a task of this registry called '{name}.…' that is"
-                    f" no stage yet, not {task.name!r}"
+                    f"stages of {name!r}: each must be a function, or a task of this registry named '{name}.…' that is"
+                    f" not yet a stage, not {task.name!r}"
                 )
             named.append(short)
             self._check_stage(name, task, first=self._tasks[f"{name}.{named[0]}"], names=named)
@@ -149,17 +149,17 @@ class Tasks(Mapping[str, Task[Any]]):
 
     def _check_stage(self, whole: str, task: Task[Any], *, first: Task[Any], names: list[str]) -> None:
         if task.stages is not None or names.count(names[-1]) > 1:
-            raise ValueError(f"stages of {whole!r}: {task.name!r} is a stage already")
+            raise ValueError(f"stages of {whole!r}: {task.name!r} is already a stage")
         if (task.queue is None) != (first.queue is None):
             without = first if first.queue is None else task
-            raise ValueError(f"stages of {whole!r}: {without.name!r} has no queue, while others have: give it one")
-        if task.unique is not None:
             raise ValueError(
-                f"stages of {whole!r}: unique of {task.name!r}: jobs that go through stages can't be unique"
+                f"stages of {whole!r}: {without.name!r} has no queue, but other stages have one; give it a queue"
             )
+        if task.unique is not None:
+            raise ValueError(f"stages of {whole!r}: unique of {task.name!r}: jobs with stages cannot be unique")
         if task.lock_key is not None and task is not first:
             raise ValueError(
-                f"stages of {whole!r}: lock_key of {task.name!r}: a job keeps the key of its first stage; set it there"
+                f"stages of {whole!r}: lock_key of {task.name!r}: set it at the first stage, whose key a job keeps"
             )
 
     @overload
@@ -229,7 +229,7 @@ class Tasks(Mapping[str, Task[Any]]):
         Raises `ValueError` if a source of that name is declared already.
         """
         if any(other.name == source.name for other in self._messages):
-            raise ValueError(f"messages: a source called {source.name!r} is declared already")
+            raise ValueError(f"messages: the source {source.name!r} is already declared")
         self._messages.append(source)
 
     def supplier(self, supplier: Supplier) -> Supplier:

@@ -18,42 +18,42 @@ class Telemetry:
 
     def __init__(self) -> None:
         """Start with empty measures."""
-        self._ended = Counter("dataloader_jobs_ended", "Runs that ended, by outcome.", ("queue", "task", "outcome"))
-        self._run_s = Histogram("dataloader_job_run_seconds", "How long runs took.", ("queue", "task"), RUN_S)
+        self._ended = Counter("dataloader_jobs_ended", "Ended runs, by outcome.", ("queue", "task", "outcome"))
+        self._run_s = Histogram("dataloader_job_run_seconds", "Duration of runs.", ("queue", "task"), RUN_S)
         self._claimed = Counter("dataloader_jobs_claimed", "Jobs claimed.", ("queue",))
-        self._claim_s = Histogram("dataloader_claim_seconds", "How long claims took.", ("queue",))
-        self._pickup_s = Histogram("dataloader_pickup_seconds", "From ready to started.", ("queue",))
+        self._claim_s = Histogram("dataloader_claim_seconds", "Duration of claims.", ("queue",))
+        self._pickup_s = Histogram("dataloader_pickup_seconds", "Time from ready to started.", ("queue",))
         self._stall_s = Histogram("dataloader_loop_stall_seconds", "Stalls of the event loop.")
         self._taken_back = Counter(
             "dataloader_jobs_taken_back",
-            "Jobs taken from workers whose leases had ended, by what they became: queued, lost or canceled.",
+            "Jobs recovered from workers whose leases had expired, by new status: queued, lost or canceled.",
             ("queue", "status"),
         )
         self._leases_lost = Counter(
-            "dataloader_leases_lost", "Running jobs stopped because their lease or key could not be held."
+            "dataloader_leases_lost", "Running jobs stopped because their lease or key was lost."
         )
-        self._endless = Gauge("dataloader_endless_leases", "Running jobs whose lease never ends and is not renewed.")
+        self._endless = Gauge("dataloader_endless_leases", "Running jobs whose lease never expires and is not renewed.")
         self._set_aside = Counter(
             "dataloader_rows_set_aside",
-            "Stored rows that a part of the service could not use: it left or paused them, and continued with others.",
+            "Stored rows that a part of the service could not use, and skipped or paused.",
             ("part",),
         )
         self._closed_lanes: dict[object, int] = {}
         self._lanes_closed = Gauge(
             "dataloader_limit_queues_closed", "Limit queues that this process keeps closed because of an error."
         )
-        self._fenced = Counter("dataloader_writes_fenced", "Outcomes that came too late and changed nothing.")
+        self._fenced = Counter("dataloader_writes_fenced", "Outcomes that arrived too late and had no effect.")
         self._history_changes = Counter(
-            "dataloader_history_changes", "Times that the database was found restored, or a standby promoted."
+            "dataloader_history_changes", "Detected restores of the database and promotions of a standby."
         )
         self._children_running = Gauge("dataloader_children_running", "Child processes that run a job.")
         self._children_idle = Gauge("dataloader_children_idle", "Child processes that wait for a job.")
-        self._dask_running = Gauge("dataloader_dask_running", "Jobs that have a thread of a Dask cluster.")
-        self._dask_threads = Gauge("dataloader_dask_threads", "Threads of the Dask clusters that are connected.")
-        self._child_start_s = Histogram("dataloader_child_start_seconds", "How long child processes took to start.")
+        self._dask_running = Gauge("dataloader_dask_running", "Jobs that use a thread of a Dask cluster.")
+        self._dask_threads = Gauge("dataloader_dask_threads", "Threads of connected Dask clusters.")
+        self._child_start_s = Histogram("dataloader_child_start_seconds", "Start time of child processes.")
         self._children_ended = Counter(
             "dataloader_children_ended",
-            "Child processes that were ended, by cause: stop (of a job, by a crash or for processes that it has left),"
+            "Ended child processes, by cause: stop (of a job, by a crash, or for processes that it has left),"
             " max_jobs, idle, died (without a job), drain.",
             ("cause",),
         )

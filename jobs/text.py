@@ -115,13 +115,13 @@ def exact_json(field: str, value: object, limit: int) -> str:
     if b"null" in encoded and (found := _not_finite(value)):
         raise BadRequest(f"{field}{found[0]}", f"must be a finite number, not {found[1]}")
     if has_long_number(encoded):
-        raise BadRequest(field, "must have no integer of more than 308 digits; send it as a text")
+        raise BadRequest(field, "must not have integers of more than 308 digits; send them as strings")
     length = len(encoded) + growth(encoded)
     if length > limit:
-        raise BadRequest(field, f"must have at most {limit:,} bytes as PostgreSQL writes it, not {length:,}")
+        raise BadRequest(field, f"must have at most {limit:,} bytes in PostgreSQL's format, not {length:,}")
     text = encoded.decode()
     if "\\u0000" in text and storable_json(value, limit) != text:
-        raise BadRequest(field, "has a NUL in a text, which PostgreSQL can't store")
+        raise BadRequest(field, "has a NUL in a string, which PostgreSQL cannot store")
     return text
 
 
@@ -135,7 +135,7 @@ def text_of(value: object) -> str:
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - an error without a text is still an error
-        return "(its text could not be made)"
+        return "(its text is not available)"
 
 
 def _encode(value: object) -> bytes:

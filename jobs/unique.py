@@ -45,7 +45,7 @@ class Uniqueness:
         if self.duplicates != "update":
             for name in _OF_UPDATES:
                 if getattr(self, name):
-                    raise BadRequest(name, 'must not be given without duplicates="update"')
+                    raise BadRequest(name, 'needs duplicates="update"')
 
     def check_fields(self, known: Collection[str] | None) -> None:
         """Raise `BadRequest` for a key with fields that args does not have; with `known` None any field is allowed."""
@@ -69,9 +69,9 @@ def uniqueness_of(unique: bool | str | Sequence[str], **settings: Any) -> Unique
     given = {name: value for name, value in settings.items() if value not in {None, False}}
     if unique is False:
         if given:
-            raise BadRequest(next(iter(given)), "must not be given without unique")
+            raise BadRequest(next(iter(given)), "needs unique")
         return None
     if not isinstance(unique, bool | str | Sequence):
-        raise BadRequest("unique", f"must be True, names of fields or a template, not {unique!r:.60}")
+        raise BadRequest("unique", f"must be True, field names or a template, not {unique!r:.60}")
     key: Any = unique if isinstance(unique, bool | str) else tuple(unique)
     return Uniqueness(key=key, **given)

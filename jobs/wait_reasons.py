@@ -32,28 +32,28 @@ MOST_NAMED: Final = 5
 class LockingSession:
     """Database session that holds a key; fields that the database does not show us are null."""
 
-    pid: Annotated[int, about("The number of its server process.")]
-    application: Annotated[str | None, about("What it calls itself.")]
-    user: Annotated[str | None, about("Its role.")]
-    address: Annotated[str | None, about("Where it comes from.")]
-    connected_at: Annotated[Instant | None, about("Since when it is connected.")]
+    pid: Annotated[int, about("Process ID of its backend.")]
+    application: Annotated[str | None, about("Application name.")]
+    user: Annotated[str | None, about("Role.")]
+    address: Annotated[str | None, about("Client address.")]
+    connected_at: Annotated[Instant | None, about("Time of its connection.")]
 
 
 @attrs.frozen(kw_only=True)
 class WaitReason:
     """Reason why a job does not run now."""
 
-    job_id: Annotated[UUID, about("The job's id.")]
-    cause: Annotated[Cause, about("What keeps it, for machines.")]
-    text: Annotated[str, about("The same as a sentence.")]
-    since: Annotated[Instant | None, about("Since when that is so; null if nobody knows.")] = None
-    until: Annotated[Instant | None, about("Until when, if that is known.")] = None
-    jobs: Annotated[list[UUID], about("The jobs that keep it, five at most.")] = attrs.field(factory=list)
-    ahead: Annotated[int | None, about("How many wait for the same and come before it; 10,000: so many, or more.")] = (
-        None
-    )
-    session: Annotated[LockingSession | None, about("The session that holds its key, if no job of ours does.")] = None
-    also: Annotated[list[str], about("What will keep it besides, once that is over.")] = attrs.field(factory=list)
+    job_id: Annotated[UUID, about("ID of the job.")]
+    cause: Annotated[Cause, about("Cause, for programs.")]
+    text: Annotated[str, about("Cause, as a sentence.")]
+    since: Annotated[Instant | None, about("Time since which it applies; null if unknown.")] = None
+    until: Annotated[Instant | None, about("Time until which it applies, if known.")] = None
+    jobs: Annotated[list[UUID], about("Jobs that it waits for, at most five.")] = attrs.field(factory=list)
+    ahead: Annotated[
+        int | None, about("Number of jobs before it that wait for the same; 10,000 means at least 10,000.")
+    ] = None
+    session: Annotated[LockingSession | None, about("Database session that holds its key, if no job does.")] = None
+    also: Annotated[list[str], about("Further causes, once this one is resolved.")] = attrs.field(factory=list)
 
 
 def at(instant: datetime) -> str:

@@ -101,16 +101,16 @@ def closes_at(together: Iterable[tuple[WorkPeriods, float]], instant: datetime) 
 def _parsed_period(text: str) -> Iterator[Range]:
     match = _PERIOD.fullmatch(text.strip().upper()) if isinstance(text, str) else None
     if match is None:
-        raise _refused_periods(text, "is no period")
+        raise _refused_periods(text, "is not a period")
     days, *clock = match.groups()
     begin_hour, begin_minute, end_hour, end_minute = map(int, clock)
     begin, end = begin_hour * 60 + begin_minute, end_hour * 60 + end_minute
     if begin >= _DAY_MINUTES or end > _DAY_MINUTES:
-        raise _refused_periods(text, "has a time that no day has")
+        raise _refused_periods(text, "has an invalid time")
     if end == _LAST_MINUTE:
         end = _DAY_MINUTES
     if begin == end:
-        raise _refused_periods(text, "has no length; a whole day is 00:00-24:00")
+        raise _refused_periods(text, "is empty; a whole day is 00:00-24:00")
     if end < begin:
         end += _DAY_MINUTES
     for day in _days(text, days):
@@ -124,7 +124,7 @@ def _days(text: str, days: str) -> Iterator[int]:
     for part in days.split(","):
         first, dash, last = part.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise _refused_periods(text, f"has no days that are known ({part!r})")
+            raise _refused_periods(text, f"has unknown days ({part!r})")
         begin, end = DAYS.index(first), DAYS.index(last or first)
         yield from (day % 7 for day in range(begin, end + 1 + 7 * (end < begin)))
 

@@ -25,7 +25,7 @@ def zone_named(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError):  # OSError: a folder of zones; ValueError: a path
         pass
-    raise BadRequest("zone", f"must be a name of the IANA database, such as Europe/Berlin, not {name!r:.100}")
+    raise BadRequest("zone", f"must be a time zone of the IANA database, such as Europe/Berlin, not {name!r:.100}")
 
 
 @attrs.frozen

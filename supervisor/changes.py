@@ -87,7 +87,9 @@ class Changes:
         async with self._turn:
             self._check_running()
             if entry.queue in self._removals:
-                raise BadRequest("queue", f"must be another one until {entry.queue!r} is removed: jobs of it run still")
+                raise BadRequest(
+                    "queue", f"must differ until {entry.queue!r} is removed, because jobs of it are still running"
+                )
             now = [
                 Worker(one.queue, one.slots.count, tuple(one.tasks) if one.by_lanes else None)
                 for one in parts.dispatchers
@@ -103,7 +105,7 @@ class Changes:
             try:
                 await parts.listener.listen_to_queues()
             except StoreError as error:
-                log.debug("the listener listens to the new queue when it is connected again", error=str(error))
+                log.debug("the listener will listen to the new queue when it is connected again", error=str(error))
             await self._show()
 
     async def remove_queue(self, queue: str) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class Changes:
 
     def _check_running(self) -> None:
         if self.parts.drain.requested.is_set():
-            raise Draining("the supervisor drains: nothing is added to it or removed from it any more")
+            raise Draining("the supervisor is draining and accepts no changes")
 
     async def _show(self) -> None:
         """Show other processes which queues and tasks this process serves.
@@ -132,7 +134,7 @@ class Changes:
         try:
             await self.parts.database.write(aio_show, self.parts.worker)
         except StoreError as error:
-            log.debug("the process is shown as it was until its next heartbeat", error=str(error))
+            log.debug("the workers list is outdated until the next heartbeat", error=str(error))
 
     async def _remove(self, queue: str, removal: _Removal) -> None:
         """Stop the claims of a queue, let its runs finish within the drain's timeout, and release the rest.
@@ -142,7 +144,7 @@ class Changes:
         """
         parts = self.parts
         leaving = parts.entries.of(queue)
-        log.info("a queue is removed: no new jobs are taken", queue=queue, for_at_most_s=parts.drain.timeout_s)
+        log.info("removing a queue: its jobs are no longer claimed", queue=queue, for_at_most_s=parts.drain.timeout_s)
         for dispatcher in leaving:
             dispatcher.intake.cancel(reason="removed")
         parts.entries.hide(queue)
@@ -157,7 +159,7 @@ class Changes:
             await self._until_done(leaving)
         removal.stuck = tuple(str(run.job.job_id) for run in parts.runs if run.job.queue == queue)
         if removal.stuck:
-            log.error("jobs of a queue that is removed do not end", queue=queue, jobs=removal.stuck)
+            log.error("jobs of a removed queue do not end", queue=queue, jobs=removal.stuck)
             removal.done.set()
             await self._until_done(leaving)
         parts.entries.remove(leaving)

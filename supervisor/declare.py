@@ -28,11 +28,11 @@ async def declare(database: Database, tasks: Tasks, worker: str) -> None:
         log.warning(said)
     if left:
         log.warning(
-            "schedules that an operator has put stay as they are: delete them to have the program's", names=left
+            "schedules stored by an operator do not change; delete them to use those of the program", names=left
         )
     for schedule in unknown:
         log.warning(
-            "a schedule names a task that no process has declared: is the name right?",
+            "a schedule has a task that no process has declared; check its name",
             schedule=schedule.name,
             task=schedule.task,
         )

@@ -77,7 +77,7 @@ class Drain:
         await self.requested.wait()
         dispatchers = list(dispatchers)
         before = recorder.tally.copy()
-        log.info("draining: no new jobs are taken", running=len(self.runs), for_at_most_s=self.timeout_s)
+        log.info("draining: no new jobs are claimed", running=len(self.runs), for_at_most_s=self.timeout_s)
         for dispatcher in dispatchers:
             dispatcher.intake.cancel(reason="drain")
         with trio.move_on_at(self.deadline):
@@ -99,9 +99,9 @@ class Drain:
             run.leave()
         claiming = [dispatcher.queue for dispatcher in dispatchers if not dispatcher.closed.is_set()]
         if claiming:
-            log.error("a claim did not end: what it brings is left to its lease", queues=claiming)
+            log.error("a claim did not end; its jobs are recovered when their leases expire", queues=claiming)
         elif not keeper.locks.settled:
-            log.error("the reply to a claim was lost: what it brought, if anything, is left to its lease")
+            log.error("the reply to a claim was lost; its jobs, if any, are recovered when their leases expire")
         tally = recorder.tally - before
         returned = tally[Step.RETURN] + tally[Step.CLOSE]
         stuck = tuple(str(run.job.job_id) for run in self.runs if not run.body_ended)
@@ -118,7 +118,7 @@ class Drain:
     def _stop_all(self) -> None:
         left = [run for run in self.runs if not run.body_ended]
         if running := sum(run.stop_reason is None for run in left):
-            log.info("draining: running jobs are stopped and go back to the queue", running=running)
+            log.info("draining: running jobs are stopped and released", running=running)
         for run in left:
             run.stop(StopReason.DRAIN)
 

@@ -31,7 +31,7 @@ async def keep_server(server: EmbeddedPostgres, *, look_s: float = LOOK_S) -> No
     running = await trio.to_thread.run_sync(server.ensure_running, abandon_on_cancel=True)
     if running.dsn != server.dsn:
         raise EmbeddedDatabaseError(
-            f"the embedded PostgreSQL has another address now, {mask_address(running.dsn)}: start this process again"
+            f"the embedded PostgreSQL has a new address, {mask_address(running.dsn)}; restart this process"
         )
     await _wait_for_end(running, look_s)
     how = await trio.to_thread.run_sync(running.how_it_ended, abandon_on_cancel=True)

@@ -28,9 +28,9 @@ def check_tasks(entries: Sequence[Worker], tasks: Iterable[str]) -> None:
     for index, entry in enumerate(entries):
         for name in entry.tasks or ():
             if name not in known:
-                has = f"it has {', '.join(known)}" if known else "it has none"
+                has = f"its tasks: {', '.join(known)}" if known else "it has no tasks"
                 raise ConfigError(
-                    f"WORKERS_JSON: [{index}].tasks must be names of tasks that the program has, not {name!r}; {has}"
+                    f"WORKERS_JSON: [{index}].tasks must be names of tasks of the program, not {name!r}; {has}"
                 )
 
 
@@ -38,9 +38,9 @@ def check_capacity(locks: LockSession, slots: int) -> None:
     """Raise `ConfigError` if there are more slots than the server's lock table can hold."""
     if slots > locks.capacity // 2:
         message = (
-            f"WORKERS_JSON: {slots} slots are too many; each may hold a lock, and half of the server's lock table "
+            f"WORKERS_JSON: {slots} slots are too many, because each may hold a lock; half of the server's lock table "
             f"has room for {locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
-            "Use fewer slots, or raise those two settings of PostgreSQL"
+            "Use fewer slots, or raise these two settings of PostgreSQL"
         )
         raise ConfigError(message)
 

@@ -102,7 +102,7 @@ def helper_parts(
         "listener": listener.run,
         "stager": stager.run,
         "scheduler": scheduler.run,
-        "bulk acts": bulk.run,
+        "bulk operations": bulk.run,
         "retry delays": running.retry_delays.run,
         "poller": poller.run,
         "period ends": leases.period_ends.run,

@@ -105,7 +105,7 @@ def configure_logging(
     ]
 
     def notice(dropped: int) -> str:
-        said = {"event": "log lines were dropped: the log was not read", "lines": dropped, "logger": __name__}
+        said = {"event": "dropped log lines: the log was not read", "lines": dropped, "logger": __name__}
         return render({**_stamp(None, "warning", said)})
 
     lines = LogStream(to, notice)

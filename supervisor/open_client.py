@@ -45,15 +45,15 @@ def open_client(
         ConfigError: an address is not allowed, or `dsn` is used outside a Trio run.
     """
     if (dsn is None) == (url is None):
-        raise ConfigError("open_client takes either dsn, the address of a database, or url, that of a running service")
+        raise ConfigError("open_client needs either dsn (of a database) or url (of a running service)")
     if url is not None:
         if operator is not None:
-            raise ConfigError("operator: can be given only with dsn; through a service the token says who acts")
+            raise ConfigError("operator: needs dsn; through a service, the token determines the operator")
         from dataloader.web.http_client import open_http_client  # noqa: PLC0415 - no driver is needed here
 
         return open_http_client(url, token)
     if token is not None:
-        raise ConfigError("token: can be given only with url")
+        raise ConfigError("token: needs url")
     return _open_database_client(Settings(db_dsn=dsn), Operator(operator or account()))
 
 
@@ -64,7 +64,7 @@ async def _open_database_client(settings: Settings, operator: Operator) -> Async
     )
 
     if not trio.lowlevel.in_trio_task():
-        raise ConfigError("dsn: can be used only in a Trio run; on asyncio use open_client(url=…), or dl_enqueue")
+        raise ConfigError("dsn: needs a Trio run; with asyncio, use open_client(url=…) or dl_enqueue")
     options = client_options(settings, "dataloader client")
     async with open_database_client(options, operator, default_lease_s=settings.default_lease_s) as client:
         yield client
@@ -78,7 +78,7 @@ def client_options(settings: Settings, name: str) -> DatabaseOptions:
     from dataloader.store.connection.options import DatabaseOptions  # noqa: PLC0415 - no driver is needed over HTTP
 
     if settings.db_dsn is None:
-        raise ConfigError("DL_DB_DSN: is not set; it must be the address of a database")
+        raise ConfigError("DL_DB_DSN: is required: the address of the database")
     return DatabaseOptions(
         dsn=settings.db_dsn,
         direct_dsn=settings.direct_dsn,

@@ -38,7 +38,7 @@ def options_of(settings: Settings) -> DatabaseOptions:
     Raises `ConfigError` if the settings have no database.
     """
     if settings.db_dsn is None:
-        raise ConfigError("DL_DB_DSN: is missing; a supervisor needs the address of the database")
+        raise ConfigError("DL_DB_DSN: is required: the address of the database")
     return DatabaseOptions(
         dsn=settings.db_dsn,
         direct_dsn=settings.direct_dsn,
@@ -92,8 +92,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return open_listening_socket(host, port)
     except OSError as error:
-        todo = "; choose another port by --port" if error.errno == errno.EADDRINUSE else ""
-        raise AddressError(f"the service can't start at {host}:{port}: {error.strerror or error}{todo}") from error
+        todo = "; choose another port with --port" if error.errno == errno.EADDRINUSE else ""
+        raise AddressError(f"the service cannot listen at {host}:{port}: {error.strerror or error}{todo}") from error
 
 
 def _app(parts: Parts) -> App:

@@ -82,7 +82,7 @@ class ProcessTester:
     async def crash(self, process_type: str, process_id: str) -> None:
         """Simulate the death of the worker of the running step. Raises `ValueError` if no step runs."""
         if not await time_travel.lose_worker(self._supervisor.database, process_type, process_id):
-            raise ValueError(f"no step of the process {process_id!r} runs")
+            raise ValueError(f"the process {process_id!r} has no running step")
 
     async def trace(self, process_type: str, process_id: str) -> Trace:
         """Return the requests, timers and events of a process, the first 200 of each."""

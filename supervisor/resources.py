@@ -165,7 +165,7 @@ class _Held:
             self._closed.set()
 
     def _tell(self, error: BaseException) -> None:
-        event = "a resource could not be closed" if self._closing.is_set() else "a resource has failed"
+        event = "a resource could not be closed" if self._closing.is_set() else "a resource failed"
         log.error(event, resource=self._resource.name, error=_masked_cause(error))
 
     async def close(self) -> None:
@@ -174,7 +174,7 @@ class _Held:
         with trio.move_on_after(CLOSE_S, shield=True) as waiting:
             await self._closed.wait()
         if waiting.cancelled_caught:
-            log.error("a resource does not close: it is cancelled", resource=self._resource.name, after_s=CLOSE_S)
+            log.error("cancelling a resource that does not close", resource=self._resource.name, after_s=CLOSE_S)
             self._scope.cancel()
 
 

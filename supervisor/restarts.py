@@ -56,10 +56,10 @@ async def keep_running(
             error = group
             # Without our traceback: only the server's own cause matters.
             cause = str(first_error(group))
-            log.error("a part failed and is started again", part=name, budget=str(budget), cause=cause)  # noqa: TRY400
+            log.error("a part failed and is restarted", part=name, budget=str(budget), cause=cause)  # noqa: TRY400
         except* Exception as group:
             error = group
-            log.exception("a part failed and is started again", part=name, budget=str(budget))
+            log.exception("a part failed and is restarted", part=name, budget=str(budget))
         if error is None:
             return
         now = trio.current_time()

@@ -67,8 +67,8 @@ async def serve(
         log.critical(
             "ended because a part gave up",
             cause=str(error),
-            what_to_do="remove the cause, then start the process again; its jobs went back to the queue, or will when"
-            " their leases end",
+            what_to_do="fix the cause, then restart the process; its jobs were released, or are recovered when their"
+            " leases expire",
         )
         outcome = None
     if isinstance(outcome, Exception):
@@ -103,15 +103,15 @@ def _signal_actions(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]
     """Return the actions for the first signal, the second, and each further one."""
 
     def drain(name: str) -> None:
-        log.info("signal: draining; another one stops the jobs at once", signal=name)
+        log.info("signal: draining; a second signal stops the jobs immediately", signal=name)
         supervisor.request_drain()
 
     def hurry(name: str) -> None:
-        log.warning("second signal: the running jobs are stopped now", signal=name)
+        log.warning("second signal: stopping the running jobs", signal=name)
         supervisor.hurry()
 
     def leave_now(name: str) -> None:
-        leave(1, "third signal: leaving at once", signal=name)
+        leave(1, "third signal: exiting immediately", signal=name)
 
     return drain, hurry, leave_now
 
@@ -135,7 +135,7 @@ def _announce(supervisor: Supervisor, settings: Settings) -> None:
 def _leave_unstoppable(run: Run) -> None:
     leave(
         1,
-        "a handler goes on although its lease is gone: this process ends, so that the job never runs twice at once",
+        "a handler continues without its lease; exiting, so that the job never runs twice concurrently",
         job_id=str(run.job.job_id),
         task=run.job.task,
         stopped_by=run.stopped_by().value,

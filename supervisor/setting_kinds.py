@@ -63,7 +63,7 @@ def quoted(value: object) -> str:
 
 def seconds(example: str, *, zero: bool = False, most: int = _LONGEST_S) -> SettingKind:
     """Return the kind of a duration from 1 ms (also 0 if `zero`) to `most` seconds."""
-    allowed = f"a number of seconds {'not less' if zero else 'greater'} than 0, for example {example}"
+    allowed = f"a number of seconds{', at least' if zero else ' greater than'} 0, for example {example}"
 
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -171,12 +171,10 @@ def _read_dsn(value: object) -> str:
     except ValueError:
         whole_address = False
     if not whole_address:
-        raise RefusedSetting(f"{DSN.allowed} (in the password, write / ? # as %2F %3F %23)")
+        raise RefusedSetting(f"{DSN.allowed} (in the password, encode / ? # as %2F %3F %23)")
     if unknown := LIBPQ_ONLY.intersection(name for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
-        advice = "set DL_CONNECT_TIMEOUT_SEC instead" if min(unknown) == "connect_timeout" else "leave it out"
-        raise RefusedSetting(
-            f"an address without the parameter {min(unknown)}, which is libpq's and not the driver's; {advice}"
-        )
+        advice = "set DL_CONNECT_TIMEOUT_SEC instead" if min(unknown) == "connect_timeout" else "omit it"
+        raise RefusedSetting(f"an address without the parameter {min(unknown)}, which only libpq supports; {advice}")
     return dsn
 
 
@@ -201,7 +199,7 @@ def _read_networks(value: object) -> tuple[Network, ...]:
     except ValueError:
         raise RefusedSetting(NETWORKS.allowed) from None
     if any(network.prefixlen == 0 for network in networks):
-        raise RefusedSetting(f"{NETWORKS.allowed}; a network of all addresses would believe every client's own word")
+        raise RefusedSetting(f"{NETWORKS.allowed}; a network of all addresses would trust every client")
     return tuple(networks)
 
 
@@ -223,7 +221,7 @@ PUBLIC_URL = SettingKind(
     _read_public_url,
 )
 NETWORKS = SettingKind(
-    "a list of IP addresses or networks with commas between them, for example 127.0.0.1,10.0.0.0/8",
+    "a list of IP addresses or networks separated by commas, for example 127.0.0.1,10.0.0.0/8",
     _read_networks,
     lambda networks: ",".join(str(one).removesuffix(f"/{one.max_prefixlen}") for one in networks),
 )

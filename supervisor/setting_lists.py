@@ -144,12 +144,14 @@ def _do_not_fit_together(entries: Sequence[Mapping[str, Any]]) -> Iterator[Refus
             yield RefusedSetting("different in each entry", f"[{index}].queue", entry["queue"])
         elif same and not all("tasks" in one for one in (entry, *same)):
             yield RefusedSetting(
-                "different in each entry, or all with it have tasks", f"[{index}].queue", entry["queue"]
+                "different in each entry, unless all entries with this queue have tasks",
+                f"[{index}].queue",
+                entry["queue"],
             )
         else:
             again = [name for other in same for name in other["tasks"] if name in entry["tasks"]]
             if again:
-                yield RefusedSetting("names that no other entry of the queue has", f"[{index}].tasks", again[0])
+                yield RefusedSetting("names that are in no other entry of the queue", f"[{index}].tasks", again[0])
 
 
 def _worker_fields(_given: object) -> Fields:
@@ -267,12 +269,12 @@ def _read_token(value: object) -> str:
     is_repeated = any(value[length:] == value[:-length] for length in range(1, len(value) // 2 + 1))
     if len(set(value)) < FEWEST_CHARACTERS or is_repeated:
         raise RefusedSetting(
-            f"a random one, made by `openssl rand -hex 24`: {FEWEST_CHARACTERS} or more different characters, "
-            "and not a shorter text again and again",
+            f"a random one from `openssl rand -hex 24`, with at least {FEWEST_CHARACTERS} different characters "
+            "and no repeated text",
             shown=MASKED,
         )
     if value == PLACEHOLDER:
-        raise RefusedSetting("a random one, made by `openssl rand -hex 24`, not the published example", shown=value)
+        raise RefusedSetting("a random one from `openssl rand -hex 24`, not the published example", shown=value)
     return value
 
 
@@ -317,7 +319,7 @@ def _show_sinks(sinks: tuple[Sink, ...]) -> str:
 
 QUEUE = SettingKind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
 CONCURRENCY = whole(1, 1000)
-OWN_TASKS = SettingKind('a list of different names of tasks such as ["employee"]', _read_own_tasks)
+OWN_TASKS = SettingKind('a list of different task names such as ["employee"]', _read_own_tasks)
 TASKS = SettingKind('a JSON list of names such as ["load.rates"]', _read_tasks, _show_tasks)
 WORKERS = SettingKind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
 TOKEN = SettingKind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
@@ -328,7 +330,7 @@ TOKENS = SettingKind(
     _show_tokens,
 )
 WEBHOOK_URL = SettingKind("an address that begins with http:// or https://", _read_url)
-ARGV = SettingKind("a list of texts, a program and its arguments", _read_argv)
+ARGV = SettingKind("a list of strings: a program and its arguments", _read_argv)
 COMMAND_S = seconds("30", most=500)
 NOTICE_KINDS = SettingKind(f"a list of some of {', '.join(KINDS)}", _read_notice_kinds)
 TARGETS = SettingKind(
@@ -338,7 +340,7 @@ TARGETS = SettingKind(
     _show_targets,
 )
 SINK_NAME = SettingKind(f"1 to {MAX_SINK} characters {NAME_RULE}, and not {MESSAGES!r}", _read_sink_name)
-TYPES = SettingKind('a list of names of types of processes such as ["payment"]', _read_types)
+TYPES = SettingKind('a list of names of process types such as ["payment"]', _read_types)
 TOLD_KINDS = SettingKind(f"a list of some of {', '.join(SINK_KINDS)}", _read_told_kinds)
 DELIVERY_S = seconds("15", most=300)
 MAX_TRIES = whole(1, 1000)

@@ -96,7 +96,7 @@ class Settings:
     default_lease_s: int = _setting(
         "DL_DEFAULT_LEASE_TTL_SEC",
         kinds.whole(MIN_LEASE_S, MAX_LEASE_S),
-        "Lease of jobs without `lease_ttl_sec`: seconds without a heartbeat after which the job may run elsewhere.",
+        "Lease of jobs without `lease_ttl_sec`: seconds without a heartbeat until another worker may run the job.",
         DEFAULT_LEASE_S,
     )
     reaper_period_s: float = _setting(
@@ -141,11 +141,11 @@ class Settings:
     dask_tls_ca: Path | None = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
         "DL_DASK_TLS_CA",
         kinds.FILE,
-        "Certificates that are trusted in connections to tls:// schedulers.",
+        "Trusted certificates for connections to tls:// schedulers.",
         optional="none",
     )
     dask_tls_cert: Path | None = _setting(  # noqa: RUF009 - as above
-        "DL_DASK_TLS_CERT", kinds.FILE, "Certificate of this process in such connections.", optional="none"
+        "DL_DASK_TLS_CERT", kinds.FILE, "Certificate of this process for these connections.", optional="none"
     )
     dask_tls_key: Path | None = _setting(  # noqa: RUF009 - as above
         "DL_DASK_TLS_KEY", kinds.FILE, "Key of `DL_DASK_TLS_CERT`.", optional="in the certificate's file"
@@ -273,19 +273,19 @@ class Settings:
     retain_errors_days: int = _setting(
         "DL_RETAIN_ERRORS_DAYS",
         kinds.whole(0, 36_500),
-        "Days after which rows of the log of errors are deleted; 0 keeps them.",
+        "Days after which rows of the error log are deleted; 0 keeps them.",
         90,
     )
     retain_schedule_events_days: int = _setting(
         "DL_RETAIN_SCHEDULE_EVENTS_DAYS",
         kinds.whole(0, 36_500),
-        "Days after which records of schedules (times left out, pauses, changes) are deleted; 0 keeps them.",
+        "Days after which events of schedules (skipped times, pauses, changes) are deleted; 0 keeps them.",
         90,
     )
     retain_audit_days: int = _setting(
         "DL_RETAIN_AUDIT_DAYS",
         kinds.whole(0, 36_500),
-        "Days after which the records of operators' actions are deleted; 0 keeps them.",
+        "Days after which rows of the audit log are deleted; 0 keeps them.",
         0,
     )
     retain_process_tasks_days: int = _setting(
@@ -377,8 +377,8 @@ class Settings:
         found = []
         if self.heartbeat_s >= self.default_lease_s:
             found.append(
-                f"DL_HEARTBEAT_SEC: must be less than DL_DEFAULT_LEASE_TTL_SEC ({self.default_lease_s}), best a sixth "
-                f"of it, not '{self.heartbeat_s:g}'"
+                f"DL_HEARTBEAT_SEC: must be less than DL_DEFAULT_LEASE_TTL_SEC ({self.default_lease_s}), preferably a "
+                f"sixth of it, not '{self.heartbeat_s:g}'"
             )
         if self.max_batch_body_bytes < self.max_body_bytes:
             found.append(
@@ -413,7 +413,7 @@ def settings_table() -> str:
 def _refused_setting(field: "attrs.Attribute[Any]", value: object, refused: RefusedSetting) -> str:
     about = field.metadata
     if isinstance(refused, Missing):
-        return f"{about['name']}: {refused.where} must be {refused.allowed}, and is missing"
+        return f"{about['name']}: {refused.where} is required; it must be {refused.allowed}"
     if refused.shown is not None:
         shown = refused.shown
     elif about["secret"]:

@@ -130,8 +130,8 @@ def _given_values(
         order = [*(name for name, _ in layers), "command line"]
         if order.index(direct_source) < order.index(source):
             raise ConfigError(
-                f"DL_DIRECT_DSN: comes from {direct_source}, but DL_DB_DSN from {source}, which has precedence: they "
-                "might lead to different databases; set both in the same place"
+                f"DL_DIRECT_DSN: is set in {direct_source}, but DL_DB_DSN in {source}, which has precedence: they "
+                "might refer to different databases; set both in the same place"
             )
     return given
 
@@ -164,12 +164,12 @@ def _read_file(path: Path) -> dict[str, str]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path.name}: can't be read: {reason}") from None
+        raise ConfigError(f"{path.name}: cannot be read: {reason}") from None
     found: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):
         if binding.error:
             line = binding.original.line + len(binding.original.string) - len(binding.original.string.lstrip("\n"))
-            raise ConfigError(f"{path.name}: line {line} must be NAME=value, with closed quotes")
+            raise ConfigError(f"{path.name}: line {line} must have the form NAME=value, with closed quotes")
         if binding.key is not None and binding.value is not None:
             found[binding.key] = binding.value
     return found

@@ -198,13 +198,13 @@ class Supervisor:
         self._drained.set()
 
     def _gave_up(self, error: ActorGaveUp) -> None:
-        log.critical("a part of the supervisor gave up: this process drains and ends", cause=str(error))
+        log.critical("a part of the supervisor gave up; draining and exiting", cause=str(error))
         self.failure = self.failure or error
         self._parts.drain.request()
 
 
 def _say_unstoppable(run: Run) -> None:
-    log.critical("a handler goes on without a lease: another worker may run its job", job_id=str(run.job.job_id))
+    log.critical("a handler continues without a lease; another worker may run its job", job_id=str(run.job.job_id))
 
 
 @asynccontextmanager

@@ -75,13 +75,13 @@ class TotalDeadline:
                 if self.signals >= LEAVE_AT:
                     third_at = min(third_at, now)
                 if now - third_at > HEARD_S:
-                    leave(1, "third signal: leaving at once, though the loop is blocked")
+                    leave(1, "third signal: exiting immediately, although the event loop is blocked")
                 if now - self.began > self.bound_s:
                     # After a clean report only a slow client or an open connection can delay the end: code 0.
                     supervisor = self._supervisor
                     report = None if supervisor is None or supervisor.failure is not None else supervisor.report
                     code = 0 if report is not None and report.is_clean else 1
-                    leave(code, "the total deadline of the drain has passed: leaving at once", after_s=self.bound_s)
+                    leave(code, "the total deadline of the drain has passed: exiting immediately", after_s=self.bound_s)
 
     def _listen(self) -> None:
         with suppress(TimeoutError):

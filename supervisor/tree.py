@@ -18,8 +18,8 @@
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job that waits
 
-Nested nurseries do not order a cancellation: it reaches all tasks at once. So nothing here is cancelled from outside;
-we end each nursery when the parts that need it have ended.
+Nested nurseries do not order a cancellation: it reaches all tasks immediately. So nothing here is cancelled from
+outside; we end each nursery when the parts that need it have ended.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _migration_log() -> Callable[[str], None]:
         is_empty = is_empty or name.startswith("0001")
         level = log.debug if is_empty else log.info
         if name.endswith("indexes"):
-            level("indexes are built: they wait for every older transaction", migration=name)
+            level("building indexes, which waits for all older transactions", migration=name)
         else:
             level("the schema is being migrated", migration=name)
 
@@ -251,7 +251,9 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await trio.sleep(pause_s)
         nursery.cancel_scope.cancel()
     if version is not None and version > TESTED:
-        log.warning("this PostgreSQL is newer than those that are tested", version=version, newest_tested=TESTED)
+        log.warning(
+            "this version of PostgreSQL is newer than the tested versions", version=version, newest_tested=TESTED
+        )
     return prepared
 
 
@@ -261,4 +263,4 @@ async def _leave(parts: Parts) -> None:
         await parts.locks.release()
         await parts.heartbeat.leave()
     except StoreError as error:
-        log.warning("the process could not sign off at the database", error=str(error))
+        log.warning("the process could not sign off from the database", error=str(error))

@@ -87,7 +87,7 @@ class App(QuartTrio):
         if given not in {"", request_id}:
             response = _bad_request("X-Request-ID: must have at most 128 printable ASCII characters.", here)
         elif not here.is_text:
-            response = _bad_request("The address contains escaped bytes that are not UTF-8.", here)
+            response = _bad_request("The address contains percent-encoded bytes that are not UTF-8.", here)
         else:
             response = await super().handle_request(request)
         here.received.drop()

@@ -99,7 +99,9 @@ def _refuse_foreign_pages(method: str, headers: Headers) -> None:
     host = headers.get("Host", "")
     origin = headers.get("Origin")
     if method not in _READING and origin is not None and _host_of(origin) != host:
-        raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} must not change anything on this server.")
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN, f"Requests from pages of {origin[:100]!r} must not change data on this server."
+        )
 
 
 def _host_of(origin: str) -> str | None:

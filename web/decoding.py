@@ -57,7 +57,9 @@ async def decode_body(data: bytearray, kind: type[S], refusals: Refusals, thread
         return await trio.to_thread.run_sync(_decode, data, kind, limiter=threads)
     except _TooManyValuesError as error:
         refusals.count(Refusal.VALUES)
-        message = f"The body may have {MAX_VALUES:,} values here, a list or an object counted twice."
+        message = (
+            f"The body has more than {MAX_VALUES:,} values (lists and objects count twice), the limit of this address."
+        )
         raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message) from error
 
 
@@ -109,7 +111,7 @@ def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
     # msgspec decodes the word "null" as None, so an invalid filter would become no filter.
     given = (field for field in msgspec.structs.fields(kind) if field.encode_name in value)
     if nulls := [field.encode_name for field in given if getattr(query, field.name) is None]:
-        raise unprocessable([FieldError(name, "must not be null; leave it out instead") for name in nulls])
+        raise unprocessable([FieldError(name, "must not be null; omit it instead") for name in nulls])
     return query
 
 
@@ -155,7 +157,7 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
             if issubclass(kind, JobFields) and (message := kind.refusal(name, value[name], field.type)):
                 yield FieldError(where, message)
         elif field.default is NODEFAULT and field.default_factory is NODEFAULT:
-            yield FieldError(where, "is missing")
+            yield FieldError(where, "is required")
 
 
 def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Iterator[FieldError]:

@@ -49,7 +49,9 @@ class HttpPerformer(Performer):
 
     def signed(self, operator: Operator) -> HttpPerformer:
         """Raise `ConfigError`: the API token names the operator."""
-        raise ConfigError(f"operator: {operator.name!r} can't be given through a service: the token names the operator")
+        raise ConfigError(
+            f"operator: {operator.name!r} cannot be set through a service; the token determines the operator"
+        )
 
     async def perform(self, operation: Operation[R]) -> R:
         """Perform an operation, as `Performer.perform` describes."""

@@ -42,7 +42,7 @@ async def post_starts(service: ServiceConnection, requests: Sequence[ProcessRequ
     """Start processes of one type."""
     types = sorted({request.type for request in requests})
     if len(types) > 1:
-        raise BadRequest("processes", f"must be of one type through a service, not of {', '.join(types)}")
+        raise BadRequest("processes", f"must have a single type when sent to a service, not {', '.join(types)}")
     given = [_without_none(_request_values(request) | {"process_id": request.process_id}) for request in requests]
     path = f"/processes/{quote(types[0], safe='')}/batch"
     return (await service.ask(StartedMany, "POST", path, body={"processes": given})).processes

@@ -38,15 +38,15 @@ _REQUEST_ID: Final = {
     "name": "X-Request-ID",
     "in": "header",
     "required": False,
-    "description": "At most 128 printable ASCII characters; comes back, and stands in the logs.",
+    "description": "At most 128 printable ASCII characters. Returned in the response and logged.",
     "schema": {"type": "string", "maxLength": 128},
 }
 _SENT_ALWAYS: Final = {
-    "X-Request-ID": {"description": "The request's id.", "required": True, "schema": {"type": "string"}}
+    "X-Request-ID": {"description": "ID of the request.", "required": True, "schema": {"type": "string"}}
 }
 _RETRY_AFTER: Final = {
     "Retry-After": {
-        "description": "Seconds after which to send the request again.",
+        "description": "Seconds after which the request may be repeated.",
         "required": True,
         "schema": {"type": "integer"},
     }
@@ -54,12 +54,17 @@ _RETRY_AFTER: Final = {
 _SENT_WITH: Final[Mapping[int, dict[str, Any]]] = {
     401: {
         "WWW-Authenticate": {
-            "description": "`Bearer`, and what is wrong with the token.",
+            "description": "`Bearer`, with the problem of the token.",
             "required": True,
             "schema": {"type": "string"},
         }
     },
-    415: {"Accept-Encoding": {"description": "`identity`: no other is taken.", "schema": {"type": "string"}}},
+    415: {
+        "Accept-Encoding": {
+            "description": "`identity`: other encodings are not accepted.",
+            "schema": {"type": "string"},
+        }
+    },
     429: _RETRY_AFTER,
     503: _RETRY_AFTER,
 }

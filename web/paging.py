@@ -33,7 +33,7 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 LINK: Final = {
     "Link": {
-        "description": 'The next page, `<?…>; rel="next"`, where there is one: relative to this address.',
+        "description": 'Next page, if there is one, as `<?…>; rel="next"`, relative to this address.',
         "schema": {"type": "string"},
     }
 }

@@ -33,17 +33,17 @@ from dataloader.jobs.processes import HistoryChanged, ProcessConflict
 from dataloader.jobs.secrets.masking import mask_text
 
 PROBLEMS: Final = {
-    "invalid-request": "Fields of the request are wrong, missing or unknown; `errors` names each of them.",
-    "no-json": "The body is not JSON.",
-    "idempotency-conflict": "The idempotency key was used before, for another request. Use a new key.",
-    "not-allowed-now": "The status of the job or the process does not allow it. Read it and decide again.",
-    "history-changed": "The database was restored: the task's number is another task's now. Ask for it again.",
-    "in-use": "Others need it. The detail names them, and what to do first.",
-    "too-many-waits": "Too many requests wait for a change. Ask again later, or without `wait`.",
-    "too-many-wrong-tokens": "Your address has sent too many wrong API tokens. Send a right one after `Retry-After`.",
-    "too-busy": "A limit of this server is reached. Send the request again after `Retry-After`.",
-    "draining": "This process is shutting down. Ask another replica.",
-    "store-unavailable": "The database can't be reached, is too slow or not ready. Send it again after `Retry-After`.",
+    "invalid-request": "Fields of the request are invalid, missing or unknown; `errors` lists them.",
+    "no-json": "The request body is not JSON.",
+    "idempotency-conflict": "The idempotency key was used for another request. Use a new key.",
+    "not-allowed-now": "Not allowed in the status of the job or process. Fetch it again, then retry if still needed.",
+    "history-changed": "The database was restored, and another task has this number now. Send the request again.",
+    "in-use": "The resource is in use. `detail` names its users, and what to do first.",
+    "too-many-waits": "Too many requests wait for a change. Retry later, or without `wait`.",
+    "too-many-wrong-tokens": "Your address has sent too many invalid API tokens. Send a valid one after `Retry-After`.",
+    "too-busy": "A limit of this server is reached. Retry after `Retry-After`.",
+    "draining": "This process is shutting down. Retry on another replica.",
+    "store-unavailable": "The database is unreachable, too slow or not ready. Retry after `Retry-After`.",
 }
 """Kinds of problems, and what a client can do about each. `GET /problems/KIND` shows it."""
 ADDRESS: Final = "/problems/"
@@ -56,27 +56,27 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 class FieldError(msgspec.Struct, frozen=True):
     """Invalid part of the request: its path (`jobs[3].priority`), and what is allowed there."""
 
-    path: Annotated[str, about("Where it is, such as `jobs[3].priority`.")]
-    message: Annotated[str, about("What is allowed there.")]
+    path: Annotated[str, about("Path of the field, such as `jobs[3].priority`.")]
+    message: Annotated[str, about("Allowed values.")]
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Body of every error. `type` is `about:blank`, or the address of a kind that is more specific than the status."""
 
-    type: Annotated[str, about("The address of the page on this kind of problem, or `about:blank`.")]
-    title: Annotated[str, about("The status's name.")]
-    status: Annotated[int, about("The status of the answer.")]
-    detail: Annotated[str, about("What is wrong, and what the client can do.")]
-    request_id: Annotated[str, about("The request's id, as in the logs.")]
-    instance: Annotated[str | None, about("The request's path.")] = None
-    errors: Annotated[tuple[FieldError, ...], about("The invalid fields of the request.")] = ()
-    job_id: Annotated[str | None, about("Of a conflict: the job.")] = None
-    job_status: Annotated[str | None, about("Of a conflict: the job's status.")] = None
-    process_type: Annotated[str | None, about("Of a conflict: the type of the process.")] = None
-    process_id: Annotated[str | None, about("Of a conflict: the process.")] = None
-    process_status: Annotated[str | None, about("Of a conflict: the process's status.")] = None
-    task_id: Annotated[str | None, about("Of a conflict: the task of a process that has the key.")] = None
-    idempotency_key: Annotated[str | None, about("Of a conflict: the key that another request has used.")] = None
+    type: Annotated[str, about("Address of the page about this kind of problem, or `about:blank`.")]
+    title: Annotated[str, about("Name of the HTTP status.")]
+    status: Annotated[int, about("HTTP status of the response.")]
+    detail: Annotated[str, about("Cause, and what the client can do.")]
+    request_id: Annotated[str, about("ID of the request, as in the logs.")]
+    instance: Annotated[str | None, about("Path of the request.")] = None
+    errors: Annotated[tuple[FieldError, ...], about("Invalid fields of the request.")] = ()
+    job_id: Annotated[str | None, about("Conflicts: ID of the job.")] = None
+    job_status: Annotated[str | None, about("Conflicts: status of the job.")] = None
+    process_type: Annotated[str | None, about("Conflicts: type of the process.")] = None
+    process_id: Annotated[str | None, about("Conflicts: ID of the process.")] = None
+    process_status: Annotated[str | None, about("Conflicts: status of the process.")] = None
+    task_id: Annotated[str | None, about("Conflicts: ID of the process task that has the key.")] = None
+    idempotency_key: Annotated[str | None, about("Conflicts: idempotency key that another request has used.")] = None
 
 
 class ProblemError(Exception):
@@ -146,7 +146,7 @@ def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | No
         case ProblemError():
             return error
         case SchemaError() | BadRequest(field="queue") if starting:
-            return unavailable("This process has not finished its start; try again.", "store-unavailable")
+            return unavailable("This process is still starting; try again.", "store-unavailable")
         case SchemaError():
             # For example if the database was recreated. The claims log the cause, give up, and end the process.
             detail = "The tables of the queue are missing or too old; an operator must run `dataloader migrate`."
@@ -155,7 +155,7 @@ def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | No
             return unprocessable([FieldError(error.field, error.message)])
         case JobNotFound():
             return ProblemError(
-                HTTPStatus.NOT_FOUND, "No job has this id: it never existed, or was deleted after its time."
+                HTTPStatus.NOT_FOUND, "No job has this ID: it never existed, or retention has deleted it."
             )
         case HistoryChanged():
             return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.", kind="history-changed")
@@ -175,11 +175,13 @@ def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | No
         case InUse():
             return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="in-use")
         case Draining():
-            return unavailable("This process is shutting down and takes no new jobs; ask another replica.", "draining")
+            return unavailable(
+                "This process is shutting down and accepts no new jobs; use another replica.", "draining"
+            )
         case Unstorable():
-            return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "The database can't store a value of this request.")
+            return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "The database cannot store a value of this request.")
         case StoreUnavailable() | trio.TooSlowError():
-            return unavailable("The database can't be reached or is too slow; try again.", "store-unavailable")
+            return unavailable("The database is unreachable or too slow; try again.", "store-unavailable")
         case HTTPException(code=int(code)):
             return _of_http(error, HTTPStatus(code))
         case _:
@@ -189,7 +191,10 @@ def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | No
 def _of_http(error: HTTPException, status: HTTPStatus) -> ProblemError:
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         allowed = ", ".join(sorted(error.valid_methods))
-        return ProblemError(status, f"This address allows only {allowed}.", headers={"Allow": allowed})
+        return ProblemError(status, f"This address only allows {allowed}.", headers={"Allow": allowed})
     if status is HTTPStatus.NOT_FOUND:
-        return ProblemError(status, "Nothing is at this address; /ui has the pages, /docs and /openapi.json the API.")
+        return ProblemError(
+            status,
+            "There is nothing at this address. The pages are at /ui, the API is described at /docs and /openapi.json.",
+        )
     return ProblemError(status, error.description or status.description)

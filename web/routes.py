@@ -217,7 +217,7 @@ async def _run_route(
     # Requests of probes are open to all, so there is always a connection that can be closed in favor of one.
     if not services.at_work.take(1):
         services.refusals.count(Refusal.BUSY)
-        raise too_busy("The server handles too many requests now; send the request again.")
+        raise too_busy("The server is handling too many requests; send the request again.")
     try:
         if len(data) <= NOT_COUNTED:
             return await _decode_and_view(route, call, parts, data)
@@ -255,7 +255,7 @@ async def _body(route: Route, services: Services, request: HttpRequest) -> bytea
     if request.headers.get("Content-Encoding", IDENTITY).lower() != IDENTITY:
         raise ProblemError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "Send the body as it is, without a `Content-Encoding`.",
+            "Send the body without a `Content-Encoding`.",
             headers={"Accept-Encoding": IDENTITY},
         )
     limit = services.settings.max_batch_body_bytes if route.large else services.settings.max_body_bytes
@@ -281,7 +281,7 @@ def problem_response(error: Exception, request_id: str, path: str, *, starting: 
     if problem is None:
         log.error("a request failed", path=mask_text(path), exc_info=error)
         problem = ProblemError(
-            HTTPStatus.INTERNAL_SERVER_ERROR, f"This should not happen. The log has it under {request_id}."
+            HTTPStatus.INTERNAL_SERVER_ERROR, f"This is a bug. The log has the details under {request_id}."
         )
     answer = Answer(
         value=problem.problem(request_id, path),

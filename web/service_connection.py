@@ -98,7 +98,7 @@ class ServiceConnection:
         try:
             return msgspec.json.decode(answer.content, type=kind)
         except msgspec.DecodeError as error:
-            message = f"{self.shown_url} answers {method} {path} in an unknown way: {error}; is it another version?"
+            message = f"{self.shown_url} returned an unexpected answer to {method} {path}: {error}; check its version"
             raise DataloaderError(message) from error
 
     def _error(self, answer: httpx2.Response, missing: type[DataloaderError] | None) -> DataloaderError:  # noqa: C901, PLR0911, PLR0912 - a table
@@ -111,11 +111,11 @@ class ServiceConnection:
             case HTTPStatus.NOT_FOUND, "history-changed":
                 return HistoryChanged(said)
             case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs" and missing in {None, JobNotFound}:
-                return JobNotFound(f"no job has the id {path[1]}")  # the same text as from the database
+                return JobNotFound(f"no job has the ID {path[1]}")  # the same text as from the database
             case HTTPStatus.NOT_FOUND, str() if missing is not None:
                 return missing(said)
             case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN, _:
-                return AccessDenied(f"token: {self.shown_url} refuses it: {detail}")
+                return AccessDenied(f"token: rejected by {self.shown_url}: {detail}")
             case HTTPStatus.UNPROCESSABLE_ENTITY, _ if problem.errors:
                 return BadRequest(problem.errors[0].path, problem.errors[0].message)
             case HTTPStatus.UNPROCESSABLE_ENTITY, _:
@@ -210,9 +210,9 @@ async def open_service(url: str, token: str | None) -> AsyncIterator[ServiceConn
     if not is_base:
         raise ConfigError(f"url: must be an address such as http://127.0.0.1:8080, not {mask_text(url)!r}")
     if token and not (token.isascii() and token.isprintable()):
-        raise ConfigError("token: must be letters, digits and signs of ASCII only, without a line's end")
+        raise ConfigError("token: must be printable ASCII without line breaks")
     if token and address.userinfo:
-        raise ConfigError("token: goes with an address that has no user; a request names one of them only")
+        raise ConfigError("token: cannot be used with an address that contains a user; remove one of them")
     async with httpx2.AsyncClient(
         base_url=f"{address}/api/v1",
         headers={"Authorization": f"Bearer {token}"} if token else {},

@@ -1,6 +1,6 @@
 """Services for the HTTP side: the supervisor builds one `Services`, which every view reads.
 
-The app has no state of its own and imports no global, so that two apps with two databases can run in one process, as
+The app has no state and imports no global, so that two apps with two databases can run in one process, as
 tests and embedding programs need. Views never start jobs or tasks; they write rows, which the actors process.
 """
 
@@ -63,7 +63,7 @@ class QueueLoad:
     """Queue that this process serves: its slots, and how many of them are in use."""
 
     concurrency: Annotated[int, about("Slots of this process.")]
-    running: Annotated[int, about("Slots that are taken.")]
+    running: Annotated[int, about("Used slots.")]
 
 
 @attrs.frozen(kw_only=True)

@@ -242,7 +242,7 @@ def searchable(metadata: R) -> R:
     Raises `BadRequest`.
     """
     if mask(metadata) != metadata:
-        raise BadRequest("metadata", "has a name or a value that is secret, by which processes can't be searched")
+        raise BadRequest("metadata", "contains a secret name or value, which cannot be searched for")
     return metadata
 
 

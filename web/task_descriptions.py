@@ -36,7 +36,7 @@ def describe_tasks(described: dict[str, Any], tasks: Mapping[str, Task[Any]]) ->
         }
         operation = deepcopy(common) | {
             "operationId": f"trigger_task{number}",
-            "summary": mask_text(task.description) or f"Add a job of the task {name}.",
+            "summary": mask_text(task.description) or f"Enqueue a job of the task {name}.",
             "requestBody": {"required": True, "content": {JSON: {"schema": schema}}},
         }
         operation["parameters"] = [one for one in operation["parameters"] if one["in"] != "path"]

@@ -67,7 +67,7 @@ class TokenCheck:
             self.refusals.count(Refusal.WRONG_TOKENS)
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                "Too many wrong API tokens came from your address; try again later.",
+                "Your address has sent too many invalid API tokens; try again later.",
                 kind="too-many-wrong-tokens",
                 headers={"Retry-After": str(math.ceil((1 - tries) * TRY_EACH_S))},
             )
@@ -88,5 +88,5 @@ class TokenCheck:
         if len(self._clients) > self.most_clients:
             del self._clients[next(iter(self._clients))]
         if left < 1 and not was_named:
-            hint = {"todo": "if it is a proxy of yours, name it in DL_TRUSTED_PROXIES"} if forwarded else {}
-            log.warning("an address has sent too many wrong API tokens, and is throttled", address=address, **hint)
+            hint = {"todo": "if this is your proxy, add it to DL_TRUSTED_PROXIES"} if forwarded else {}
+            log.warning("throttling an address that has sent too many invalid API tokens", address=address, **hint)

@@ -76,7 +76,7 @@ class Waiting:
             self.refusals.count(Refusal.WAITS)
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{self.most} requests wait already; send it again later, or without `wait`.",
+                f"The limit of {self.most} waiting requests is reached; retry later, or without `wait`.",
                 kind="too-many-waits",
                 headers={"Retry-After": str(self.limits.wait_again_s)},
             )

@@ -86,7 +86,7 @@ class BodyPort:
         """Raise `LookupError`: a child process has no resources of the service."""
         name = getattr(kind, "__qualname__", None) or getattr(kind, "name", kind)
         raise LookupError(
-            f"a task with process=True has no resources of the service's, and so no {name}: open it in its module"
+            f"a task with process=True has no resources of the service, such as {name}; open it in the task's module"
         )
 
     def ask(self, call: HandlerCall[T]) -> T:
@@ -120,7 +120,7 @@ class BodyPort:
     def _answer_to(self, call: HandlerCall[T], answer: wire.ServiceAnswer | None) -> T:
         if answer is None:
             self._check()
-            raise JobStopped("the service is gone")
+            raise JobStopped("the service has ended")
         if answer.error is not None:
             raise answer.error.error()
         return cast("T", msgspec.json.decode(answer.value, type=answer_type(call)))
@@ -132,7 +132,7 @@ class BodyPort:
 
     def _check(self) -> None:
         if self.over:
-            raise RuntimeError("the job's function has returned: its handle can't be used any more")
+            raise RuntimeError("the job's function has returned; its handle can no longer be used")
 
 
 @attrs.define(eq=False)

@@ -96,9 +96,11 @@ class Channel:
         Raises `RuntimeError` in a process that the function has forked, and while `MAX_OPEN` requests are open.
         """
         if os.getpid() != self._pid:
-            raise RuntimeError("a process that the job's function has forked can't ask the service: only itself can")
+            raise RuntimeError(
+                "a process forked by the job's function cannot call the service; only the function's own process can"
+            )
         if len(self._waiting) >= wire.MAX_OPEN:
-            raise RuntimeError(f"a job can wait for {wire.MAX_OPEN:,} answers of the service at a time, not for more")
+            raise RuntimeError(f"a job can wait for at most {wire.MAX_OPEN:,} answers of the service concurrently")
         with self.turn():
             self._waiting[number] = hear
             self._wanted.set()

@@ -372,7 +372,7 @@ class Child:
                 return
             if not told:
                 told = True
-                log.error("a child process does not end, though it was killed", pid=self._body)
+                log.error("a child process does not end after SIGKILL", pid=self._body)
 
 
 def _words_of_end(ended: str) -> str:
@@ -383,7 +383,7 @@ def _words_of_end(ended: str) -> str:
     if ended.endswith("deadline"):
         return "the child process was killed: its lease or key was not renewed in time"
     if ended == "guard":
-        return "the child process was killed: somebody, or the kernel, has killed its guard"
+        return "the child process was killed: its guard was killed, perhaps by the kernel"
     _, text, _cause = ended.split()
     status = int(text)
     if os.WIFSIGNALED(status):
@@ -392,6 +392,6 @@ def _words_of_end(ended: str) -> str:
             name = signal.Signals(number).name
         except ValueError:
             name = f"signal {number}"
-        more = ", perhaps because the machine had no memory left" if number == signal.SIGKILL else ""
+        more = ", perhaps because the machine ran out of memory" if number == signal.SIGKILL else ""
         return f"the child process was ended by {name}{more}"
     return f"the child process ended with exit code {os.WEXITSTATUS(status)}"

@@ -79,8 +79,10 @@ async def call_in_child(
             run.movers.discard(talk.renew)
             talk.drain()
         if talk.ended is not None and (left := talk.ended.left) is not None:
-            log.warning("a function has left something behind that goes on: it is killed", task=task.name, what=left)
-            port.log("warning", f"{left} that the function has left behind are killed, with its child process", {})
+            log.warning("killing what a function has left running", task=task.name, what=left)
+            port.log(
+                "warning", f"{left} that the function has left running; they are killed with its child process", {}
+            )
         elif talk.ended is not None and not (talk.ended.is_spent or talk.is_torn or run.is_stopped):
             child.idle_since = trio.current_time()
     if talk.ended is None:
@@ -147,7 +149,7 @@ class _Talk:
                     if number % MESSAGES_A_TURN == 0:
                         await trio.sleep(PAUSE_S)
             except (ChildDied, ValueError, TypeError) as error:
-                self.died = f"the child process sent what is no message: {error}"
+                self.died = f"the child process sent an invalid message: {error}"
                 return
             await trio.sleep(DEAF_S)  # `_watch` learns how the body ended
 
@@ -190,7 +192,7 @@ class _Talk:
                 self.port.keep(_value_or_none(message.result))
             case wire.BodyRequest():
                 if len(self._open) >= wire.MAX_OPEN:
-                    raise ChildDied("too many questions")
+                    raise ChildDied("too many open calls")
                 if message.call == EnqueueJob.__name__:
                     self._places.acquire_nowait()  # `_next_line` has waited for room
                 scope = self._open[message.number] = trio.CancelScope()
@@ -201,7 +203,7 @@ class _Talk:
             case wire.BodyEnd():
                 self.ended = message
             case wire.Started():
-                raise ChildDied("a second beginning")
+                raise ChildDied("a second start")
 
     def _print(self, stream: str, line: str) -> bool:
         """Keep a printed line; return False when no more are kept."""

@@ -95,7 +95,7 @@ class _Called:
             await self.child.send_frame(FrameKind.OVER)
             kind, left, _ = await self._read()
             if left:
-                log.warning("calls have left something behind that goes on: it is killed", what=left.decode())
+                log.warning("killing what calls have left running", what=left.decode())
             elif kind is FrameKind.OVER:
                 self.child.idle_since = trio.current_time()
 
@@ -107,7 +107,7 @@ class _Called:
                     if (frame := await self.child.read_frame()) is not None:
                         return frame
                 except ChildDied as error:
-                    why = f"the child process sent what is no message: {error}"
+                    why = f"the child process sent an invalid message: {error}"
                 await trio.sleep(DEAF_S)  # `watch` learns how the child ended
         if self.child.was_killed_at_deadline:
             self.run.stop(self.run.lease.body_is_killed_for())

@@ -34,7 +34,7 @@ def read_header(header: bytes) -> tuple[FrameKind, int, int]:
     """Return the kind and both lengths. Raises `ValueError` for an unknown kind or a length over `MAX_FRAME`."""
     kind, head, body = HEADER.unpack(header)
     if max(head, body) > MAX_FRAME:
-        raise ValueError(f"a frame of {max(head, body)} bytes; {MAX_FRAME} are the most")
+        raise ValueError(f"a frame of {max(head, body)} bytes; the maximum is {MAX_FRAME}")
     return FrameKind(kind), head, body
 
 

@@ -44,7 +44,7 @@ def places_of(tasks: Tasks) -> dict[str, tuple[Place, list[Place]]]:
     try:
         around = [place_of(what) for what in tasks.wraps] if own else []
     except ValueError as error:
-        raise ConfigError(f"@tasks.around: what wraps tasks with {_how(own[0])} {error}") from None
+        raise ConfigError(f"@tasks.around: a wrapper of tasks with {_how(own[0])} {error}") from None
     places = {}
     for task in own:
         try:

@@ -90,7 +90,7 @@ class Clusters:
         where = f"task {task!r}: dask"
         if importlib.util.find_spec("distributed") is None:
             if getattr(sys, "frozen", False):
-                raise ConfigError(f"{where}: the one file has no Dask: use an installed dataloader")
+                raise ConfigError(f"{where}: the standalone binary has no Dask; use an installed dataloader")
             raise ConfigError(f"{where}: needs the extra `dask`: pip install 'dataloader-supervisor[dask]'")
         address = self.default if dask is True else dask
         if address is None:
@@ -98,7 +98,7 @@ class Clusters:
         if (refusal := refusal_of(address)) is not None:
             raise ConfigError(f"{where}: must be {refusal}, not {address!r:.200}")
         if address.startswith("tls://") and self.tls is None:
-            raise ConfigError(f"{where}={address!r}: needs DL_DASK_TLS_CA, the certificates that are trusted")
+            raise ConfigError(f"{where}={address!r}: needs DL_DASK_TLS_CA, the trusted certificates")
         return address
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -170,7 +170,7 @@ class Clusters:
                 calls=True,
             )
             async with self._lend(cluster, order, run) as child:
-                log.info("a process for a job is beside a Dask worker", job=str(run.job.job_id), worker=child.worker)
+                log.info("a job process started on a Dask worker", job=str(run.job.job_id), worker=child.worker)
                 yield child
         except NoPlace as none:
             raise BodyFailed(none.why) from None
@@ -188,7 +188,7 @@ class Clusters:
                 try:
                     submitted = await cluster.submit(key, msgspec.json.encode(order))
                 except ContactLost as lost:
-                    raise cluster.no_place(f"can't be asked: {lost}") from None
+                    raise cluster.no_place(f"unavailable: {lost}") from None
                 async with trio.open_nursery() as nursery:
                     try:
                         await nursery.start(child.live, submitted)

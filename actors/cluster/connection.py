@@ -53,7 +53,7 @@ class NoPlace(BeginsTooLate):
     """Error: the cluster has no thread for a body, so its job is released."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"the job goes back: {why}", for_s=jittered(AGAIN_S))
+        super().__init__(f"job released: {why}", for_s=jittered(AGAIN_S))
         self.why = why
 
 
@@ -103,11 +103,11 @@ class DaskCluster:
             try:
                 with trio.fail_after(CONNECT_S + 1):
                     client = await _cross(loop, _aio_connect, self.address, self.tls, self.topic, self._announce)
-                log.info("the Dask cluster is connected", scheduler=self.address)
+                log.info("connected to the Dask cluster", scheduler=self.address)
                 pauses.reset()
                 is_told = False
                 await self._watch(loop, client)
-                reason = "its connection is lost"
+                reason = "its connection was lost"
             except trio.TooSlowError:
                 reason = "it does not answer"
             except ContactLost as lost:
@@ -120,7 +120,7 @@ class DaskCluster:
                         await _cross(loop, _aio_close_client, client)
             if not is_told:
                 is_told = True
-                log.warning("the Dask cluster is away: its jobs wait", scheduler=self.address, error=reason)
+                log.warning("the Dask cluster is unavailable; its jobs wait", scheduler=self.address, error=reason)
             await trio.sleep(pauses.next())
 
     async def _watch(self, loop: Loop, client: Any) -> None:
@@ -166,7 +166,7 @@ class DaskCluster:
     def check_there(self) -> None:
         """Raise `NoPlace` if the cluster is away."""
         if self._client is None:
-            raise self.no_place("is away")
+            raise self.no_place("is unavailable")
 
     def no_place(self, why: str) -> NoPlace:
         """Return the error for a job that is released with its attempt refunded."""
@@ -175,7 +175,7 @@ class DaskCluster:
     async def submit(self, key: str, order: bytes) -> Submitted:
         """Submit a body to the cluster. Raises `ContactLost`."""
         if self._client is None or self._loop is None:
-            raise ContactLost(f"the Dask cluster at {self.address} is away")
+            raise ContactLost(f"the Dask cluster at {self.address} is unavailable")
         try:
             with trio.fail_after(CONNECT_S):
                 return Submitted(self._loop, await _cross(self._loop, _aio_submit, self._client, key, order))
@@ -185,7 +185,7 @@ class DaskCluster:
     async def ask(self, worker: str, op: str, within_s: float, **given: Any) -> Answered:
         """Return a worker's answer. Raises `ContactLost` if it does not come within `within_s` seconds."""
         if self._client is None or self._loop is None:
-            raise ContactLost(f"the Dask cluster at {self.address} is away")
+            raise ContactLost(f"the Dask cluster at {self.address} is unavailable")
         try:
             with trio.fail_after(within_s):
                 return await _cross(self._loop, _aio_ask_worker, self._client, worker, {"op": op, **given})
@@ -285,7 +285,7 @@ async def _aio_ask_worker(client: Any, worker: str, message: dict[str, Any]) -> 
     try:
         return msgspec.convert(answers.get(worker), Answered)
     except msgspec.ValidationError as error:
-        raise ContactLost(f"no answer that is understood: {error}") from None
+        raise ContactLost(f"invalid answer: {error}") from None
 
 
 async def _aio_error(future: Any) -> BaseException | None:

@@ -141,7 +141,7 @@ def run_body(given: bytes) -> None:
     version = msgspec.json.decode(given)["version"]
     if version != program_version():
         raise RuntimeError(
-            f"it has dataloader-supervisor {program_version()}, and the service {version}: install the same"
+            f"it has dataloader-supervisor {program_version()}, but the service has {version}; install the same version"
         )
     order = msgspec.json.decode(given, type=Order)
     worker = get_worker()

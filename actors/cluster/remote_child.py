@@ -87,7 +87,7 @@ class RemoteChild:
     _clock: FarClock = attrs.field(factory=FarClock, init=False)
     _for_body: deque[Said] = attrs.field(factory=deque, init=False)
     _until: KillTimes | None = attrs.field(default=None, init=False)
-    _lost: str = attrs.field(default="it is silent", init=False)
+    _lost: str = attrs.field(default="it sends no heartbeats", init=False)
     _dead_at: float = attrs.field(default=math.inf, init=False)
     _said: deque[bytes | ChildDied] = attrs.field(factory=deque, init=False)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
@@ -145,7 +145,7 @@ class RemoteChild:
             self._announced = announced
             self._change()
         elif announced.relay != self._relay.relay and announced.state == "placed":
-            log.warning("Dask has lost a worker and runs its task again: it may not begin", worker=announced.worker)
+            log.warning("Dask has lost a worker and repeats its task, which must not begin", worker=announced.worker)
             self._talks.start_soon(self._refuse, announced)
 
     def renew(self, until: KillTimes) -> None:
@@ -280,7 +280,7 @@ class RemoteChild:
                 return answer
             if answer.process == relay.process:
                 # The relay is removed only when no process of the body is left.
-                self._end(f"the Dask worker {relay.worker} has given the body up")
+                self._end(f"the Dask worker {relay.worker} has abandoned the handler")
             self._lost = f"another process answers at {relay.worker}"
             await trio.sleep(pauses.next())
 
@@ -297,13 +297,13 @@ class RemoteChild:
             case ["over"]:
                 self._is_over = True
             case _:
-                raise TypeError(f"the Dask worker {self.worker} has said what is not understood: {said!r:.100}")
+                raise TypeError(f"the Dask worker {self.worker} sent an invalid message: {said!r:.100}")
 
     async def _look_at_clock(self, relay: Announced) -> None:
         """Consider the body dead when the last deadline that was sent has passed without a message."""
         while (left_s := self._may_live_s()) > 0:  # noqa: ASYNC110 - it is another clock than Trio's
             await trio.sleep(min(left_s, LOOK_S))
-        self._end(f"the Dask worker {relay.worker} was lost, and the body is dead by now: {self._lost}")
+        self._end(f"the Dask worker {relay.worker} was lost, and its handler has ended: {self._lost}")
 
     def _may_live_s(self) -> float:
         """Return the seconds for which the body may still live, by the last deadline that was sent.

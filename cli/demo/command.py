@@ -33,16 +33,15 @@ USUAL_PORT: Final = 8080
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Keep serving afterwards, until ^C.")
-@click.option("--port", type=int, help="The port to listen on.  [default: DL_PORT, or 8080 or another free one]")
+@click.option("--keep", is_flag=True, help="Keep the service running afterwards, until ^C.")
+@click.option("--port", type=int, help="Port to listen on.  [default: DL_PORT, or 8080, or a free port]")
 @data_dir_option
 @json_option
 def demo_command(*, keep: bool, port: int | None, data_dir: Path | None, as_json: bool) -> int:
     """Load the European Central Bank's exchange rates since 1999.
 
-    On a PostgreSQL of its own: starts the embedded database and the whole service, triggers one job for each year
-    by HTTP, and checks the table
-    `ecb_rate` against the file. The second run finds everything unchanged. Needs no network.
+    Starts the embedded PostgreSQL and the whole service, triggers one job per year over HTTP, and checks the table
+    `ecb_rate` against the file. A second run finds all rows unchanged. Needs no network.
     """
     import trio  # noqa: PLC0415 - not for --help
 

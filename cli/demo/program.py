@@ -52,10 +52,10 @@ class Watcher(Protocol):
     """Receives the progress of the load."""
 
     def began(self, contents: Contents, *, left: int) -> None:
-        """Called when the file has been read. There is a job for each of its years, `left` of which are queued."""
+        """Note that the file was read. There is a job for each of its years, `left` of which are queued."""
 
     def changed(self, job: JobRecord) -> None:
-        """Called when a job is queued, or its status or progress has changed."""
+        """Note that a job is queued, or that its status or progress has changed."""
 
 
 @attrs.define

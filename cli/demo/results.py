@@ -46,13 +46,13 @@ def _verdict(run: DemoRun) -> str:
     if run.check is None or run.contents is None:
         done = sum(job.status is Status.SUCCEEDED for job in run.years.values())
         return (
-            f"not finished: {done} years are loaded; jobs that wait in the queue are done by the next run"
+            f"not finished: {done} years are loaded; the next run completes the queued jobs"
             if run.failed is None
             else f"failed: job {run.failed.job_id} ({run.failed.task}) is {run.failed.status}"
         )
     return (
-        f"file:   {run.contents.rates.total():,} rates that add up to {run.contents.sum:,}\n"
-        f"table:  {run.check['rates']:,} rates that add up to {Decimal(run.check['sum'] or 0):,}\n"
+        f"file:   {run.contents.rates.total():,} rates with the sum {run.contents.sum:,}\n"
+        f"table:  {run.check['rates']:,} rates with the sum {Decimal(run.check['sum'] or 0):,}\n"
         f"check:  {'equal' if run.is_right else 'NOT EQUAL'}"
     )
 

@@ -96,7 +96,7 @@ class Bars(Screen):
 
     def draining(self) -> None:
         """Print a line above the bars."""
-        self._progress.console.print("draining: no new jobs are taken; those that run are finished or go back")
+        self._progress.console.print("draining: no new jobs are claimed; running jobs finish or are released")
 
     def began(self, contents: Contents, *, left: int) -> None:
         """Draw the bars."""
@@ -126,5 +126,5 @@ class Bars(Screen):
 
 def _plan_text(contents: Contents, left: int) -> str:
     slots = ", ".join(f"{worker.concurrency} × {worker.queue}" for worker in WORKERS)
-    text = f"{contents.rates.total():,} rates in {len(contents.rates)} jobs, one a year\nworkers: {slots}"
-    return f"{text}\n{left} of the jobs were left in the queue by a run before" if left else text
+    text = f"{contents.rates.total():,} rates in {len(contents.rates)} jobs, one per year\nworkers: {slots}"
+    return f"{text}\n{left} of the jobs are still queued from an earlier run" if left else text

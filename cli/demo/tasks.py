@@ -104,7 +104,7 @@ add_loads(
     tasks,
     Load(
         name=LOAD,
-        description="Bring the rates of a year into the table.",
+        description="Load the rates of a year into the table.",
         source=RatesFile(),
         windows=Windows(start=date(1999, 1, 1), segment="year", column="day"),
         transform=rates_of,
@@ -148,7 +148,7 @@ def _rate_lines(days: str) -> bytes:
         archive = files("currency_converter") / _FILE
     except ModuleNotFoundError:
         raise ConfigError(
-            "the rates are not installed; the demo needs its extra: pip install 'dataloader-supervisor[demo]'"
+            "exchange rates not found; install the extra `demo`: pip install 'dataloader-supervisor[demo]'"
         ) from None
     with archive.open("rb") as packed, zipfile.ZipFile(packed) as unpacked:
         [name] = unpacked.namelist()

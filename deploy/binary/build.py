@@ -2,7 +2,7 @@
 
     python deploy/binary/build.py WHEEL DIST WORK [--any-python]
 
-Puts the wheel with its extras into an environment of its own in the folder WORK, has PyInstaller collect it
+Installs the wheel with its extras in a separate environment in the folder WORK, has PyInstaller collect it
 (dataloader.spec), adds the embedded PostgreSQL, packs all, and puts the head (head.sh) in front. The same sources on
 the same machine give the same file. A Python with a known fault that hostile archives use (CVE-2024-6232) is refused;
 the tests, whose files go nowhere, take any.
@@ -61,7 +61,7 @@ def refuse_old_python(version: tuple[int, int, int]) -> None:
     if version[2] < first:
         used = ".".join(map(str, version))
         sys.exit(
-            f"Python {used} can't be packed: its tarfile has a fault (CVE-2024-6232); "
+            f"Python {used} cannot be packed, because its tarfile is vulnerable (CVE-2024-6232); "
             f"use {version[0]}.{version[1]}.{first} or later"
         )
 
@@ -113,7 +113,7 @@ def set_library_folder(work: Path, program: Path, folder: str) -> None:
 
 
 def needed_glibc(folder: Path) -> str:
-    """The version of the C library that all programs and libraries need."""
+    """Return the version of the C library that all programs and libraries need."""
     files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
     binaries = [file for file in files if file.open("rb").read(4) == b"\x7fELF"]
     said = subprocess.run(["objdump", "-T", *binaries], capture_output=True, text=True, check=True).stdout
@@ -121,7 +121,7 @@ def needed_glibc(folder: Path) -> str:
 
 
 def pack(folder: Path) -> bytes:
-    """The folder as a compressed archive, the same for the same files."""
+    """Return the folder as a compressed archive, which is reproducible."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=GZIP_LEVEL, mtime=0, filename="") as zipped,
@@ -145,7 +145,7 @@ def write(made: Path, archive: bytes, values: dict[str, str]) -> None:
 
 
 def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A member of the archive with nothing of this machine."""
+    """Return a member of the archive without data of this machine."""
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644

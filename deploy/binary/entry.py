@@ -70,7 +70,7 @@ def care_for_cache(own: Path) -> None:
 
 
 def is_version(name: str) -> bool:
-    """Whether this is the name of a folder that an archive was unpacked to."""
+    """Return whether this is the name of a folder to which an archive was unpacked."""
     return re.fullmatch("[0-9a-f]{16}", name) is not None
 
 
@@ -87,7 +87,7 @@ def remove_version(folder: Path) -> None:
 
 
 def running_programs() -> Iterator[Path]:
-    """The programs of all processes whose we may see: our own, and for root all."""
+    """Return the programs of all visible processes: those of this user, and for root all."""
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
 #!/bin/sh
 [ "$(stat -Lc %s "$0" 2>/dev/null || echo @BYTES@)" -eq @BYTES@ ] || {
-    echo "dataloader: $0 is broken: its archive is not the one that was built; copy it again" >&2
+    echo "dataloader: $0 is damaged: its archive is not complete or was changed; copy it again" >&2
     exit 1
 }
-# dataloader @VERSION@ in one file: this script, and behind it an archive (tar, gzip) with Python, the program and PostgreSQL.
-# Its first start unpacks the archive into the cache, under its hash; every start runs the program there. The shell runs
-# the lines above before it reads on: they tell of a copy that was cut, also here. See docs/standalone.md.
+# Standalone binary of dataloader @VERSION@: this script, followed by an archive (tar, gzip) with Python, the program and
+# PostgreSQL. The first start unpacks the archive into the cache, under its hash; every start runs the program there. The
+# shell runs the lines above before it reads further, so that they report a truncated copy. See docs/standalone.md.
 
 _dl_fail() {
     echo "dataloader: $*" >&2
@@ -22,17 +22,17 @@ _dl_owner() {
     echo "${3-}"
 }
 
-# Tell whether only this user and root can change what is in a folder; otherwise _dl_wrong says why not. A folder above
-# the cache (second argument) may be sticky, or its group may write to it, if that is root's or this user's own.
+# Succeed if only this user and root can change the contents of a folder; otherwise _dl_wrong has the reason. A folder
+# above the cache (second argument) may be sticky, or writable by its group if that is root's or this user's own.
 _dl_is_safe() {
-    _dl_path=$1 _dl_above=${2-} _dl_wrong="can't be looked at"
+    _dl_path=$1 _dl_above=${2-} _dl_wrong="cannot be read"
     _dl_seen=$(_dl_look "$1") || return 1
     set -f
     set -- $_dl_seen # mode, links, owner, group, …
     set +f
     _dl_wrong="is a link"
     case $1 in l*) return 1 ;; esac
-    _dl_wrong="is another user's"
+    _dl_wrong="belongs to another user"
     [ "$3" = 0 ] || [ -O "$_dl_path" ] || return 1
     _dl_wrong="other users can write to"
     case $_dl_above$1 in
@@ -59,15 +59,15 @@ _dl_check_cache() {
 _dl_unpack() {
     export LC_ALL=C # for the causes
     umask 022
-    # Of several that start at once one unpacks. Without flock each does, and the first one's folder stays.
+    # One of several concurrent starts unpacks. Without flock all of them do, and the first folder stays.
     command -v flock >/dev/null && flock -w 300 9 2>/dev/null
     [ ! -x "$_dl_folder/dataloader" ] || return 0
     sum=$(tail -n +@LINES@ "$0" | sha256sum)
     case $sum in
     "$_dl_hash"*) ;;
-    *) _dl_fail "$0 is broken: its archive is not the one that was built; copy it again" ;;
+    *) _dl_fail "$0 is damaged: its archive is not complete or was changed; copy it again" ;;
     esac
-    made=$(mktemp -d "$_dl_cache/.$_dl_hash.XXXXXX" 2>&1) || _dl_fail "can't write to $_dl_cache: ${made##*: }; $_dl_hint"
+    made=$(mktemp -d "$_dl_cache/.$_dl_hash.XXXXXX" 2>&1) || _dl_fail "cannot write to $_dl_cache: ${made##*: }; $_dl_hint"
     trap 'rm -rf "$made"' EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
@@ -75,22 +75,22 @@ _dl_unpack() {
     chmod 755 "$made"
     if ! said=$({ tail -n +@LINES@ "$0" | gzip -dc | tar -xf - -C "$made" && : >"$made/used"; } 2>&1); then
         case $said in
-        *"No space left"* | *"quota exceeded"*) said="no space is left" ;;
+        *"No space left"* | *"quota exceeded"*) said="no space left" ;;
         esac
-        _dl_fail "can't unpack its @SIZE@ MB into $_dl_cache: $(echo "$said" | head -n 1); $_dl_hint"
+        _dl_fail "cannot unpack its @SIZE@ MB into $_dl_cache: $(echo "$said" | head -n 1); $_dl_hint"
     fi
     said=$("$made/dataloader" --version 2>&1) || case $?$said in
-    126*"ermission denied"*) _dl_fail "can't run in $_dl_cache: programs are not allowed there (noexec); $_dl_hint" ;;
-    *) _dl_fail "can't run here; it needs Linux on @ARCH@ with glibc @GLIBC@ or newer: $(echo "$said" | tail -n 1)" ;;
+    126*"ermission denied"*) _dl_fail "cannot run in $_dl_cache, which does not allow programs (noexec); $_dl_hint" ;;
+    *) _dl_fail "cannot run here; it needs Linux on @ARCH@ with glibc @GLIBC@ or later: $(echo "$said" | tail -n 1)" ;;
     esac
     sync -f "$made" 2>/dev/null # a folder gets its name when it is complete, and on the disk
     mv -T "$made" "$_dl_folder" 2>/dev/null || [ -x "$_dl_folder/dataloader" ] ||
-        _dl_fail "can't use $_dl_folder: it is damaged; remove it"
+        _dl_fail "cannot use $_dl_folder: it is damaged; remove it"
 }
 
 _dl_main() {
     _dl_hash=@HASH@
-    _dl_hint="name another folder by DATALOADER_CACHE"
+    _dl_hint="set DATALOADER_CACHE to another folder"
     if [ -n "${DATALOADER_CACHE-}" ]; then
         _dl_cache=$DATALOADER_CACHE
     elif [ -n "${XDG_CACHE_HOME-}" ]; then
@@ -98,36 +98,36 @@ _dl_main() {
     elif [ -n "${HOME-}" ]; then
         _dl_cache=$HOME/.cache/dataloader
     else
-        _dl_fail "has no home to unpack itself into: HOME is not set; name a folder by DATALOADER_CACHE"
+        _dl_fail "cannot unpack itself: HOME is not set; set DATALOADER_CACHE to a folder"
     fi
     case $_dl_cache in
     /*) ;;
-    *) _dl_fail "can't unpack itself into $_dl_cache: an absolute path is needed; $_dl_hint" ;;
+    *) _dl_fail "cannot unpack itself into $_dl_cache, which is not an absolute path; $_dl_hint" ;;
     esac
     while [ "$_dl_cache" != "${_dl_cache%/}" ]; do # a link with / behind it is the folder
         _dl_cache=${_dl_cache%/}
     done
     if [ ! -x "$_dl_cache/$_dl_hash/dataloader" ]; then
         for _dl_tool in chmod gzip head mkdir mktemp mv rm sha256sum tail tar touch; do
-            command -v "$_dl_tool" >/dev/null || _dl_fail "needs $_dl_tool on the path, to unpack itself"
+            command -v "$_dl_tool" >/dev/null || _dl_fail "needs $_dl_tool on the path to unpack itself"
         done
         _dl_said=$({ umask 022 && LC_ALL=C mkdir -p "$_dl_cache"; } 2>&1) ||
-            _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
+            _dl_fail "cannot unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
     fi
-    # Whoever can write to the cache, or to a folder above it, can put another folder in the place of ours, at any moment.
-    # Root may have made a link in the place of the cache, as systemd does.
+    # A user who can write to the cache, or to a folder above it, can replace our folder at any time.
+    # Root may have replaced the cache by a link, as systemd does.
     [ ! -L "$_dl_cache" ] || [ "$(_dl_owner "$_dl_cache")" = 0 ] ||
         _dl_fail "does not use $_dl_cache, which is a link; $_dl_hint"
-    _dl_cache=$(cd "$_dl_cache" 2>/dev/null && pwd -P) || _dl_fail "can't use its cache, which is no folder; $_dl_hint"
+    _dl_cache=$(cd "$_dl_cache" 2>/dev/null && pwd -P) || _dl_fail "cannot use its cache, which is not a folder; $_dl_hint"
     _dl_check_cache
     _dl_folder=$_dl_cache/$_dl_hash
     if [ ! -x "$_dl_folder/dataloader" ]; then
         _dl_said=$({ umask 022 && LC_ALL=C touch "$_dl_cache/.lock"; } 2>&1) ||
-            _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
+            _dl_fail "cannot unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
         (_dl_unpack) 9>>"$_dl_cache/.lock" || exit 1
     fi
-    # Another user may have made this folder before us, with programs of his own.
-    _dl_is_safe "$_dl_folder" || _dl_fail "does not run what is in $_dl_folder, which $_dl_wrong; $_dl_hint"
+    # Another user may have created this folder before, with other programs.
+    _dl_is_safe "$_dl_folder" || _dl_fail "does not run the contents of $_dl_folder, which $_dl_wrong; $_dl_hint"
     exec "$_dl_folder/dataloader" "$@"
 }
 

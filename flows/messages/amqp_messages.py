@@ -84,10 +84,10 @@ class AmqpMessages:
             raise BadRequest(
                 "again_after_s",
                 f"must be at most {MAX_HELD_S / (self.most_tries - 1):,.3g} with most_tries={self.most_tries}, "
-                f"not {self.again_after_s:,.6g}: RabbitMQ takes back what is not acknowledged for half an hour",
+                f"not {self.again_after_s:,.6g}: RabbitMQ requeues messages that are unacknowledged for half an hour",
             )
         if self.dead_queue == self.queue:
-            raise BadRequest("dead_letters", f"must be another queue than {self.queue!r}")
+            raise BadRequest("dead_letters", f"must be a different queue than {self.queue!r}")
 
     @property
     def name(self) -> str:
@@ -168,7 +168,7 @@ class _Reading:
             await self._try([message for message in new if message.tries <= source.most_tries] + self._due())
             for message in suspects:
                 if message.tries > SUSPICION * source.most_tries and self._reader.gives_up_one():
-                    error = f"delivered {message.tries - 1} times, and each time its reader died or lost its connection"
+                    error = f"delivered {message.tries - 1} times; each time, its reader ended or lost its connection"
                     await self._settle([], [(message, error)])
                 else:
                     await self._try([message])

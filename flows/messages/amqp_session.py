@@ -51,12 +51,14 @@ def parameters_of(url: str, consumer: str) -> Any:
     try:
         import pika  # noqa: PLC0415 - an optional extra
     except ImportError as error:
-        raise ConfigError("messages of RabbitMQ need the extra amqp: install dataloader-supervisor[amqp]") from error
+        raise ConfigError(
+            "messages of RabbitMQ need the extra amqp: pip install 'dataloader-supervisor[amqp]'"
+        ) from error
     try:
         parameters = pika.URLParameters(url)
     except Exception as error:  # noqa: BLE001 - pika raises various errors, whose text may contain a part of the password
         allowed = "amqp://user:password@host:5672/vhost, each part percent-encoded"
-        raise ConfigError(f"url: must be {allowed}; it can't be read ({type(error).__name__})") from None
+        raise ConfigError(f"url: must be {allowed}; it is invalid ({type(error).__name__})") from None
     if parameters.heartbeat is None:
         parameters.heartbeat = HEARTBEAT_S
     if parameters.blocked_connection_timeout is None:
@@ -182,7 +184,7 @@ class AmqpSession:
             self._token.run_sync_soon(opened)
             channel.start_consuming()
             if not self._leaving:
-                raise EOFError(f"the server has ended the reading: queue {self._queue!r} was deleted or has moved")
+                raise EOFError(f"the server has canceled the consumer: queue {self._queue!r} was deleted or moved")
         finally:
             if self._connection.is_open:
                 self._connection.close()

@@ -109,7 +109,7 @@ class JobMaker(Generic[M]):
                 if self._connected:
                     pauses.reset()
                 self._connected = False
-                self._tell_trouble("the source can't be read", said_masked(error))
+                self._tell_trouble("the message source cannot be read", said_masked(error))
                 await trio.sleep(pauses.next())
 
     async def make(self, messages: Iterable[M]) -> tuple[list[M], list[tuple[M, str]]]:
@@ -195,7 +195,7 @@ class JobMaker(Generic[M]):
     def tell_well(self) -> None:
         """Note that the source is connected and its messages can become jobs."""
         if self._error is not None:
-            log.warning("the source is read again", source=self._source.name)
+            log.warning("the message source is available again", source=self._source.name)
         self._connected, self._error = True, None
 
     def tell_left(self) -> bool:

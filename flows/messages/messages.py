@@ -224,7 +224,7 @@ class StreamReader:
         most = self.source.most_tries
         done, failed = await self.maker.make(message for message in messages if message.tries <= most)
         failed += [
-            (message, f"delivered {message.tries - 1} times, and its reader has died each time")
+            (message, f"delivered {message.tries - 1} times; each time, its reader ended")
             for message in messages
             if message.tries > most
         ]
@@ -258,7 +258,9 @@ async def _connected(url: str) -> AsyncIterator[Any]:
         from coredis import Redis  # noqa: PLC0415 - an optional extra
         from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
     except ImportError as error:
-        raise ConfigError("messages of Redis need the extra redis: install dataloader-supervisor[redis]") from error
+        raise ConfigError(
+            "messages of Redis need the extra redis: pip install 'dataloader-supervisor[redis]'"
+        ) from error
     client: Any = Redis.from_url(
         url, connect_timeout=CONNECT_S, stream_timeout=BLOCK_S + COMMAND_S, retry_policy=NoRetryPolicy()
     )

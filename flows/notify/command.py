@@ -44,7 +44,7 @@ async def run_command(target: CommandTarget, notice: Notice) -> GiveUp | None:
             env=environment,
         )
     except (OSError, ValueError) as error:
-        return GiveUp(f"the command {target.name} can't be started: {type(error).__name__}")
+        return GiveUp(f"the command {target.name} cannot be started: {type(error).__name__}")
     said = bytearray()
     try:
         with trio.move_on_after(target.timeout_s) as limit:
@@ -56,7 +56,7 @@ async def run_command(target: CommandTarget, notice: Notice) -> GiveUp | None:
             with trio.move_on_after(END_S, shield=True):
                 await process.wait()
     if limit.cancelled_caught:
-        raise CommandFailed(f"the command {target.name} did not end in {target.timeout_s:g} s, and was killed")
+        raise CommandFailed(f"the command {target.name} did not end within {target.timeout_s:g} s, and was killed")
     if code:
         text = storable_text(mask_text(said.decode(errors="replace")), MAX_SAID).strip()
         raise CommandFailed(f"the command {target.name} ended with {code}: {text}".rstrip(": "))

@@ -35,7 +35,7 @@ async def tell_command(job: Job[Telling]) -> GiveUp | None:
 
 
 def _gone(name: str) -> GiveUp:
-    return GiveUp(f"DL_NOTIFY has no target {name!r} of this kind any more")
+    return GiveUp(f"DL_NOTIFY no longer has a target {name!r} of this kind")
 
 
 _ARGS: Final = ArgsType(Telling)

@@ -33,7 +33,7 @@ async def send(target: WebhookTarget, notice: Notice, *, delivery: UUID, timeout
         raise NotTaken(f"the webhook {target.name} {error}") from None
     if is_success(status):
         return None
-    message = f"the webhook {target.name} answers {status}: {said}".rstrip(": ")
+    message = f"the webhook {target.name} returned {status}: {said}".rstrip(": ")
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _AGAIN:
         raise NotTaken(message)
     return GiveUp(message)

@@ -50,7 +50,7 @@ class StepFunction:
         """Return the function's arguments after the process. Raises `BadRequest` for args of the wrong type."""
         if not self.takes:
             if args is not None:
-                raise BadRequest("args", "must be left out: this step takes none")
+                raise BadRequest("args", "must be omitted: this step takes none")
             return ()
         return (decoded("args", args, self.args),)
 

@@ -95,10 +95,10 @@ Way: TypeAlias = Callable[[Job[Any]], AbstractAsyncContextManager[Send]]
 
 def delivery_tasks(processes: Processes) -> list[Task[Any]]:
     """Return the tasks that deliver messages, and those that call the sink handlers of these processes."""
-    tasks = [_delivery_task(sink_task(MESSAGES), _to_processes, "Messages of processes to other processes.")]
+    tasks = [_delivery_task(sink_task(MESSAGES), _to_processes, "Messages from processes to other processes.")]
     for name, handler in processes.sinks.items():
         tasks.append(
-            _delivery_task(sink_task(name), partial(_to_handler, handler, name), f"What the sink {name} is told.")
+            _delivery_task(sink_task(name), partial(_to_handler, handler, name), f"Deliveries to the sink {name}.")
         )
     return tasks
 
@@ -106,7 +106,7 @@ def delivery_tasks(processes: Processes) -> list[Task[Any]]:
 def webhook_tasks(sinks: Iterable[Sink]) -> list[Task[Any]]:
     """Return the tasks that deliver to the sinks with a URL."""
     return [
-        _delivery_task(sink_task(sink.name), partial(_to_webhook, sink), f"What the sink {sink.name} is told.")
+        _delivery_task(sink_task(sink.name), partial(_to_webhook, sink), f"Deliveries to the sink {sink.name}.")
         for sink in sinks
         if sink.url is not None
     ]
@@ -133,7 +133,7 @@ async def _to_processes(job: Job[Any]) -> AsyncIterator[Send]:
             request = ProcessRequest.of_message(row.body, number)
             asked = await _insist(partial(pass_on, database, row, request, outbox.lease_s))
         except (DataloaderError, TypeError) as error:
-            raise NotDelivered(f"it can't be asked: {error}") from error
+            raise NotDelivered(f"the request cannot be sent: {error}") from error
         if asked is not None and asked.verdict not in DELIVERED:
             raise NotDelivered(_why_not(request, asked.verdict, asked.status))
         return False
@@ -161,7 +161,7 @@ async def _to_handler(handler: SinkHandler, name: str, job: Job[Any]) -> AsyncIt
         with trio.move_on_after(sink.timeout_s) as limit:
             await handler(_delivery(name, row))
         if limit.cancelled_caught:
-            raise NotDelivered(f"the handler did not end in {sink.timeout_s:g} s")
+            raise NotDelivered(f"the handler did not end within {sink.timeout_s:g} s")
         return True
 
     yield send
@@ -179,7 +179,7 @@ async def _to_webhook(sink: Sink, _job: Job[Any]) -> AsyncIterator[Send]:
             except NotReached as error:
                 raise NotDelivered(f"the webhook {error}") from None
             if not is_success(status):
-                raise NotDelivered(f"the webhook answers {status}: {said}".rstrip(": "))
+                raise NotDelivered(f"the webhook returned {status}: {said}".rstrip(": "))
             return True
 
         yield send

@@ -88,7 +88,7 @@ def tasks_of(processes: Processes) -> list[Task[Any]]:
             queue=kind.queue,
             max_attempts=MAX_ATTEMPTS,
             retry=SOON,
-            description=f"The steps of processes of the type {kind.name}.",
+            description=f"Steps of processes of the type {kind.name}.",
         )
         for kind in processes
         for name in kind.tasks
@@ -135,7 +135,7 @@ class _Drive:
     async def run(self) -> object:
         begun = await self._begun_again()
         if begun.verdict == "void":
-            log.info("the wake-up job has no process any more")
+            log.info("the process of the wake-up job no longer exists")
             return None
         if begun.verdict != "step":
             return None
@@ -154,7 +154,7 @@ class _Drive:
             else:
                 then = await self._ended(outcome)
             if then.verdict == "void":
-                log.warning("a step's end was not written, or had no answer: the process is not this run's any more")
+                log.warning("the end of a step may not be stored: another run has the process")
             if then.work is None:
                 return None
             work, snapshot = then.work, then.on(snapshot)

@@ -140,7 +140,7 @@ class StepCall:
 
     async def _raised(self, error: Exception) -> tuple[StepOutcome, StepSnapshot]:
         if self.stored is not None:
-            log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
+            log.warning("a step raised an error after its committed transaction", exc_info=error)
             return self.stored[:2]
         # If the lease ended in a transaction, its result is unknown, as after an outage.
         is_none = is_outage(error) or isinstance(first_error(error), LeaseLost) or await self._is_silence(error)
@@ -157,7 +157,9 @@ class StepCall:
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[StepTransaction]:
         if self.stored is not None:
-            raise RuntimeError("the step has stored its outcome: write all rows in one block of p.transaction()")
+            raise RuntimeError(
+                "the step has already stored its outcome; write all rows in one block of p.transaction()"
+            )
         with self._asks():
             async with self.open(self) as transaction:
                 yield transaction
@@ -180,7 +182,7 @@ class StepCall:
 
     def _send(self, message: ProcessRequest) -> None:
         if self.stored is not None:
-            raise RuntimeError("the step has stored its outcome: send messages before p.transaction() ends")
+            raise RuntimeError("the step has already stored its outcome; send messages before p.transaction() ends")
         self.sent.append(message)
 
     def done(self, result: object) -> tuple[StepOutcome, StepSnapshot]:
@@ -284,7 +286,7 @@ def _messages(sent: list[ProcessRequest]) -> str | None:
         raise BadRequest("messages", f"must be at most {MAX_MESSAGES:,}, not {len(sent):,}")
     texts = [json_text(f"messages[{number}]", message.message(), MAX_SENT) for number, message in enumerate(sent)]
     if (size := sum(map(len, texts))) > MAX_SENT:
-        raise BadRequest("messages", f"must be at most {MAX_SENT:,} bytes of JSON together, not {size:,}")
+        raise BadRequest("messages", f"must have at most {MAX_SENT:,} bytes of JSON in total, not {size:,}")
     return f"[{','.join(texts)}]" if texts else None
 
 

@@ -298,7 +298,7 @@ class Jobs(ClientPart):
         limit: int = 100,
         after: After = None,
     ) -> ErrorPage:
-        """Return the log of errors, latest first: a row for each run that failed, also of deleted jobs.
+        """Return the error log, latest first: a row for each run that failed, also of deleted jobs.
 
         Args:
             task: only errors of this task.
@@ -370,7 +370,7 @@ class Jobs(ClientPart):
             raise BadRequest("which", f"must be a UUID or a JobFilter, not {wanted!r:.200}")
         if wanted == EVERY_JOB:
             raise BadRequest(
-                "which", "must have a criterion, such as queue or status: an empty JobFilter means every job"
+                "which", "must have a criterion, such as queue or status; an empty JobFilter would match all jobs"
             )
         batch = change(**wanted.criteria(), limit=BATCH if limit is None else limit)
         count = changed = (await self.perform(batch)).changed

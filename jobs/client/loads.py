@@ -38,7 +38,7 @@ class Loads(ClientPart):
     async def failures(self, name: str, *, limit: int = 100, after: After = None) -> FailurePage:
         """Return a page of a load's unresolved failures, in any run, oldest first: at most `limit` (1 to 1,000).
 
-        The page begins after `after`: the `next` of the page before, or a `failure_id`.
+        The page begins after `after`: the `next` of the previous page, or a `failure_id`.
         """
         return await self.performer.perform(operations.ListFailuresOfLoad(name, limit, cursor_text(after)))
 

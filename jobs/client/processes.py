@@ -183,7 +183,7 @@ class ProcessClient(ClientPart):
         Raises `ProcessNotFound`, `ProcessConflict`, `IdempotencyConflict`, `Draining`.
         """
         if withdraw and request.kind != "call":
-            raise BadRequest("withdraw", "is for calls")
+            raise BadRequest("withdraw", "is only allowed for calls")
         request.check_key()
         return await self.performer.ask(request, wait_s=_checked(wait_s), withdraw=withdraw)
 
@@ -358,5 +358,5 @@ def _response_of(answer: ProcessAnswer) -> Any:
 
 def _checked(wait_s: float) -> float:
     if math.isnan(wait_s) or wait_s < 0:
-        raise BadRequest("wait_s", f"must be a number of seconds from 0 on, not {wait_s}")
+        raise BadRequest("wait_s", f"must be a number of seconds, at least 0, not {wait_s}")
     return wait_s

@@ -16,7 +16,7 @@ from dataloader.jobs.roles import Role
 
 bulk: Final = Operations()
 dry_runs: Final = Operations()
-"""Operations that have no route of their own: the route of the operation that begins answers a `dry_run`."""
+"""Operations without a separate route: the route that starts a bulk operation also answers a `dry_run`."""
 
 FREEZE_S: Final = 45.0
 """Seconds in which the jobs of an operation must be frozen; a million jobs take several."""
@@ -27,28 +27,36 @@ class BulkActRequest(Criteria, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"action": "retry", "queue": "load.cbr", "status": ["failed"]}
 
-    action: Annotated[Action, Meta(description="What is done to each job.")]
-    priority: Annotated[Priority | None, Meta(description="The new priority, for `set_priority`.")] = None
+    action: Annotated[Action, Meta(description="Change of each job.")]
+    priority: Annotated[Priority | None, Meta(description="New priority, for `set_priority`.")] = None
     job_ids: (
-        Annotated[list[UUID], Meta(min_length=1, max_length=MAX_CHOSEN, description="The jobs, instead of criteria.")]
+        Annotated[
+            list[UUID], Meta(min_length=1, max_length=MAX_CHOSEN, description="IDs of the jobs, instead of criteria.")
+        ]
         | None
     ) = None
     bulk_id: (
-        Annotated[UUID, Meta(description="The act's id, made by you: a repeated request begins no other.")] | None
+        Annotated[
+            UUID,
+            Meta(
+                description="ID of the bulk operation, chosen by the client. A repeated request starts no second one."
+            ),
+        ]
+        | None
     ) = None
-    most: Annotated[int, Meta(ge=0, le=MAX_INT, description="Begin nothing if it is for more jobs.")] | None = None
-    dry_run: Annotated[bool, Meta(description="Begin nothing, only count the jobs: answered 200.")] = False
+    most: Annotated[int, Meta(ge=0, le=MAX_INT, description="Refuse the request if more jobs match.")] | None = None
+    dry_run: Annotated[bool, Meta(description="Only count the jobs. The status is 200.")] = False
 
     def __post_init__(self) -> None:
         """Refuse contradictory fields, in addition to the checks of `JobFilter`."""
         super().__post_init__()
         given = [name for name in Criteria.__struct_fields__ if getattr(self, name) is not None]
         if self.job_ids is not None and given:
-            raise ValueError(f"$: job_ids, or criteria such as {given[0]}, not both")
+            raise ValueError(f"$: give job_ids or criteria such as {given[0]}, not both")
         if self.job_ids is None and not given:
-            raise ValueError(f"$: job_ids, or at least one of {', '.join(Criteria.__struct_fields__)}")
+            raise ValueError(f"$: give job_ids or at least one of {', '.join(Criteria.__struct_fields__)}")
         if (self.priority is None) == (self.action == "set_priority"):
-            raise ValueError("$: set_priority needs a priority, and nothing else has one")
+            raise ValueError("$: priority is required for set_priority, and not allowed otherwise")
 
     @property
     def change(self) -> Change:

@@ -27,9 +27,9 @@ from dataloader.jobs.roles import Role
 failures: Final = Operations()
 
 State = Annotated[
-    FailureState, Meta(description="`waiting`: jobs that wait for a retry; `failed`: those that failed for good.")
+    FailureState, Meta(description="`waiting`: jobs that wait for a retry; `failed`: jobs that failed for good.")
 ]
-GroupName = Annotated[str, Meta(description="The id of a group of errors.", examples=["00c8f1de4a91b37e"])]
+GroupName = Annotated[str, Meta(description="ID of an error group.", examples=["00c8f1de4a91b37e"])]
 
 
 @failures.declare("GET", "/errors", role=Role.READ)
@@ -46,18 +46,18 @@ class ListErrorGroups(Operation[ErrorGroupPage], kw_only=True):
     exact: Annotated[
         bool,
         Meta(
-            description="Group by the first line as it is. The newest 1,000 jobs of each kind of error are counted, "
-            "and at most 20,000 in all."
+            description="Group by the exact first line. Counts the newest 1,000 jobs of each kind of error, "
+            "and at most 20,000 in total."
         ),
     ] = False
 
 
 @failures.declare("GET", "/errors/log", role=Role.READ)
 class ListErrors(Operation[ErrorPage], kw_only=True):
-    """Read the error log, latest first: a row for each failed run, also of jobs that were deleted."""
+    """Read the error log, latest first: a row per failed run, including those of deleted jobs."""
 
     limit: Limit = 100
-    after: Annotated[AfterPage, Meta(description="`next` of the page before, or an `error_id`.")] | None = None
+    after: Annotated[AfterPage, Meta(description="`next` of the previous page, or an `error_id`.")] | None = None
     task: TaskName | None = None
     queue: QueueName | None = None
     group: GroupName | None = None
@@ -78,12 +78,14 @@ class GroupRetryRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"at": "2026-11-20T18:00:00Z", "spread_s": 600}
 
-    at: Annotated[Instant, Meta(description="When; null, and what has passed, mean now.")] | None = None
+    at: Annotated[Instant, Meta(description="Start. Null and past times mean now.")] | None = None
     spread_s: Annotated[
-        float, Meta(ge=0, le=MAX_SPREAD_S, description="Seconds from then on over which the jobs are spread.")
+        float, Meta(ge=0, le=MAX_SPREAD_S, description="Seconds after the start over which the jobs are spread.")
     ] = 0.0
     state: State | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="The most jobs that one request looks at.")] = 1_000
+    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="Maximum number of jobs that one request processes.")] = (
+        1_000
+    )
     after: AfterPage | None = None
 
 
@@ -114,7 +116,7 @@ class CancelDuplicatesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     task: TaskName
     queue: QueueName | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="The most jobs that are canceled.")] = 1_000
+    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="Maximum number of jobs that are canceled.")] = 1_000
 
 
 @failures.declare("POST", "/duplicates/cancel", role=Role.ADMIN)

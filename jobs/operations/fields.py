@@ -34,30 +34,30 @@ def field_meta(about: str, *examples: object, **schema: object) -> Meta:
     return Meta(description=about, examples=list(examples), extra_json_schema=schema or None)
 
 
-QueueName = Annotated[str, field_meta("The queue's name.", "load.cbr", **NAME)]
+QueueName = Annotated[str, field_meta("Name of the queue.", "load.cbr", **NAME)]
 TaskName = Annotated[str, JOB_FIELDS["task"].meta]
 LockKey = Annotated[str, JOB_FIELDS["lock_key"].meta]
 LoadName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, examples=["ecb.rates"])]
 Priority = Annotated[int, JOB_FIELDS["priority"].meta]
 Instant = Annotated[
-    datetime, Meta(tz=True, description="RFC 3339, with a time zone.", examples=["2026-11-20T12:00:00Z"])
+    datetime, Meta(tz=True, description="Timestamp with a time zone (RFC 3339).", examples=["2026-11-20T12:00:00Z"])
 ]
 QueueStateNow = Annotated[
     QueueState | None,
     Meta(
         description=(
-            "Why the job's queue does not start it. paused: an operator paused it. no_worker: no dataloader worker "
-            "serves it (another service may). full: all slots of its workers are taken. unknown_task: none of its "
-            "workers knows the task. null: none of these is known, or the job does not wait."
+            "Reason why the queue does not start the job. `paused`: an operator has paused the queue. `no_worker`: no "
+            "worker serves it (another service may). `full`: all slots of its workers are used. `unknown_task`: none "
+            "of its workers has the task. null: no reason is known, or the job does not wait."
         )
     ),
 ]
-Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="The most rows of the page.")]
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE, description="Maximum number of rows.")]
 AfterPage = Annotated[
     str,
     # Without its own bounds: `PageCursor` reports all errors of a cursor in one way.
     Meta(
-        description="`next` of the page before.",
+        description="`next` of the previous page.",
         extra_json_schema={"pattern": "^[A-Za-z0-9_-]+$", "maxLength": MAX_CURSOR},
     ),
 ]
@@ -113,18 +113,18 @@ class Criteria(JobFields, kw_only=True):
 
     queue: QueueName | None = None
     task: TaskName | None = None
-    status: Annotated[frozenset[Status], Meta(description="One or more of the statuses.")] | None = None
+    status: Annotated[frozenset[Status], Meta(description="One or more statuses.")] | None = None
     lock_key: LockKey | None = None
     created_from: Instant | None = None
     created_to: Instant | None = None
     finished_from: Instant | None = None
     finished_to: Instant | None = None
-    root: Annotated[UUID, Meta(description="That job and all jobs of its group.")] | None = None
+    root: Annotated[UUID, Meta(description="ID of a root job: this job and all jobs that belong to it.")] | None = None
     error_group: (
-        Annotated[str, Meta(description="Jobs with an error of this group, failed or waiting for a retry.")] | None
+        Annotated[str, Meta(description="ID of an error group: its jobs, failed or waiting for a retry.")] | None
     ) = None
-    worker: Annotated[str, Meta(description="The process that runs it.")] | None = None
-    schedule: Annotated[str, Meta(description="The schedule that it is of.")] | None = None
+    worker: Annotated[str, Meta(description="Process that runs the job.")] | None = None
+    schedule: Annotated[str, Meta(description="Schedule that created the job.")] | None = None
 
     @classmethod
     def _try(cls, fields: dict[str, Any]) -> None:

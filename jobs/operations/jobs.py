@@ -22,7 +22,7 @@ from dataloader.jobs.wait_reasons import WaitReason
 
 jobs: Final = Operations()
 
-AfterEvent = Annotated[AfterPage, Meta(description="`next` of the page before, or an `event_id`.")]
+AfterEvent = Annotated[AfterPage, Meta(description="`next` of the previous page, or an `event_id`.")]
 
 
 @jobs.declare("GET", "/jobs/{job_id}", role=Role.READ, errors=(JobNotFound,), large=True, operation_id="show_job")
@@ -96,7 +96,7 @@ class RetryJob(Operation[JobRecord]):
     job_id: UUID
     force: Annotated[
         bool,
-        Meta(description="Also a running job whose lease never ends and is not renewed."),
+        Meta(description="Also retry a running job whose lease never expires and is not renewed."),
     ] = False
 
 
@@ -130,7 +130,7 @@ class Changed(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"changed": 42}
 
-    changed: Annotated[int, about("How many jobs were changed.")]
+    changed: Annotated[int, about("Number of changed jobs.")]
 
 
 class BulkRequest(Criteria, kw_only=True):
@@ -138,13 +138,15 @@ class BulkRequest(Criteria, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "status": ["failed", "lost"], "limit": 100}
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="The most jobs that one request changes.")] = 1_000
+    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="Maximum number of jobs that one request changes.")] = (
+        1_000
+    )
 
     def __post_init__(self) -> None:
         """Refuse a request without a criterion, in addition to the checks of `JobFilter`."""
         super().__post_init__()
         if all(getattr(self, name) is None for name in Criteria.__struct_fields__):
-            raise ValueError(f"$: at least one of {', '.join(Criteria.__struct_fields__)}")
+            raise ValueError(f"$: give at least one of {', '.join(Criteria.__struct_fields__)}")
 
 
 class BulkPriorityRequest(BulkRequest, kw_only=True):

@@ -24,9 +24,9 @@ limits: Final = Operations()
 
 _PeriodTexts = Annotated[
     list[Annotated[str, Meta(examples=["MON-FRI 00:00-06:00"])]] | UnsetType | None,
-    about("When jobs may start; an empty list: always."),
+    about("Work periods, in which jobs may start; an empty list: always."),
 ]
-_ZoneName = Annotated[str | UnsetType | None, about("The time zone of `work_periods`.")]
+_ZoneName = Annotated[str | UnsetType | None, about("Time zone of `work_periods`.")]
 _AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT)]
 
 
@@ -44,7 +44,7 @@ class LimitChanges(Struct, forbid_unknown_fields=True, kw_only=True):
                 raise BadRequest(name, renamed(cls.FORMER_FIELDS[name]))
             if name not in cls.__struct_fields__:
                 names = ", ".join(sorted(cls.__struct_fields__))
-                raise BadRequest(name, f"is no limit of a {cls.OWNER}; there are {names}")
+                raise BadRequest(name, f"is not a limit of a {cls.OWNER}; the limits are {names}")
         return changes
 
     def given(self) -> dict[str, Any]:
@@ -85,38 +85,39 @@ class TaskChanges(LimitChanges, kw_only=True):
     zone: _ZoneName = UNSET
     at_period_end: Annotated[
         AtPeriodEnd | UnsetType | None,
-        about(
-            "What becomes of running jobs at the close of a period: they `finish`, or `stop` and go back to their lane."
-        ),
+        about("Running jobs at the end of a work period: `finish`, or `stop` and return to their limit queue."),
     ] = UNSET
-    max_running: Annotated[_AtLeastOne | UnsetType | None, about("How many run at once, over all processes.")] = UNSET
+    max_running: Annotated[
+        _AtLeastOne | UnsetType | None, about("Maximum number of running jobs, over all processes.")
+    ] = UNSET
     max_running_per_partition: Annotated[
-        _AtLeastOne | UnsetType | None, about("And how many of one `partition_key`; the keys have their turns.")
+        _AtLeastOne | UnsetType | None,
+        about("Maximum number of running jobs per `partition_key`. Keys are served round-robin."),
     ] = UNSET
-    batch_size: Annotated[_AtLeastOne | UnsetType | None, about("How many start together.")] = UNSET
+    batch_size: Annotated[_AtLeastOne | UnsetType | None, about("Number of jobs that start together.")] = UNSET
     batch_delay_s: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_DELAY_S)] | UnsetType | None,
-        about("From a batch's last end to the next batch."),
+        about("Seconds between the end of a batch and the start of the next."),
     ] = UNSET
     supplier: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | UnsetType | None,
-        about("The supplier whose rate limits and periods hold, too."),
+        about("Supplier whose rate limits and work periods also apply."),
     ] = UNSET
     cost: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
-        about("Units of the supplier's rate limits that a start takes."),
+        about("Units of the supplier's rate limits per start."),
     ] = UNSET
     retry_priority: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
-        about("The priority of a job whose run has failed, or has lost its worker."),
+        about("Priority of a job whose last run failed or lost its worker."),
     ] = UNSET
     retry_delay_s: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_RETRY_DELAY_S)] | UnsetType | None,
-        about("From a run that failed to the next one, in place of the program's policy."),
+        about("Seconds between a failed run and the next, instead of the program's retry policy."),
     ] = UNSET
     max_attempts: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] | UnsetType | None,
-        about("Runs before a job is failed or lost, for jobs that are added from now on."),
+        about("Maximum number of attempts of jobs enqueued from now on."),
     ] = UNSET
 
 
@@ -140,15 +141,13 @@ class ManyTaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"tasks": [NamedTaskChanges.EXAMPLE]}
 
-    tasks: Annotated[
-        list[NamedTaskChanges], Meta(min_length=1, max_length=MAX_PAGE, description="The tasks, each once.")
-    ]
+    tasks: Annotated[list[NamedTaskChanges], Meta(min_length=1, max_length=MAX_PAGE, description="Tasks, each once.")]
 
 
 class ChangedTasks(Struct, frozen=True):
     """Changed tasks with their current limits."""
 
-    tasks: Annotated[list[TaskState], about("The tasks, in the order of the request.")]
+    tasks: Annotated[list[TaskState], about("Tasks, in the order of the request.")]
 
 
 @limits.declare("PATCH", "/tasks", role=Role.ADMIN, errors=(TaskNotFound,))
@@ -169,7 +168,11 @@ class RemoveTask(NamedTask, Operation[TaskState]):
     """
 
     jobs: (
-        Annotated[OpenJobs, about("`keep`: they wait until a process declares the task; `cancel`: they end.")] | None
+        Annotated[
+            OpenJobs,
+            about("Jobs that have not ended: `keep` (they wait until a process declares the task) or `cancel`."),
+        ]
+        | None
     ) = None
 
 
@@ -206,7 +209,14 @@ class GetSupplier(NamedSupplier, Operation[SupplierRecord]):
     """Show a supplier: its limits, the current use of each rate limit, and the load's request in progress."""
 
 
-_Span = Annotated[list[float], Meta(min_length=2, max_length=2, description="At most so many, in so many seconds.")]
+_Span = Annotated[
+    list[float],
+    Meta(
+        min_length=2,
+        max_length=2,
+        description="Number of units, and seconds: at most this number in any period of this length.",
+    ),
+]
 
 
 class DayRateLimit(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -214,9 +224,9 @@ class DayRateLimit(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"requests": 10_000, "per": "day", "zone": "Europe/Berlin"}
 
-    requests: Annotated[int, about("At most so many units")]
-    per: Annotated[Literal["day"], about("in each day.")]
-    zone: Annotated[str, about("The time zone whose midnight that is.")] = "UTC"
+    requests: Annotated[int, about("Maximum number of units per day.")]
+    per: Annotated[Literal["day"], about("Period of the rate limit.")]
+    zone: Annotated[str, about("Time zone of midnight.")] = "UTC"
 
 
 _RateLimits = Annotated[list[_Span | DayRateLimit], Meta(max_length=MAX_RATE_LIMITS)]
@@ -229,14 +239,12 @@ class SupplierChanges(LimitChanges, kw_only=True):
     OWNER: ClassVar[str] = "supplier"
     FORMER_FIELDS: ClassVar[Mapping[str, str]] = FORMER_LIMITS
 
-    rate_limits: Annotated[
-        _RateLimits | UnsetType | None, about("All of them hold, in any span of their seconds or in each day.")
-    ] = UNSET
+    rate_limits: Annotated[_RateLimits | UnsetType | None, about("Rate limits, all of which apply.")] = UNSET
     work_periods: _PeriodTexts = UNSET
     zone: _ZoneName = UNSET
     margin_s: Annotated[
         Annotated[float, Meta(ge=0.01, le=60)] | UnsetType | None,
-        about("Seconds in which a body begins after its claim."),
+        about("Maximum seconds between the claim and the start of a job."),
     ] = UNSET
 
     def given(self) -> dict[str, Any]:

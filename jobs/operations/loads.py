@@ -28,7 +28,7 @@ from dataloader.jobs.roles import Role
 
 loads: Final = Operations()
 
-AfterFailure = Annotated[AfterPage, Meta(description="`next` of the page before, or a `failure_id`.")]
+AfterFailure = Annotated[AfterPage, Meta(description="`next` of the previous page, or a `failure_id`.")]
 
 
 @loads.declare("GET", "/runs", role=Role.READ)
@@ -66,7 +66,7 @@ class ListFailuresOfRun(Operation[FailurePage]):
 class ListLoads(Operation[LoadPage], kw_only=True):
     """List the loads of this database, by name."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_LOADS, description="The most rows of the page.")] = 50
+    limit: Annotated[int, Meta(ge=1, le=MAX_LOADS, description="Maximum number of rows.")] = 50
     after: AfterPage | None = None
 
 

@@ -47,19 +47,23 @@ ONE: Final = "/processes/{process_type}/{process_id}"
 TASK: Final = "/processes/tasks/{task_id}"
 
 ProcessId = Annotated[
-    str, field_meta("The process's id, unique in its type.", "order-77", minLength=1, maxLength=MAX_PROCESS_ID)
+    str, field_meta("ID of the process, unique in its type.", "order-77", minLength=1, maxLength=MAX_PROCESS_ID)
 ]
-ProcessType = Annotated[str, field_meta("The name of its type.", "payment", minLength=1, maxLength=MAX_TYPE)]
-StepArgs = Annotated[Any, field_meta("What the step is given: any JSON value.", 5)]
-Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes as soon as there is one.")]
-AfterRow = Annotated[AfterPage, Meta(description="`next` of the page before, or a row's number.")]
-NewestFirst = Annotated[bool, about("Whether the page begins with the latest.")]
-ErrorGroupName = Annotated[str, about("The id of a group of errors.")]
-Ident = Annotated[UUID | None, Meta(description="The task's `ident`; a 404 if the number is another task's.")]
+ProcessType = Annotated[str, field_meta("Name of the type.", "payment", minLength=1, maxLength=MAX_TYPE)]
+StepArgs = Annotated[Any, field_meta("Arguments of the step: any JSON value.", 5)]
+Wait = Annotated[
+    float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the answer. Returns as soon as there is one.")
+]
+AfterRow = Annotated[AfterPage, Meta(description="`next` of the previous page, or the number of a row.")]
+NewestFirst = Annotated[bool, about("True for the latest first.")]
+ErrorGroupName = Annotated[str, about("ID of an error group.")]
+Ident = Annotated[
+    UUID | None, Meta(description="`ident` of the task. The status is 404 if another task has the number.")
+]
 SinkName = Annotated[
-    str, field_meta("The sink's name; `messages`: those to other processes.", "books", minLength=1, maxLength=100)
+    str, field_meta("Name of the sink; `messages`: messages to other processes.", "books", minLength=1, maxLength=100)
 ]
-OnlyHeld = Annotated[bool, about("Only those that wait for an operator.")]
+OnlyHeld = Annotated[bool, about("Only held deliveries, which wait for an operator.")]
 
 
 class OneProcess(Struct, forbid_unknown_fields=True):
@@ -84,10 +88,7 @@ class ListProcesses(Operation[ProcessPage], kw_only=True):
     process_id: ProcessId | None = None
     status: ProcessStatus | None = None
     metadata: (
-        Annotated[
-            str, Meta(description="A JSON object: what their metadata have at least.", examples=['{"tenant":"a"}'])
-        ]
-        | None
+        Annotated[str, Meta(description="JSON object that the metadata contain.", examples=['{"tenant":"a"}'])] | None
     ) = None
     error_group: ErrorGroupName | None = None
 
@@ -190,10 +191,12 @@ class ChangeManyRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     type: ProcessType | None = None
     process_id: ProcessId | None = None
-    status: Annotated[ProcessStatus, about("`error`, or left out.")] | None = None
-    metadata: Annotated[dict[str, Any], about("What their metadata have at least.")] | None = None
+    status: Annotated[ProcessStatus, about("`error`, or omitted.")] | None = None
+    metadata: Annotated[dict[str, Any], about("Object that the metadata contain.")] | None = None
     error_group: ErrorGroupName | None = None
-    limit: Annotated[int, Meta(ge=1, le=BATCH, description="The most processes that one request looks at.")] = BATCH
+    limit: Annotated[int, Meta(ge=1, le=BATCH, description="Maximum number of processes that one request handles.")] = (
+        BATCH
+    )
     after: AfterPage | None = None
 
     def wanted(self) -> ProcessFilter:

@@ -27,8 +27,8 @@ class QueuePaused(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "paused": True}
 
-    queue: Annotated[str, about("The queue's name.")]
-    paused: Annotated[bool, about("Whether it is paused now.")]
+    queue: Annotated[str, about("Name of the queue.")]
+    paused: Annotated[bool, about("True if it is paused now.")]
 
 
 @queues.declare("GET", "/queues", role=Role.READ)
@@ -71,13 +71,11 @@ class ListStats(Operation[RunStatsPage], kw_only=True, rename=STATS_NAMES):
 
     limit: Limit = 1_000
     after: AfterPage | None = None
-    begin: (
-        Annotated[Instant, about("The hour or day in which it lies is the first; a day ago if not given.")] | None
-    ) = None
-    end: Annotated[Instant, about("Hours that begin before it; all if not given.")] | None = None
+    begin: Annotated[Instant, about("Begin: the first hour or day contains it. Default: a day ago.")] | None = None
+    end: Annotated[Instant, about("End: hours that begin before it. Default: all.")] | None = None
     queue: QueueName | None = None
     task: TaskName | None = None
-    by: Annotated[Span, about("What a row sums up: an hour, a day in UTC, or the whole time.")] = "hour"
+    by: Annotated[Span, about("Period per row: an hour, a day in UTC, or the whole time.")] = "hour"
 
 
 @queues.declare("GET", "/audit", role=Role.ADMIN)
@@ -86,9 +84,9 @@ class ListAudit(Operation[AuditPage], kw_only=True):
 
     limit: Limit = 50
     after: AfterPage | None = None
-    before: Annotated[AfterPage, Meta(description="The older name of `after`; an `audit_id`.")] | None = None
+    before: Annotated[AfterPage, Meta(description="Former name of `after`; an `audit_id`.")] | None = None
 
     def __post_init__(self) -> None:
         """Refuse both names together."""
         if self.before is not None and self.after is not None:
-            raise ValueError("before: is the older name of after; send one of them")
+            raise ValueError("before: is the former name of after; send one of them")

@@ -68,25 +68,28 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True, omit_def
         | None
     ) = None
     every_s: Annotated[float, field_meta("Seconds between two times, at least 1.", 3600)] | None = None
-    zone: Annotated[str, field_meta("The time zone of `cron`.", "Europe/Berlin")] = "UTC"
-    start_at: Annotated[Instant, about("No time before; of `every_s` the first one.")] | None = None
-    end_at: Annotated[Instant, about("No time from then on.")] | None = None
-    args: Annotated[dict[str, Any], about("The args of each job.")] = {}
+    zone: Annotated[str, field_meta("Time zone of `cron`.", "Europe/Berlin")] = "UTC"
+    start_at: Annotated[Instant, about("No times before this. With `every_s`, the first time.")] | None = None
+    end_at: Annotated[Instant, about("No times from this on.")] | None = None
+    args: Annotated[dict[str, Any], about("Args of each job.")] = {}
     job: Annotated[
-        dict[str, Any], about("Other fields of each job, as a trigger has them: `queue`, `priority`, …")
+        dict[str, Any], about("Other fields of each job, as in a trigger request: `queue`, `priority`, …")
     ] = {}
     missed: Annotated[
-        Literal["skip", "once", "all"], about("Of times that passed meanwhile: none, the latest, all.")
+        Literal["skip", "once", "all"], about("Catch-up policy for missed times: none, the latest, or all.")
     ] = "once"
-    grace_s: Annotated[float, about("With `skip`: how late a job may be.")] = 60
-    missed_limit: Annotated[int, about("With `all`: how many of the newest.")] = 100
-    missed_within_s: Annotated[float, about("With `all`: how old.")] | None = None
+    grace_s: Annotated[float, about("With `skip`: maximum delay of a job, in seconds.")] = 60
+    missed_limit: Annotated[int, about("With `all`: maximum number of times, the newest.")] = 100
+    missed_within_s: Annotated[float, about("With `all`: maximum age in seconds.")] | None = None
     overlap: Annotated[
         Literal["buffer_one", "skip", "buffer_all", "cancel", "allow"],
-        about("While a job has not ended: one waits, the next is left out, all wait, it is canceled, it runs beside."),
+        about(
+            "Overlap policy while a job has not ended: one job waits, the time is skipped, all jobs wait, the"
+            " earlier job is canceled, or both run concurrently."
+        ),
     ] = "buffer_one"
-    jitter_s: Annotated[float, about("Delays each job by a random time of up to so many seconds.")] = 0
-    pause_on_failure: Annotated[bool, about("Whether a job that fails for good pauses the schedule.")] = False
+    jitter_s: Annotated[float, about("Delay each job by a random time, at most this many seconds.")] = 0
+    pause_on_failure: Annotated[bool, about("Pause the schedule when one of its jobs has failed for good.")] = False
 
 
 @schedules.declare("PUT", "/schedules/{name}", role=Role.ADMIN, large=True)
@@ -119,14 +122,14 @@ class NextTimes(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"times": ["2026-11-23T05:00:00Z", "2026-11-24T05:00:00Z"]}
 
-    times: Annotated[list[Instant], about("The times, ascending.")]
+    times: Annotated[list[Instant], about("Times, ascending.")]
 
 
 @schedules.declare("GET", "/schedules/{name}/next", role=Role.READ, errors=(ScheduleNotFound,))
 class ListNextTimes(NamedSchedule, Operation[NextTimes]):
     """List the next planned times of a schedule, whether it is paused or not."""
 
-    number: Annotated[int, Meta(ge=1, le=MAX_NEXT, description="The most times.")] = 10
+    number: Annotated[int, Meta(ge=1, le=MAX_NEXT, description="Maximum number of times.")] = 10
 
 
 @schedules.declare("GET", "/schedules/{name}/events", role=Role.READ, errors=(ScheduleNotFound,))
@@ -152,10 +155,10 @@ class ScheduleRun(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "queue": "reports", "status": "queued", "created": True}
 
-    job_id: Annotated[UUID, about("The job's id.")]
+    job_id: Annotated[UUID, about("ID of the job.")]
     queue: QueueName
-    status: Annotated[Status, about("The job's status.")]
-    created: Annotated[bool, about("False: an earlier request has added the job.")]
+    status: Annotated[Status, about("Status of the job.")]
+    created: Annotated[bool, about("False if an earlier request added the job.")]
 
 
 @schedules.declare(
@@ -168,7 +171,7 @@ class ScheduleRun(Struct, frozen=True):
 class RunSchedule(NamedSchedule, Operation[Enqueued]):
     """Add a job of a schedule now, in addition to its plan. 201 if it is new, 200 if an earlier request added it."""
 
-    job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
+    job_id: Annotated[UUID, Meta(description="ID of the job. Repeating the ID adds no second job.")] | None = None
 
 
 class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -176,12 +179,12 @@ class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"begin": "2026-11-01T00:00:00Z", "end": "2026-11-08T00:00:00Z", "dry_run": True}
 
-    begin: Annotated[Instant, about("The first instant.")]
-    end: Annotated[Instant, about("The end, exclusive.")]
-    again: Annotated[bool, about("Whether times that have a job get another one.")] = False
-    dry_run: Annotated[bool, about("Add nothing, only say what would be added.")] = False
+    begin: Annotated[Instant, about("Begin (inclusive).")]
+    end: Annotated[Instant, about("End (exclusive).")]
+    again: Annotated[bool, about("Also enqueue jobs for times that already have one.")] = False
+    dry_run: Annotated[bool, about("Only return the times, without adding jobs.")] = False
     backfill_id: (
-        Annotated[UUID, about("The backfill's id; a request with the same one again adds nothing twice.")] | None
+        Annotated[UUID, about("ID of the backfill. A repeated request with this ID adds no job twice.")] | None
     ) = None
 
     def __post_init__(self) -> None:

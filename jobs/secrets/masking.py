@@ -92,7 +92,7 @@ def _mask(value: object, depth: int) -> object:
 def _plain_number(value: float) -> float | str:
     if not isinstance(value, int):
         return float.__float__(value)
-    # Longer ones have no float, so many JSON readers fail on them, and Python refuses to print the longest.
+    # Longer ones have no float: many JSON readers fail on them, and Python refuses to print the longest.
     return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else _text_of_any(value)
 
 

@@ -197,7 +197,7 @@ async def assert_enqueued(
     if len(found) != times:
         asked = f"{times} of {name!r}" + (f" in {queue!r}" if queue else "") + (f" with {wanted}" if wanted else "")
         there = "; ".join(f"{job.args} in {job.queue!r}" for job in jobs[:10]) or "none"
-        raise AssertionError(f"jobs enqueued: {len(found)}, expected {asked}; of that task there are: {there}")
+        raise AssertionError(f"jobs enqueued: {len(found)}, expected {asked}; jobs of the task: {there}")
     return found
 
 
@@ -386,7 +386,7 @@ class _NoDatabase:
 
 
 def _needs_database(what: str) -> ConfigError:
-    return ConfigError(f"{what} needs a database: give run_task the dsn of one, as of temporary_database()")
+    return ConfigError(f"{what} needs a database; pass its dsn to run_task, such as that of temporary_database()")
 
 
 def _claimed(task: Task[Any], new: NewJob, attempt: int) -> ClaimedJob:

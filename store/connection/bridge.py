@@ -38,7 +38,7 @@ Connection = asyncpg.Connection
 
 log = get_logger(__name__)
 
-_NO_ANSWER: Final = "the database did not answer in time; whether the write happened is unknown"
+_NO_ANSWER: Final = "the database did not answer in time; the write may or may not have happened"
 RETRIES: Final = 4
 """Number of attempts of an operation that the server rolls back because of others (deadlock, serialization)."""
 
@@ -68,13 +68,13 @@ class Crossing:
             return await self._loop.run(function, *args, **kwargs)
         except asyncio.CancelledError as error:
             # Trio's cancellation would be trio.Cancelled, so the connection was closed during the operation.
-            message = "the operation was cut off: its connection was closed"
+            message = "the operation was aborted: its connection was closed"
             raise StoreUnavailable(message) from error  # noqa: ASYNC104 - asyncio's cancellation ends here, not Trio's
         except Exception as error:
             ours = error if isinstance(error, DataloaderError) else translate(error)
             unclear = isinstance(ours, Unstorable) and (is_unclear(error) or is_unclear(error.__cause__))
             if unclear and not await self.is_served():  # noqa: ASYNC120 - a cancellation replaces the error
-                raise StoreUnavailable(f"the database can't serve us now ({ours})") from error
+                raise StoreUnavailable(f"the database is not available now ({ours})") from error
             if ours is None or ours is error:
                 raise
             raise ours from error
@@ -145,7 +145,7 @@ class Database:
         with trio.move_on_after(self.options.connect_timeout_s):
             await self._places.acquire()
             return
-        raise StoreUnavailable(f"no connection of the pool came free in {self.options.connect_timeout_s:g} s")
+        raise StoreUnavailable(f"no connection of the pool was free within {self.options.connect_timeout_s:g} s")
 
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -303,7 +303,9 @@ class Session:
         """
         with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
             return await self._in_turn(timeout_s, lambda connection: operation(connection, *args, **kwargs))
-        raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
+        raise StoreUnavailable(
+            f"the {self._role} connection did not answer in time; the operation may or may not have happened"
+        )
 
     async def _in_turn(
         self, timeout_s: float | None, operation: Callable[..., Awaitable[T]], *, drop_at: float = math.inf
@@ -316,7 +318,7 @@ class Session:
 
     async def _aio_run(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]], drop_at: float) -> T:
         if self._cut:
-            raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
+            raise asyncpg.InterfaceError(f"the {self._role} connection was closed")
         self._at_work = asyncio.current_task()
         dropping = None
         try:

@@ -105,23 +105,23 @@ async def connect(
         )
     except DENIED as error:
         # Mask only the server's text: masking would take the setting's name for that of a secret.
-        raise AccessDenied(f"{setting}: the server refuses the connection ({mask_text(error.args[0])})") from error
+        raise AccessDenied(f"{setting}: the server rejected the connection ({mask_text(error.args[0])})") from error
     except FROM_POOLER as error:
         if _UNKNOWN_PARAMETER not in str(error):
             raise
         raise AccessDenied(
-            f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
+            f"{setting}: the pooler rejected the connection ({mask_text(error.args[0])}); let it ignore the parameters"
             " that docs/postgresql.md lists"
         ) from error
     except BAD_ADDRESS as error:
-        raise AccessDenied(f"{setting}: the address can't be used ({mask_text(error.args[0])})") from error
+        raise AccessDenied(f"{setting}: the address is invalid ({mask_text(error.args[0])})") from error
     except OSError as error:  # also a TimeoutError
         reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
         file = _unusable_file(dsn) if isinstance(error, FileNotFoundError | PermissionError) else None
         # This is a wrong certificate, on either side. The EOF of a server that ends during the handshake is temporary.
         if file or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
-            raise AccessDenied(f"{setting}: the address can't be used ({file or reason})") from error
-        raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
+            raise AccessDenied(f"{setting}: the address is invalid ({file or reason})") from error
+        raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} cannot be reached ({reason})") from error
     try:
         _check_server_version(connection.get_server_version().major, setting)
         connection.add_log_listener(_tell_of_warning)
@@ -196,7 +196,7 @@ def hosts_of(dsn: str) -> list[tuple[str, int | None]]:
 
 def _check_server_version(major: int, setting: str) -> None:
     if major < OLDEST:
-        raise ConfigError(f"{setting}: PostgreSQL {major} is too old; PostgreSQL {OLDEST} or later is needed")
+        raise ConfigError(f"{setting}: PostgreSQL {major} is too old; PostgreSQL {OLDEST} or later is required")
 
 
 def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
@@ -220,7 +220,7 @@ def _unusable_file(dsn: str) -> str | None:
             try:
                 os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             except OSError as error:
-                return f"{name}: {path} can't be read: {error.strerror}"
+                return f"{name}: {path} cannot be read: {error.strerror}"
     return None
 
 

@@ -50,7 +50,7 @@ def translate(error: BaseException) -> StoreError | BadRequest | None:
     text = said(error)
     match meaning:
         case ErrorMeaning.OUTAGE | ErrorMeaning.CONFLICT:
-            return StoreUnavailable(f"the database can't serve us now ({text})")
+            return StoreUnavailable(f"the database is not available now ({text})")
         case ErrorMeaning.BAD_VALUE:
             return Unstorable(text)
         case ErrorMeaning.BUG:
@@ -60,7 +60,7 @@ def translate(error: BaseException) -> StoreError | BadRequest | None:
 def _bug(error: BaseException, text: str) -> StoreError:
     if isinstance(error, MISSING):
         return SchemaError(
-            f"the queue's tables are not as expected ({text}); run `dataloader migrate`; if that finds nothing to do, "
+            f"the queue's tables are not as expected ({text}); run `dataloader migrate`; if the schema is up to date, "
             "run the output of `dataloader migrate --sql` with psql"
         )
     if isinstance(error, LOST_STATEMENTS):
@@ -100,9 +100,9 @@ def missing_right(said: str, role: str = "the role of DL_DB_DSN") -> str:
     """Return the text for a right that `role` lacks: the server's message, and who should run which statement."""
     refused = _DENIED.search(said)
     if refused is None:
-        todo = "its owner can do this, or grant the right"
+        todo = "let its owner do this or grant the right"
     elif refused["name"].startswith("dl_"):
-        todo = "the owner of the tables should run the script for it under Roles in docs/security.md"
+        todo = "the owner of the tables should run the script for this role under Roles in docs/security.md"
     else:
         kind, name = refused["kind"], refused["name"]
         todo = f"the {kind}'s owner should run: GRANT {_RIGHTS[kind]} ON {kind.upper()} {name} TO {role}"

@@ -53,7 +53,7 @@ async def read_history(database: Database) -> DatabaseHistory:
 async def _aio_read_history(connection: Any) -> DatabaseHistory:
     row = await connection.fetchrow(_READ)
     if row["is_standby"]:
-        raise StoreUnavailable("the server is a standby that is not promoted yet")
+        raise StoreUnavailable("the server is a standby that has not been promoted yet")
     if not row["is_other"]:
         return DatabaseHistory(row["id"], is_new=False)
     await connection.execute(_WRITE)

@@ -61,13 +61,13 @@ async def _aio_check(options: DatabaseOptions) -> int:
             excludes = False
         if not excludes:
             raise ConfigError(
-                f"{setting_of(options, direct=True)}: two sessions do not exclude each other by an advisory lock, which"
-                " lock_key needs; the address must lead to PostgreSQL itself, not through a pooler in transaction mode"
+                f"{setting_of(options, direct=True)}: advisory locks do not work between sessions, but lock_key"
+                " needs them; connect directly to PostgreSQL, not through a pooler in transaction mode"
             )
         encoding = await session.fetchval("SHOW server_encoding")
         if encoding != "UTF8":
             raise ConfigError(
-                f"{setting_of(options, direct=True)}: the database's encoding is {encoding}, and must be UTF8;"
+                f"{setting_of(options, direct=True)}: the database's encoding is {encoding}, but must be UTF8;"
                 " create the database with ENCODING 'UTF8' TEMPLATE template0"
             )
         version = int(session.get_server_version().major)
@@ -84,8 +84,8 @@ async def _aio_check(options: DatabaseOptions) -> int:
             ) from error
         if other != database:
             raise ConfigError(
-                f"DL_DIRECT_DSN: leads to the database {database['name']!r} and DL_DB_DSN to {other['name']!r}, or to"
-                " another server; both must lead to the same database"
+                f"DL_DIRECT_DSN: refers to the database {database['name']!r}, and DL_DB_DSN to {other['name']!r} or"
+                " another server; both must refer to the same database"
             )
     return version
 

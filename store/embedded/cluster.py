@@ -81,8 +81,9 @@ class Cluster:
         other_versions = [found for found in versions_in(data_dir) if found != version]
         if other_versions:
             raise EmbeddedDatabaseError(
-                f"The data directory {data_dir} holds a cluster of PostgreSQL {other_versions[0]}, this is PostgreSQL "
-                f"{version}: choose another data directory, and move the data by `dataloader backup` and `restore`"
+                f"The data directory {data_dir} has a cluster of PostgreSQL {other_versions[0]}, but this is "
+                f"PostgreSQL {version}: choose another data directory, and move the data with "
+                "`dataloader backup` and `restore`"
             )
         account = system_user() if os.geteuid() == 0 else None
         # Not by getpwuid: in a container this process may run as a user without an account.
@@ -175,7 +176,7 @@ class Cluster:
             if state == "busy":
                 time.sleep(0.05)
             elif started:
-                raise self.programs.error("PostgreSQL ended as soon as it was started")
+                raise self.programs.error("PostgreSQL ended immediately after its start")
             else:
                 started = True
                 self._start(extra_settings, deadline)
@@ -222,7 +223,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _awaiting_end_of(self, pid: int) -> Iterator[None]:
-        """After a block that stops our process `pid`, wait for its end, for at most `STOP_TIMEOUT_S` seconds."""
+        """Wait for the end of our process `pid` after the block that stops it, at most `STOP_TIMEOUT_S` seconds."""
         process, ended = None, select.poll()
         with contextlib.suppress(OSError):  # it has ended, or runs in another container
             process = os.pidfd_open(pid)
@@ -253,8 +254,8 @@ class Cluster:
                 lock_alone(lock, self.orphans_timeout_s)
             except TimeoutError:
                 raise self.programs.error(
-                    f"The cluster {self.directory} is in use by a server that does not answer here: it was started by "
-                    "another path, in another container or on another machine; use or stop it there"
+                    f"The cluster {self.directory} is in use by a server that cannot be reached here: it was started "
+                    "with another path, in another container or on another machine; use or stop it there"
                 ) from None
             unless_locked.pop_all()
         return lock
@@ -326,7 +327,7 @@ class Cluster:
             if os.access(base, os.W_OK | os.X_OK) and _fits_socket(base / self.name):
                 return self._private_directory(base / self.name)
         raise EmbeddedDatabaseError(
-            f"The path of the data directory {self.data_dir} is too long for a socket, and so is TMPDIR"
+            f"The paths of the data directory {self.data_dir} and of TMPDIR are too long for a socket"
         )
 
     def _private_directory(self, path: Path) -> Path:
@@ -337,7 +338,7 @@ class Cluster:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != self.programs.uid or stat.S_IMODE(found.st_mode) & 0o077:
             raise EmbeddedDatabaseError(
-                f"{path} must be a directory of user id {self.programs.uid} with mode 0700, for the server's socket"
+                f"{path} must be a directory of user ID {self.programs.uid} with mode 0700, for the server's socket"
             )
         return path
 
@@ -356,7 +357,7 @@ class Cluster:
             return self.password_path.read_text()
         except FileNotFoundError:
             raise EmbeddedDatabaseError(
-                f"The password of the cluster {self.directory} is missing: restore the file {self.password_path}"
+                f"The password of the cluster {self.directory} is missing; restore the file {self.password_path}"
             ) from None
 
     def _check_owner(self) -> None:
@@ -364,8 +365,8 @@ class Cluster:
             owner = self.directory.stat().st_uid
             if owner != self.programs.uid:
                 raise EmbeddedDatabaseError(
-                    f"The cluster {self.directory} belongs to user id {owner}, but the server would run as user id "
-                    f"{self.programs.uid}: start it as the user who made it, or choose another data directory"
+                    f"The cluster {self.directory} belongs to user ID {owner}, but the server would run as user ID "
+                    f"{self.programs.uid}: start it as the user who created it, or choose another data directory"
                 )
 
 

@@ -26,7 +26,7 @@ def make_writable(data_dir: Path) -> Path:
         found = data_dir.resolve()
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "it can't be written to")
+            raise PermissionError(errno.EACCES, "it is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if isinstance(error, FileExistsError):
@@ -42,13 +42,13 @@ def check_own(data_dir: Path) -> None:
     found = data_dir.stat()
     if found.st_uid != os.geteuid():
         raise EmbeddedDatabaseError(
-            f"The data directory {data_dir} belongs to user id {found.st_uid}, but this process runs as user id "
-            f"{os.geteuid()}: run it as the owner, or set DL_DATA_DIR to a directory of your own"
+            f"The data directory {data_dir} belongs to user ID {found.st_uid}, but this process runs as user ID "
+            f"{os.geteuid()}: run it as the owner, or set DL_DATA_DIR to your own directory"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise EmbeddedDatabaseError(
             f"Other users can write into the data directory {data_dir}, its mode is {stat.S_IMODE(found.st_mode):o}: "
-            f"run `chmod go-w {shlex.quote(str(data_dir))}`, or set DL_DATA_DIR to a directory of your own"
+            f"run `chmod go-w {shlex.quote(str(data_dir))}`, or set DL_DATA_DIR to your own directory"
         )
 
 
@@ -66,7 +66,7 @@ def versions_in(data_dir: Path) -> list[int]:
                         found.append(int((path / "PG_VERSION").read_text()))
     except PermissionError as error:
         raise ConfigError(
-            f"DL_DATA_DIR: user id {os.geteuid()} may not read '{error.filename}': run this as its owner, or name "
+            f"DL_DATA_DIR: user ID {os.geteuid()} may not read '{error.filename}': run this as its owner, or use "
             "another directory"
         ) from error
     return found

@@ -77,13 +77,13 @@ def back_up(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object])
             size = os.fstat(output.fileno()).st_size
         sync_directory(file.parent)
     except OSError as error:
-        raise ConfigError(f"FILE: {file} can't be written: {error.strerror}") from error
+        raise ConfigError(f"FILE: {file} cannot be written: {error.strerror}") from error
     return size
 
 
 def _check_free(file: Path) -> None:
     if file.exists():
-        raise ConfigError(f"FILE: {file} exists already; choose another name, or remove it")
+        raise ConfigError(f"FILE: {file} already exists; choose another name, or remove it")
 
 
 def _open_alone(part: Path, file: Path) -> IO[bytes]:
@@ -98,7 +98,7 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
             try:
                 lock_alone(output.fileno(), 0)
             except TimeoutError:
-                raise ConfigError(f"FILE: another backup to {file} goes on; wait for its end") from None
+                raise ConfigError(f"FILE: another backup to {file} is in progress; wait for its end") from None
             found = os.fstat(output.fileno())
             if found.st_uid != os.geteuid():
                 raise ConfigError(f"FILE: {part} belongs to another user; remove it, or choose another name")
@@ -119,7 +119,7 @@ def check_backup(file: Path) -> None:
         _read_archive(file, "--file=/dev/null")
     except subprocess.CalledProcessError as error:
         reason = error.stderr.strip().removeprefix("pg_restore: ").removeprefix("error: ")
-        raise ConfigError(f"FILE: {file} is no backup that PostgreSQL {VERSION} can read ({reason})") from error
+        raise ConfigError(f"FILE: {file} is not a backup that PostgreSQL {VERSION} can read ({reason})") from error
     if _JOBS.search(listed) is None:
         raise ConfigError(f"FILE: {file} is the backup of another database: it has no table dl_jobs")
 
@@ -159,7 +159,7 @@ def _alone(server: EmbeddedPostgres) -> Iterator[None]:
         try:
             lock_alone(lock, 0)
         except TimeoutError:
-            message = f"Another restore into {server.data_dir} goes on: wait for its end"
+            message = f"Another restore into {server.data_dir} is in progress; wait for its end"
             raise EmbeddedDatabaseError(message) from None
         yield
     finally:
@@ -169,7 +169,7 @@ def _alone(server: EmbeddedPostgres) -> Iterator[None]:
 def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
     if not replace and _psql(server, DATABASE, _NOT_EMPTY):
         raise ConfigError(
-            f"--replace: is needed, since the database in {server.data_dir} is not empty; it deletes all that is in it"
+            f"--replace: is required, because the database in {server.data_dir} is not empty; it deletes all its data"
         )
     if (connections := _psql(server, DATABASE, _USED)) != "0":
         raise _in_use(server, f"{connections} {'connection' if connections == '1' else 'connections'}")
@@ -207,7 +207,7 @@ def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
         command, env=environment, input=statements, capture_output=True, text=True, check=False, timeout=PSQL_TIMEOUT_S
     )
     if result.returncode != 0:
-        raise EmbeddedDatabaseError(f"The database in {server.data_dir} refused: {result.stderr.strip()}")
+        raise EmbeddedDatabaseError(f"The database in {server.data_dir} returned an error: {result.stderr.strip()}")
     return result.stdout.strip()
 
 

@@ -73,7 +73,7 @@ class EmbeddedPostgres:
             # An abandoned thread may have waited here until the last user had left: then nothing would stop the server.
             if not self._cluster.has_members():
                 raise EmbeddedDatabaseError(
-                    f"Nobody uses the server of {self.data_dir} any more: it is not started again"
+                    f"The server of {self.data_dir} has no more users, and is not started again"
                 )
             self._cluster.ensure_running(self._settings)
             return _server_of(self._cluster, self._settings)
@@ -154,7 +154,7 @@ def _told_of(data_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
+        raise EmbeddedDatabaseError(f"The data directory {data_dir} cannot be used: {error}") from error
 
 
 def running_server(data_dir: Path) -> EmbeddedPostgres | None:
@@ -200,5 +200,5 @@ def _ensure_database(server: EmbeddedPostgres) -> None:
     )
     if result.returncode != 0:
         raise EmbeddedDatabaseError(
-            f"The embedded PostgreSQL runs, but its database {DATABASE} can't be created: {result.stderr.strip()}"
+            f"PostgreSQL is running, but its database {DATABASE} cannot be created: {result.stderr.strip()}"
         )

@@ -49,10 +49,12 @@ def system_user(name: str = "pgserver") -> pwd.struct_passwd:
     except (TimeoutError, subprocess.CalledProcessError) as error:
         reason = str(getattr(error, "stderr", "")).strip() or str(error) or "another process has /etc locked"
     except FileNotFoundError:
-        reason = "there is no `useradd` here"
+        reason = "`useradd` is not installed"
     finally:
         os.close(accounts)
-    raise EmbeddedDatabaseError(f"To run PostgreSQL, root needs a system user `{name}`, which can't be made: {reason}")
+    raise EmbeddedDatabaseError(
+        f"To run PostgreSQL, root needs a system user `{name}`, which cannot be created: {reason}"
+    )
 
 
 def open_path(directory: Path) -> None:
@@ -63,7 +65,7 @@ def open_path(directory: Path) -> None:
             folder.chmod(mode | stat.S_IXOTH)
             if folder != directory:
                 _log.warning(
-                    "Set the mode of %s to %o, so that PostgreSQL, which can't run as root, can pass", folder, mode | 1
+                    "Set the mode of %s to %o, to give access to PostgreSQL, which cannot run as root", folder, mode | 1
                 )
 
 

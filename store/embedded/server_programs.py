@@ -66,7 +66,7 @@ class ServerPrograms:
                 **options,
             )
         except subprocess.TimeoutExpired as error:
-            raise self.error(f"{command[0]} did not end in {error.timeout:.0f} s for {self.data_dir}") from error
+            raise self.error(f"{command[0]} did not end within {error.timeout:.0f} s for {self.data_dir}") from error
 
     def log_tail(self, lines: int) -> list[str]:
         """Return the last lines that the server has written."""
@@ -93,6 +93,6 @@ def programs_of(version: int) -> Path:
         ) from error
     if version not in found:
         raise EmbeddedDatabaseError(
-            f"There is no embedded PostgreSQL {version}, only {', '.join(map(str, sorted(found)))}"
+            f"The embedded PostgreSQL {version} is not available; versions: {', '.join(map(str, sorted(found)))}"
         )
     return found[version]

@@ -70,10 +70,8 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
     changed_at = () if history is None or history.changed_at is None else (history.changed_at,)
     for name in (*load.key, *(history.tracked if history else ()), *changed_at):
         if name not in columns:
-            what = (
-                "of its key" if name in load.key else "that is tracked" if name not in changed_at else "of changed_at"
-            )
-            raise TargetError(f"table {info.sql}: the query does not give the column {name} {what}")
+            what = "of its key" if name in load.key else "of tracked" if name not in changed_at else "of changed_at"
+            raise TargetError(f"table {info.sql}: the query does not return the column {name} {what}")
     if history is not None:
         history.check_table(info)
         if not takes_date and not changed_at:
@@ -89,7 +87,7 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
             *arguments,
         )
     if history is not None and not changed_at and not affected(tag) and not load.allow_empty:
-        raise StoreError("the query gives no row, by which every current version would be closed; see allow_empty")
+        raise StoreError("the query returned no rows, which would close all current versions; see allow_empty")
     staged: dict[str, Any] = {
         "table": info,
         "segment": segment,
@@ -116,6 +114,6 @@ async def _aio_check_as_of(connection: Any, table: TableInfo, history: History, 
     newest = (await aio_history_state(connection, table)).newest
     if newest is not None and instant_of_snapshot(history.fitting(as_of, table)) < newest:
         raise TargetError(
-            f"table {table.sql}: as_of {as_of} is before the newest snapshot, {newest.isoformat()}, and the query"
-            " returns what is there now; use $1 in the query, which is as_of, or leave out as_of"
+            f"table {table.sql}: as_of {as_of} is before the newest snapshot, {newest.isoformat()}, but the query"
+            " returns current data; use $1 (the value of as_of) in the query, or omit as_of"
         )

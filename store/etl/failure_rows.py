@@ -65,13 +65,13 @@ def _requests(failure: Failure) -> str:
     try:
         return exact_json("requests", list(failure.requests), MAX_REQUESTS)
     except BadRequest as error:
-        log.warning("a failure can't be retried alone", load=failure.load, segment=failure.segment, error=str(error))
+        log.warning("a failure cannot be retried alone", load=failure.load, segment=failure.segment, error=str(error))
         return "[]"
 
 
 def _note(failure: Failure, refusal: BaseException) -> _Row:
     """Return the row that replaces a failure which the database refuses."""
-    why = f"the database refuses the record of this failure: {storable_text(said(refusal), 500)}"
+    why = f"the database rejected the record of this failure: {storable_text(said(refusal), 500)}"
     return *map(storable_text, (failure.load, failure.segment, failure.phase)), "", why, None, failure.times, "[]"
 
 
@@ -93,7 +93,7 @@ async def aio_keep_failures(connection: Any, run_id: UUID, failures: Sequence[Fa
     if notes:
         refusal = await _aio_refusal(connection, run_id, notes)
         told = {"failures": len(notes), "are_noted": refusal is None, "run_id": str(run_id)}
-        log.warning("the database refuses the records of failures", **told)
+        log.warning("the database rejected the records of failures", **told)
 
 
 async def _aio_refusal(connection: Any, run_id: UUID, rows: Sequence[_Row]) -> BaseException | None:

@@ -68,11 +68,11 @@ class History:
             return
         if self.complete:
             raise ValueError(
-                "complete: must be False with changed_at: a missing key has no time of its change; bring a row for it"
-                f" whose {self.is_current} is false"
+                "complete: must be False with changed_at, because a missing key has no change time; load a row for it"
+                f" with {self.is_current} = false"
             )
         if self.as_of is not None:
-            raise ValueError("as_of: can't be combined with changed_at, which has the time of each row")
+            raise ValueError("as_of: cannot be combined with changed_at, which has the time of each row")
         if self.changed_at in {self.valid_to, self.is_current}:
             raise ValueError(f"changed_at: must be a column of the rows, or valid_from, not {self.changed_at!r}")
 
@@ -97,8 +97,8 @@ class History:
             kind, needed = (table.column(name).type for name in (self.changed_at, self.valid_from))
             if kind != needed:
                 raise TargetError(
-                    f"table {table.sql}: changed_at: column {self.changed_at} is of type {kind}, must be of that of"
-                    f" {self.valid_from}, {needed}"
+                    f"table {table.sql}: changed_at: column {self.changed_at} has the type {kind}, but must have that"
+                    f" of {self.valid_from}, {needed}"
                 )
 
     def instant(self, snapshot: SegmentSnapshot, table: TableInfo) -> date:
@@ -108,7 +108,7 @@ class History:
         """
         as_of = snapshot.window.start if self.as_of is None else self.as_of(snapshot)
         if as_of is None:
-            raise ValueError(f"table {table.sql}: the snapshot {snapshot.name} has no instant")
+            raise ValueError(f"table {table.sql}: the snapshot {snapshot.name} has no timestamp")
         return self.fitting(as_of, table)
 
     def fitting(self, as_of: date, table: TableInfo) -> date:

@@ -235,8 +235,8 @@ async def _aio_lock_target(connection: Any, merge: HistoryMerge) -> tuple[dt.dat
     if found["until"] is not None:
         current_column = merge.history.is_current
         raise TargetError(
-            f"table {target}: {name} of some versions with {current_column} is up to {found['until']}, must be NULL;"
-            f" a version that has ended, or will end, is not open: set {current_column} to false there"
+            f"table {target}: {name} of some versions with {current_column} is {found['until']}, but must be NULL;"
+            f" set {current_column} to false for versions that have an end"
         )
     newest = found["newest"]
     if newest is not None:

@@ -53,16 +53,16 @@ class HistoryMerge:
         kind = self.table.column(valid_from).type
         if kind not in {"date", "timestamp with time zone"} or self.table.column(valid_to).type != kind:
             raise TargetError(
-                f"table {self.table.sql}: {valid_from} and {valid_to} must be of type date, or of timestamptz"
+                f"table {self.table.sql}: {valid_from} and {valid_to} must both have the type date or timestamptz"
             )
         self.history.check_table(self.table)
         if self.as_of is None and not self.history.is_of_changes:
-            raise TargetError(f"table {self.table.sql}: a snapshot needs an instant")
+            raise TargetError(f"table {self.table.sql}: a snapshot needs a timestamp")
         if isinstance(self.as_of, dt.datetime):
             if self.as_of.utcoffset() is None:
                 raise ValueError(f"as_of: {self.as_of} has no time zone")
             if kind == "date":
-                raise TargetError(f"table {self.table.sql}: {valid_from} is a date, so as_of must be one")
+                raise TargetError(f"table {self.table.sql}: {valid_from} is a date, so as_of must be a date")
 
     @property
     def tracked(self) -> tuple[str, ...]:

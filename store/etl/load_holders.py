@@ -39,7 +39,7 @@ class LoadIsHeld(DataloaderError):  # noqa: N818 - says what the load is
     def __init__(self, load: str, run_id: UUID, since: datetime, held_s: float) -> None:
         """Name the load, and the run that holds it."""
         super().__init__(
-            f"the run {run_id} of the load {load} has not ended; it began at {since:%Y-%m-%d %H:%M:%S} UTC"
+            f"the run {run_id} of the load {load} has not ended; it started at {since:%Y-%m-%d %H:%M:%S} UTC"
         )
         self.load = load
         self.run_id = run_id
@@ -73,6 +73,5 @@ async def aio_fence_load(connection: Any, load: str, run_id: UUID, token: int) -
     """
     if await connection.fetchrow(_FENCE, run_id, token, load) is None:
         raise LeaseLost(
-            f"job {run_id} is no longer this worker's, or another run holds the load {load}:"
-            " what it was about to write was rolled back"
+            f"another worker has job {run_id}, or another run holds the load {load}: the write was rolled back"
         )

@@ -124,7 +124,7 @@ async def _aio_timeline(
 async def _aio_get_run(connection: Any, run_id: UUID) -> Mapping[str, Any]:
     row: Mapping[str, Any] | None = await connection.fetchrow(f"{_RUNS} WHERE r.run_id = $1", run_id)
     if row is None:
-        raise RunNotFound(f"no run has the id {run_id}: its job is no load or flow, has not begun, or was deleted")
+        raise RunNotFound(f"no run has the ID {run_id}: its job is not a load or flow, has not started, or was deleted")
     return row
 
 
@@ -138,7 +138,7 @@ async def _aio_load(connection: Any, load: str) -> LoadRecord:
     if row is None:
         if await connection.fetchval("SELECT EXISTS (SELECT FROM dl_etl_runs WHERE name = $1 AND kind = 'flow')", load):
             todo = f"`dataloader jobs --task {load!r:.80}` lists its runs"
-            raise LoadNotFound(f"{load!r:.80} is a flow, and no load of this name has run in this database; {todo}")
+            raise LoadNotFound(f"{load!r:.80} is a flow, not a load; {todo}")
         raise LoadNotFound(f"no load {load!r:.80} has run in this database")
     return _load_of(row)
 

@@ -81,19 +81,19 @@ class Merge:
         self.table.check_loadable(self.columns)
         if self.key:
             self.table.check_key(self.key)
-            self._demand(set(self.key) <= set(self.columns), "the load does not bring all columns of its key")
+            self._demand(set(self.key) <= set(self.columns), "the load does not have all columns of its key")
         if self.mode is Mode.UPSERT:
             self._demand(bool(self.key), "an upsert needs a key")
         if self.deleted is not None:
             kind = self.table.column(self.deleted).type
             self._demand(
                 kind == "boolean" or kind.startswith(("timestamp", "date")),
-                f"column {self.deleted} is of type {kind}; what is gone is marked by a boolean, a date or a timestamp",
+                f"column {self.deleted} has the type {kind}; a deletion mark must be a boolean, date or timestamp",
             )
-            self._demand(self.deleted not in self.columns, f"the load brings {self.deleted} itself")
-            self._demand(self.mode is Mode.UPSERT, "rows are marked as gone only by an upsert")
+            self._demand(self.deleted not in self.columns, f"the load itself has the column {self.deleted}")
+            self._demand(self.mode is Mode.UPSERT, "rows can only be marked as deleted by an upsert")
         if self.scope is not None:
-            self._demand(self.deleted is not None, "no column marks what is gone")
+            self._demand(self.deleted is not None, "there is no column for the mark of deleted rows")
             if self.scope.column is not None:
                 self.table.column(self.scope.column)
             else:
@@ -250,7 +250,7 @@ async def aio_empty(connection: Any, segment: StagedSegment, expected: int) -> i
     if (rows := affected(tag)) != expected:
         raise StoreError(
             f"staging table {segment.staging}: it has {rows} rows of segment {segment.number} instead of {expected}:"
-            " a batch was lost in a crash of the database, or sent twice; load the segment again"
+            " a batch was lost in a crash of the database, or was sent twice; load the segment again"
         )
     return rows
 

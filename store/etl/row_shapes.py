@@ -49,7 +49,7 @@ async def aio_complete(connection: Any, merge: Shaped, condition: str = "true") 
     """
     numbers = {shape: shape_of(shape) for shape in merge.shapes}
     if len(set(numbers.values())) < len(numbers):
-        raise StoreError(f"table {merge.table.sql}: two kinds of rows have the same number; load them by two loads")
+        raise StoreError(f"table {merge.table.sql}: two kinds of rows have the same number; load them with two loads")
     lacking = [number for shape, number in numbers.items() if not set(merge.columns) <= set(shape)]
     if not lacking:
         return

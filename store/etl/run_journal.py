@@ -314,7 +314,7 @@ async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
     Raises `LeaseLost` if it does not.
     """
     if await connection.fetchrow(_FENCE, run_id, token) is None:
-        raise LeaseLost(f"job {run_id} is no longer this worker's: what it was about to write was rolled back")
+        raise LeaseLost(f"another worker has job {run_id}: the write was rolled back")
 
 
 async def aio_watermark(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:

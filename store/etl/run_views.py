@@ -279,7 +279,7 @@ async def get_run_view(database: Database, run_id: UUID) -> RunView:
 async def _aio_run_view(connection: Any, run_id: UUID) -> RunView:
     row = await connection.fetchrow(_RUN, run_id)
     if row is None:
-        raise RunNotFound(f"no run has the id {run_id}: its job is no load or flow, has not begun, or was deleted")
+        raise RunNotFound(f"no run has the ID {run_id}: its job is not a load or flow, has not started, or was deleted")
     progress = row["progress"] or {}
     tasks = [_task_of_run(task, progress) for task in await connection.fetch(_TASKS, run_id)]
     return RunView(**row, tasks=tasks)

@@ -30,7 +30,7 @@ class ClosedSupplier:
         if str(error) != self._error:
             self._error = str(error)
             log.error(
-                "a supplier takes no requests: its limits cannot be evaluated",
+                "a supplier accepts no requests, because its limits cannot be evaluated",
                 supplier=self.supplier,
                 error=self._error,
             )

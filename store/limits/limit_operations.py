@@ -181,7 +181,7 @@ async def _aio_set_tasks(
     async with aio_short_transaction(connection):
         there = {record["source"] for record in await connection.fetch(_NAMED, sorted(wanted), list(plain))}
         for supplier in sorted(wanted - there):
-            raise BadRequest("supplier", f"must be the name of a supplier that is known, not {supplier!r:.200}")
+            raise BadRequest("supplier", f"must be the name of a known supplier, not {supplier!r:.200}")
         for name, change in plain.items():
             found = await _aio_locked_task(connection, name)
             override = _overridden(found["override"], change)
@@ -208,7 +208,7 @@ async def _aio_remove_task(connection: Any, name: str, jobs: OpenJobs | None, op
         await _aio_locked_task(connection, name)
         if jobs is None and (count := await connection.fetchval(_OPEN_JOBS, name)):
             few = f"{count:,}" if count < 1_000 else "1,000 or more"
-            raise InUse(f"{few} jobs of the task {name!r:.200} have not ended: keep them or cancel them (jobs)")
+            raise InUse(f"{few} jobs of the task {name!r:.200} have not ended; keep or cancel them with `jobs`")
         found = await aio_task_state(connection, name)
         await connection.execute(_KEEP, name)
         await connection.execute(_KEEP_OTHERS, name)
@@ -247,10 +247,12 @@ async def _aio_remove_supplier(connection: Any, name: str, operator: Operator) -
         await _aio_locked_supplier(connection, name)
         tasks = [record["task"] for record in await connection.fetch(_OF_SUPPLIER, name)]
         if tasks:
-            raise InUse(f"tasks name the supplier {name!r:.200}: {', '.join(tasks)}; remove them or set another first")
+            raise InUse(
+                f"the supplier {name!r:.200} is used by the tasks {', '.join(tasks)}; remove or change them first"
+            )
         found = await aio_supplier(connection, name)
         if found.slot is not None:
-            raise InUse(f"a load's request to the supplier {name!r:.200} is under way; remove it when it has ended")
+            raise InUse(f"a load's request to the supplier {name!r:.200} is in progress; retry when it has ended")
         await connection.execute("DELETE FROM dl_source_calls WHERE source = $1", name)
         await connection.execute("DELETE FROM dl_sources WHERE source = $1", name)
         await connection.execute(TELL)

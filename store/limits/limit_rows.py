@@ -127,7 +127,9 @@ async def aio_stopping_tasks(
             ahead = _database_is_ahead(record["ahead_s"], zone, record["at"])
             periods = WorkPeriods(ranges, zone, ahead)
         except BadRequest as error:  # the process that has declared it knows the zone
-            log.warning("runs are not stopped at the close of their period", task=record["task"], error=str(error))
+            log.warning(
+                "running jobs are not stopped at the end of their work period", task=record["task"], error=str(error)
+            )
             continue
         found.setdefault(record["task"], []).append((periods, record["margin_s"]))
     asked_at = trio.current_time()
@@ -166,7 +168,7 @@ async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppli
                     if not override:
                         raise BadRequest(f"task {name!r}", str(error)) from error
                     told.append(
-                        f"the limits of the task {name!r} stay as they were, its override does not fit: {error}"
+                        f"the limits of the task {name!r} do not change, because its override is invalid: {error}"
                     )
         if changed:
             await connection.execute(TELL)
@@ -189,10 +191,10 @@ async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping
                 if not override:
                     raise BadRequest(f"supplier {name!r}", str(error)) from error
                 told.append(
-                    f"the limits of the supplier {name!r} stay as they were, its override does not fit: {error}"
+                    f"the limits of the supplier {name!r} do not change, because its override is invalid: {error}"
                 )
         elif not spec and record["limits"] == record["override"] == "{}":
-            told.append(f"nobody declares the supplier {name!r}, so it has no limits: is its name right?")
+            told.append(f"the supplier {name!r} is not declared, so it has no limits; check its name")
     return changed, told
 
 

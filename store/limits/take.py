@@ -39,7 +39,7 @@ async def take_units(database: Database, supplier: str, units: int, max_wait_s: 
         except StoreError as error:
             answer = {"wait_s": closed.wait_s(error), "why": "error", "most": None, "margin_s": 0.0}
         if answer["wait_s"] is None:
-            raise BadRequest("supplier", f"must be declared, as by tasks.supplier(); none has the name {supplier!r}")
+            raise BadRequest("supplier", f"must be a declared supplier (tasks.supplier()), not {supplier!r}")
         if answer["most"] is not None and units > answer["most"]:
             raise BadRequest(
                 "n", f"must be at most {answer['most']}, the smallest rate limit of {supplier!r}, not {units}"

@@ -40,8 +40,8 @@ async def aio_check_zone(connection: Any, field: str, name: str) -> None:
     except INVALID_PARAMETER:
         raise BadRequest(
             field,
-            f"must be a time zone that the database's server knows, too; it does not know {name!r:.100}. Use a name of "
-            "its view pg_timezone_names, such as Europe/Berlin, or America/New_York in place of US/Eastern",
+            f"must be a time zone that the database server knows, not {name!r:.100}. Use a name in its view "
+            "pg_timezone_names, such as Europe/Berlin, or America/New_York instead of US/Eastern",
         ) from None
     other = [row for row in rows if timedelta(seconds=row["ahead_s"]) != offset(zone, row["at"])]
     if not other:
@@ -50,11 +50,11 @@ async def aio_check_zone(connection: Any, field: str, name: str) -> None:
     if await connection.fetchval(_IS_ABBREVIATION, name):
         raise BadRequest(
             field,
-            f"must be a time zone that the database's server reads as a region, such as Europe/Berlin; it reads "
+            f"must be a region such as Europe/Berlin; the database server treats "
             f"{name!r:.100} as an abbreviation with a fixed offset",
         )
     log.warning(
-        "the database and this machine have different rules for a time zone: update the older of the two",
+        "the database and this machine have different rules for a time zone; update the older one",
         zone=name,
         at=first["at"].isoformat(),
         database_offset_s=first["ahead_s"],

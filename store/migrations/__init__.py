@@ -212,11 +212,11 @@ class _State:
     def warnings(self) -> Iterator[str]:
         """Return sentences that the operator of the database should read."""
         if self.file > LATEST or self.functions > function_set.NUMBER:
-            yield f"the database's schema is at {self}, newer than this version ({_OURS}), which goes on beside it"
+            yield f"the database's schema is at {self}, newer than this version ({_OURS}), which remains compatible"
         if self.anybody_creates:
             yield (
-                f"every role may create functions in the schema {self.schema}, and so have them run with the rights of "
-                f"this one; the schema's owner should run: REVOKE CREATE ON SCHEMA {self.schema} FROM PUBLIC"
+                f"all roles may create functions in the schema {self.schema}, which could then run with the rights of "
+                f"this role; the schema's owner should run: REVOKE CREATE ON SCHEMA {self.schema} FROM PUBLIC"
             )
 
     def __str__(self) -> str:
@@ -271,11 +271,11 @@ async def check(database: Database) -> None:
             log.warning(warning)
         return
     if who is not None:
-        raise StoreUnavailable(f"{who} migrates the schema; wait for its end")
+        raise StoreUnavailable(f"{who} is migrating the schema; wait for its end")
     _fit(state.schema)
     if state.has_half_an_index:
-        raise SchemaError("an interruption has left an index of the queue invalid; run `dataloader migrate`")
-    raise SchemaError(f"the database's schema is at {state}, this version needs {_OURS}; run `dataloader migrate`")
+        raise SchemaError("an index of the queue is invalid after an interruption; run `dataloader migrate`")
+    raise SchemaError(f"the database's schema is at {state}, but this version needs {_OURS}; run `dataloader migrate`")
 
 
 async def _aio_checked(connection: asyncpg.Connection[Any]) -> tuple[str | None, _State]:
@@ -352,7 +352,7 @@ async def _aio_migrate(
             if "for schema" in str(error) and not state.files:
                 raise SchemaError(f"{at} was refused: {missing_right(said(error), state.role)}") from error
             message = (
-                f"{at} was refused ({error}): the tables belong to another role than {state.role}. Let their owner run "
+                f"{at} was refused ({error}): the tables do not belong to the role {state.role}. Let their owner run "
                 "the output of `dataloader migrate --sql`, then start again"
             )
             raise SchemaError(message) from error

@@ -21,7 +21,7 @@ from typing import Final
 
 from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 
-NUMBER: Final = 56
+NUMBER: Final = 57
 OLDEST: Final = 53
 """Number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (

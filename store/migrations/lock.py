@@ -33,7 +33,7 @@ WHERE datname = current_database() AND pid IN (
 async def aio_who_migrates(connection: asyncpg.Connection[Any], indexes: list[str]) -> str | None:
     """Return a description of the session that changes the schema or builds one of these indexes, or None."""
     row = await connection.fetchrow(_MIGRATING, indexes)
-    return row and f"process {row['pid']} of the server ({row['application_name'] or 'without a name'})"
+    return row and f"server process {row['pid']} ({row['application_name'] or 'without a name'})"
 
 
 async def aio_lock(
@@ -55,7 +55,7 @@ async def aio_lock(
         if waited >= min(wait_s, next_word):
             who = await aio_who_migrates(connection, []) or "another session"
             if waited >= wait_s:
-                raise StoreUnavailable(f"{who} has held the lock of migrations for {waited:.0f} s; wait for its end")
-            warn(f"{who} migrates the schema, and is waited for: {waited:.0f} s by now")
+                raise StoreUnavailable(f"{who} has held the migration lock for {waited:.0f} s; wait for its end")
+            warn(f"waiting for {who}, which is migrating the schema: {waited:.0f} s so far")
             next_word = waited + TELL_EVERY_S
         await asyncio.sleep(0.2)

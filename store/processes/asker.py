@@ -50,7 +50,7 @@ class Asker:
         async def send(rows: Sequence[Row]) -> Mapping[int, Asked]:
             return await self._database.run(_aio_ask, rows, self._lease_s, waits=waits)
 
-        too_late = "the database did not answer in time; whether it was asked for is unknown"
+        too_late = "the database did not answer in time; the request may or may not be stored"
         return Gatherer(send, self._database.options.write_deadline_s, too_late)
 
     @contextmanager

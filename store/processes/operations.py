@@ -91,11 +91,11 @@ async def aio_change(
 
 def _conflict(act: Act, process_type: str, process_id: str, acted: Acted) -> ProcessConflict:
     if acted.verdict == "busy":
-        message = "it is being mended: a repair, or what had failed, runs or waits"
+        message = "it is already being repaired or resumed"
     elif act == "stop":
-        message = "no step of it runs"
+        message = "it has no running step"
     else:
-        message = f"{act} is for processes that are error"
+        message = f"{act} needs a process in error"
     return ProcessConflict(process_type, process_id, acted.status or "init", message)
 
 
@@ -105,7 +105,7 @@ async def aio_import(connection: Any, process: ProcessImport, operator: Operator
         stored = await aio_put(connection, process, lease_s)
         record = await aio_get_process(connection, process.type, process.process_id)
         if not stored:
-            message = "there is a process of this id"
+            message = "a process with this ID exists"
             raise ProcessConflict(process.type, process.process_id, record.status, message)
         await aio_audit(connection, operator, "put_process", None, _process_fields(process.type, process.process_id))
         return record

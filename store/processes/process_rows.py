@@ -216,7 +216,7 @@ async def get_process_error(database: Database, process_type: str, group: str) -
     """
     number = group_of(ProcessFilter(type=process_type, error_group=group))
     if number is None:
-        raise BadRequest("error_group", "is missing")
+        raise BadRequest("error_group", "is required")
     row = await database.run(_aio_row, _GROUP, process_type, number)
     if row is None:
         return None

@@ -220,13 +220,13 @@ async def _aio_task(connection: Any, task_id: int) -> Any:
 def check_ident(task_id: int, found: UUID | None, wanted: UUID | None) -> None:
     """Raise `HistoryChanged` if the task with this ID is not the caller's."""
     if found is not None and wanted is not None and found != wanted:
-        message = f"the task {task_id} has another ident than {wanted}: the database was restored since"
+        message = f"the task {task_id} does not have the ident {wanted}: the database was restored in the meantime"
         raise HistoryChanged(message)
 
 
 def no_task(task_id: int) -> ProcessNotFound:
     """Return the error for a task that does not exist."""
-    return ProcessNotFound(f"there is no task {task_id} of a process")
+    return ProcessNotFound(f"there is no process task {task_id}")
 
 
 async def aio_answers(connection: Any, task_ids: Sequence[int]) -> dict[int, tuple[ProcessAnswer, datetime | None]]:

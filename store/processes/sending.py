@@ -98,12 +98,12 @@ def _task_or_raise(asked: Asked, request: ProcessRequest) -> int:
         case "missing":
             raise reads.not_found(request.type, request.process_id)
         case "exists":
-            message = "there is a process of this id"
+            message = "a process with this ID exists"
         case "busy":
-            message = "it is being mended: a repair, or what had failed, runs or waits"
+            message = "it is already being repaired or resumed"
         case "status":
             allowed = "error" if request.kind == "repair" else "running"
-            message = f"{request.kind} is for processes that are {allowed}"
+            message = f"{request.kind} needs a process with the status {allowed}"
         case _:
             assert asked.task_id is not None  # noqa: S101 - added or again
             return asked.task_id

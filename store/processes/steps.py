@@ -232,7 +232,7 @@ async def aio_commit_within(step: StepOutcome, connection: Any) -> Committed:
     if committed.verdict == "locked":
         raise StoreUnavailable("another session has locked the process: the step's transaction was rolled back")
     if committed.verdict == "void":
-        raise LeaseLost("the process is void: the step's transaction was rolled back")
+        raise LeaseLost("another run has the process: the step's transaction was rolled back")
     return committed
 
 

@@ -37,9 +37,9 @@ WHERE job_id = (SELECT s.job_id FROM (
 """
 _ENDS: Final = frozenset({"requeue", "done", "failed", "canceled", "lost", "moved"})
 _ENDED: Final = {
-    "done": "succeeded", "failed": "failed", "canceled": "canceled", "lost": "lost", "moved": "moved on",
-    "retry": "failed", "lease expired": "worker lost", "snooze": "snoozed", "return": "given back",
-    "period_end": "stopped by a work period's end", "operator": "queued again by an operator",
+    "done": "succeeded", "failed": "failed", "canceled": "canceled", "lost": "lost", "moved": "moved to the next stage",
+    "retry": "failed", "lease expired": "worker lost", "snooze": "snoozed", "return": "released",
+    "period_end": "stopped at the end of a work period", "operator": "queued again by an operator",
 }  # fmt: skip
 
 

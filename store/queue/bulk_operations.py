@@ -140,7 +140,7 @@ def _record(row: Any) -> BulkRecord:
 async def _aio_get_bulk(connection: Any, bulk_id: UUID) -> BulkRecord:
     row = await connection.fetchrow(_ONE, bulk_id)
     if row is None:
-        raise BulkNotFound(f"no bulk act has the id {bulk_id}")
+        raise BulkNotFound(f"no bulk operation has the ID {bulk_id}")
     return _record(row)
 
 
@@ -198,7 +198,7 @@ async def _aio_start_bulk(
         sql = _FREEZE.format(id=f"{len(values) + 1}::uuid", where=where, limit=limit)
         jobs = row_count(await connection.execute(sql, *values, bulk_id))
         if most is not None and jobs > most:
-            raise BadRequest("most", f"must not be less than the number of jobs: there are more than {most:,} now")
+            raise BadRequest("most", f"is less than the number of jobs, which is over {most:,} now")
         await connection.execute(_FROZEN, bulk_id, jobs)
         detail = {"bulk": str(bulk_id), "act": change.action, "filter": msgspec.json.decode(told), "jobs": jobs}
         if priority is not None:
@@ -211,7 +211,7 @@ async def _aio_start_bulk(
 def _same_act(found: BulkRecord, action: str, priority: int | None, told: str) -> BulkRecord:
     """Return the operation that the first of two equal requests started. Raises `BadRequest` if the ID is another's."""
     if (found.action, found.priority, found.filter) != (action, priority, msgspec.json.decode(told)):
-        raise BadRequest("bulk_id", f"belongs to another bulk act, {found.bulk_id}")
+        raise BadRequest("bulk_id", f"belongs to another bulk operation, {found.bulk_id}")
     return found
 
 

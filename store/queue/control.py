@@ -249,7 +249,7 @@ async def resume(database: Database, queue: str, operator: Operator) -> None:
 async def _aio_lock_job(connection: Any, job_id: UUID) -> Any:
     row = await connection.fetchrow(_LOCK, job_id)
     if row is None:
-        raise JobNotFound(f"no job has the id {job_id}")
+        raise JobNotFound(f"no job has the ID {job_id}")
     return row
 
 
@@ -320,13 +320,13 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
         if row["endless"] and force:
             lock_hashes = await aio_end(connection, [row], operator)
         elif row["endless"]:
-            raise Conflict(job_id, row["status"], "its lease never ends: cancel it, or retry it with force")
+            raise Conflict(job_id, row["status"], "its lease never expires; cancel it, or retry it with force")
         elif row["status"] not in REVIVABLE:
             raise _not_allowed("retry", row, REVIVABLE)
         try:
             await aio_revive_jobs(connection, [row], operator)
         except TAKEN as error:
-            message = "a newer job of its unique key waits or runs, and does what it would do"
+            message = "a newer job of its unique key is queued or running, and replaces it"
             raise Conflict(job_id, row["status"], message) from error
         await aio_audit(
             connection, operator, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
@@ -335,7 +335,9 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
 
 
 def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
-    return Conflict(row["job_id"], row["status"], f"{action} is for jobs that are {' or '.join(sorted(allowed))}")
+    return Conflict(
+        row["job_id"], row["status"], f"{action} needs a job with the status {' or '.join(sorted(allowed))}"
+    )
 
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
@@ -375,7 +377,7 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: 
         if row["status"] not in action.allowed:
             raise _not_allowed(action.name, row, action.allowed)
         if action is TO_RUN_NOW and row["waits_for"] == WaitsFor.AFTER:
-            raise Conflict(job_id, row["status"], "it runs after others, which have not all ended: it can't run now")
+            raise Conflict(job_id, row["status"], "it depends on other jobs that have not ended")
         await connection.execute(action.sql, [job_id], *values.values())
         await aio_audit(connection, operator, action.name, job_id, {"was": row["status"]} | values)
         return await aio_get_job(connection, job_id)

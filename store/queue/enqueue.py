@@ -87,7 +87,7 @@ async def enqueue(
     if not jobs:
         return []
     if len({job.job_id for job in jobs}) < len(jobs):
-        raise BadRequest("jobs", "two of them have the same job_id")
+        raise BadRequest("jobs", "contains two jobs with the same job_id")
     check_order(jobs)
     rows = []
     for job in jobs:
@@ -191,7 +191,7 @@ async def _aio_enqueue(
                 return await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
         except (_WinnerGoneError, KeyTaken):
             continue
-    raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
+    raise StoreUnavailable("the first job of the idempotency key was repeatedly deleted while this job was being added")
 
 
 def rows_of(jobs: Sequence[NewJob], default_lease_s: int) -> list[Row]:
@@ -239,7 +239,7 @@ async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], t
     named = {after_id for job in jobs for after_id in job.after or ()}
     for job, answer in zip(jobs, answers, strict=True):
         if answer.did in {"kept", "updated", "older"} and job.job_id in named:
-            raise BadRequest("after", f"must not name a job of the unique task {job.task!r} in the list that adds it")
+            raise BadRequest("after", f"must not refer to a job of the unique task {job.task!r} in the same list")
         if answer.job_id != stand_ins.get(job.job_id, job.job_id) and job.job_id in named:
             raise _WinnerGoneError
     edges = {job.job_id: sorted(job.after or ()) for job, answer in zip(jobs, answers, strict=True) if answer.created}

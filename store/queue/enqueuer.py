@@ -56,7 +56,7 @@ class Enqueuer:
         """Set the lease of jobs that have none, neither from their request nor from their task, in seconds."""
         self._database = database
         self.default_lease_s = default_lease_s
-        too_late = "the database did not answer in time; whether the job was added is unknown"
+        too_late = "the database did not answer in time; the job may or may not have been added"
         self._are_starting = False
         # Added jobs start before their callers resume, since an answer over HTTP takes longer than a start.
         self._together = Gatherer(self._insert, ANSWER_S, too_late, lambda: self._are_starting)

@@ -111,7 +111,7 @@ async def aio_head(connection: Any, number: int, exact: int | None) -> ErrorGrou
         return ErrorGroup(group=name, **row)
     logged = await connection.fetchrow(_OF_LOG, number)
     if logged is None:
-        raise ErrorGroupNotFound(f"no job has failed with the error {name!r}, as far as the log of errors goes back")
+        raise ErrorGroupNotFound(f"the error log has no job with the error {name!r}")
     return ErrorGroup(
         group=name,
         task=logged["task"],

@@ -31,7 +31,7 @@ def check_order(jobs: Sequence[NewJob]) -> None:
     for place, job in enumerate(jobs):
         for after_id in job.after or ():
             if places.get(after_id, -1) >= place:
-                raise BadRequest("after", f"must name jobs that stand before the job in the list: {after_id} does not")
+                raise BadRequest("after", f"must refer to earlier jobs in the list, not {after_id}")
 
 
 async def aio_add_edges(connection: Any, edges: Mapping[UUID, Sequence[UUID]]) -> None:
@@ -46,5 +46,5 @@ async def aio_add_edges(connection: Any, edges: Mapping[UUID, Sequence[UUID]]) -
     unknown = [record["id"] for record in await connection.fetch(_UNKNOWN, sorted(named))]
     if unknown:
         first = ", ".join(map(str, unknown[:_NAMED])) + (" and others" if len(unknown) > _NAMED else "")
-        raise BadRequest("after", f"must be the ids of jobs that exist; no job has the id {first}")
+        raise BadRequest("after", f"must have IDs of existing jobs; no job has the ID {first}")
     await connection.execute(_ADD, *map(list, zip(*pairs, strict=True)))

@@ -48,9 +48,9 @@ WITH added AS (
                        available_at, max_attempts, lease_ttl_sec, {given}, request_hash, lane{columns})
   SELECT r.job_id,
          coalesce(r.queue, t.queue,
-                  dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task))
+                  dl_refuse('queue', format('is required, because the task %s has no queue', to_json(r.task))
                     || CASE WHEN t.task IS NULL THEN '; no process has declared it yet: start `dataloader serve` '
-                                                  || 'with it once, or give queue' ELSE '' END)),
+                                                  || 'with it once, or set queue' ELSE '' END)),
          coalesce(t.first_stage, r.task), r.args::jsonb, r.idempotency_key,
          coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL
                                    THEN dl_key('lock_key', t.lock_key, r.task, r.args::jsonb) END, r.job_id::text),

@@ -137,7 +137,7 @@ async def _aio_list_log(
     if is_told or not more:
         job = await connection.fetchrow(_END, job_id, after, not more)
         if job is None and (is_told or not rows):
-            raise JobNotFound(f"no job has the id {job_id}")
+            raise JobNotFound(f"no job has the ID {job_id}")
         if job is not None:
             last = last or job["scanned"]
     return LogPage(lines, None if last is None else BY_NUMBER.text(last)), job
@@ -171,7 +171,7 @@ def _said(kind: str, payload: Mapping[str, Any]) -> str:
     """Return the sentence for an event of an attempt; `error` has the failure. Other services may omit any field."""
     if kind == "canceled" and (others := payload.get("failed")) and isinstance(others, dict):
         shown = [f"{job_id} {'failed' if end == 'failed' else f'was {end}'}" for job_id, end in others.items()]
-        return f"the job was canceled: of those that it runs after, {', '.join([*shown[:3], '…'][: len(shown)])}"
+        return f"the job was canceled, because of jobs that it depends on: {', '.join([*shown[:3], '…'][: len(shown)])}"
     attempt = f"attempt {payload['attempt']}" if isinstance(payload.get("attempt"), int) else "the attempt"
     event = f"{kind}: {payload.get('reason')}" if kind == "requeue" else kind
     return _SAID.get(event, "the job was queued again").format(attempt=attempt)
@@ -187,7 +187,7 @@ _SAID: Final = {
     "requeue: retry": "{attempt} failed",
     "requeue: lease expired": "{attempt} ended: worker lost",
     "requeue: snooze": "the attempt was snoozed",
-    "requeue: return": "the attempt was given back",
-    "requeue: the claim's reply was lost": "the attempt was given back",
+    "requeue: return": "the attempt was released",
+    "requeue: the claim's reply was lost": "the attempt was released",
     "requeue: operator": "an operator queued the job again",
 }

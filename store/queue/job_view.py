@@ -19,7 +19,7 @@ from dataloader.store.queue.why import FACTS, aio_reason
 
 
 def _view(*texts: str) -> str:
-    """Columns of the job, its event history as JSON, and then the facts about why it waits."""
+    """Return the columns of the job, its event history as JSON, and then the facts about why it waits."""
     return f"""
 SELECT job.*, (SELECT coalesce(json_agg(e), '[]') FROM ({JOURNAL}) AS e)::text AS journal, facts.*
 FROM ({select_job(*texts)} WHERE job_id = $1) AS job CROSS JOIN LATERAL ({FACTS}) AS facts
@@ -47,7 +47,7 @@ async def read_job_view(database: Database, job_id: UUID, *, brief: bool = False
 async def _aio_job_view(connection: Any, job_id: UUID, sql: str) -> JobView:
     record = await connection.fetchrow(sql, job_id)
     if record is None:
-        raise JobNotFound(f"no job has the id {job_id}")
+        raise JobNotFound(f"no job has the ID {job_id}")
     # Both parts of the row have columns with the same names.
     columns = list(zip(record.keys(), record.values(), strict=True))
     at, journal = next((place, value) for place, (name, value) in enumerate(columns) if name == "journal")

@@ -252,7 +252,7 @@ async def aio_mark_jump(connection: Any) -> None:
     try:
         await connection.execute(_MARK_JUMP)
     except NO_RIGHT as error:  # a claim must not fail because of this
-        log.warning("the jump of the database's clock can't be noted", error=said(error))
+        log.warning("the jump of the database's clock cannot be recorded", error=said(error))
 
 
 async def aio_cut_back_leases(connection: Any) -> int:

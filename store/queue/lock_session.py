@@ -113,7 +113,7 @@ class LockSession:
     def __init__(
         self, database: Database, worker: str, *, lost: Callable[[list[int]], None], doubt_s: float = DOUBT_S
     ) -> None:
-        """`worker` becomes `claimed_by`. `lost` receives the tokens of running jobs whose key went to another session.
+        """Create the session. `worker` becomes `claimed_by`. `lost` receives the tokens of jobs that lost their keys.
 
         For `doubt_s` seconds, repairs search again for the jobs of a statement whose answer was lost.
         """
@@ -283,7 +283,7 @@ class LockSession:
         idle_since = None if state is None else state["state_change"]
         seen = None if idle_since is None or operation is None else (operation, idle_since)
         if seen is not None and seen == self._idle_when_seen:
-            log.warning("the lock session's connection is dead: the server waits for us, and we for it")
+            log.warning("the lock session's connection is dead: the server and this process wait for each other")
             await self._session.drop()
         self._idle_when_seen = seen
         return False
@@ -453,7 +453,7 @@ class LockSession:
             if not gone:
                 break
         lost = [token for token, lock_hash in self.tokens.items() if lock_hash in gone]
-        log.warning("the lock session was lost; its locks are taken again", taken=len(held - gone), lost=len(lost))
+        log.warning("the lock session was lost; acquiring its locks again", taken=len(held - gone), lost=len(lost))
         if lost:
             for token in lost:
                 self.tokens[token] = None

@@ -83,7 +83,7 @@ async def _name_at(database: Database, after: After, sql: str) -> str | None:
         return place
     name: str | None = await database.run(_aio_of_digest, sql, place.removeprefix(_DIGEST))
     if name is None:
-        raise BadRequest("after", f"is a place that is gone, {str(after)!r:.80}; list from the beginning")
+        raise BadRequest("after", f"refers to a row that no longer exists, {str(after)!r:.80}; list from the beginning")
     return name
 
 

@@ -201,8 +201,8 @@ async def open_listener(
     except StoreUnavailable as error:
         if listening.flooded:
             raise NotificationFlood(
-                f"more than {FLOOD} notifications came within {FLOOD_S:g} s; until fewer come, jobs and cancel requests"
-                " are found by polling: take CONNECT from the role that sends them"
+                f"more than {FLOOD} notifications arrived within {FLOOD_S:g} s; until there are fewer, jobs and cancel"
+                " requests are found by polling; revoke CONNECT from the role that sends them"
             ) from error
         raise
     finally:

@@ -221,7 +221,7 @@ async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
     """Do the same as `get_job` inside another operation (asyncio-flavored)."""
     record = await connection.fetchrow(_SELECT_ONE_JOB + "WHERE job_id = $1", job_id)
     if record is None:
-        raise JobNotFound(f"no job has the id {job_id}")
+        raise JobNotFound(f"no job has the ID {job_id}")
     return job_of(record, await _aio_states(connection, [record]))
 
 
@@ -229,7 +229,7 @@ async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
     """Do the same as `aio_get_job`, without args and result, which may be long, and without the state of its queue."""
     record = await connection.fetchrow(_SELECT_JOB_BRIEFLY + "WHERE job_id = $1", job_id)
     if record is None:
-        raise JobNotFound(f"no job has the id {job_id}")
+        raise JobNotFound(f"no job has the ID {job_id}")
     return job_of(record, {})
 
 

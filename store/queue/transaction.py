@@ -101,7 +101,7 @@ class JobTransaction:
         return [dict(record) for record in await self._run(self._connection.fetch, sql, *args)]
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form; return their number."""
+        """Copy rows into `table` with a binary COPY and return their number."""
         tag: str = await self._run(self._connection.copy_records_to_table, table, columns=columns, records=rows)
         return row_count(tag)
 
@@ -136,7 +136,7 @@ class Transactions:
     def __init__(
         self, database: Database, *, default_lease_s: int = DEFAULT_LEASE_S, commit_s: float = COMMIT_S
     ) -> None:
-        """Connections are opened when first needed. Leases of enqueued jobs last `default_lease_s`.
+        """Create the pool, whose connections open at first use. Leases of enqueued jobs last `default_lease_s`.
 
         A cancelled `run` waits at most `commit_s` seconds for the answer to its COMMIT.
         """
@@ -262,7 +262,9 @@ class Transactions:
         with trio.move_on_after(ABANDON_S, shield=True):
             await run(aio_close, connection)
         connection.terminate()
-        raise StoreUnavailable("the commit had no answer when the lease or the lock_key ended: the job's row decides")
+        raise StoreUnavailable(
+            "the commit was not confirmed before the lease or the lock_key was lost: the job's row decides"
+        )
 
     async def _resolve(self, outcome: Outcome) -> None:
         """Find out from the row whether the transaction was committed, since the reply is lost."""
@@ -275,7 +277,7 @@ class Transactions:
             if committed:
                 return
             raise StoreUnavailable("the transaction was not committed: its connection was lost")
-        raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
+        raise StoreUnavailable("the database cannot be reached; the transaction may or may not have been committed")
 
 
 @contextmanager
@@ -299,8 +301,8 @@ def told_of_users(connection: Any) -> Iterator[None]:
 
 def _deallocated(error: BaseException) -> StoreError:
     return StoreError(
-        f"the driver's prepared statements on this connection are gone ({said(error)}): a handler must not run"
-        " DEALLOCATE, nor a pooler lose them"
+        f"the driver's prepared statements on this connection are lost ({said(error)}): handlers must not run"
+        " DEALLOCATE, and poolers must keep prepared statements"
     )
 
 
@@ -329,21 +331,23 @@ async def _aio_begun(connection: Any, begin: str, timeout_s: float) -> Any:
 async def _aio_finish_and_commit(connection: Any, outcome: Outcome) -> None:
     if not connection.is_closed() and not connection.is_in_transaction():
         raise StoreError(
-            "the handler ended its transaction itself: its rows and the job's success can't be one any more"
+            "the handler ended its transaction itself: its rows and the job's success are no longer one transaction"
         )
     try:
         finished = await aio_finish(connection, [outcome], patient=True)
     except LOST_STATEMENTS as error:
         raise _deallocated(error) from error
     if outcome.token not in finished.written:
-        message = f"job {outcome.job_id} is no longer this worker's: its transaction was rolled back"
+        message = f"another worker has job {outcome.job_id}: its transaction was rolled back"
         raise LeaseLost(message)
     await _aio_commit(connection)
 
 
 async def _aio_write_and_commit(connection: Any, operation: Callable[[Any], Awaitable[Any]]) -> Any:
     if not connection.is_closed() and not connection.is_in_transaction():
-        raise StoreError("the block ended its transaction itself: its rows and what ends it can't be one any more")
+        raise StoreError(
+            "the block ended its transaction itself: its rows and the job's end are no longer one transaction"
+        )
     try:
         result = await operation(connection)
     except LOST_STATEMENTS as error:

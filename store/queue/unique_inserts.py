@@ -69,7 +69,9 @@ async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Sta
     waiting = sorted({row[TASK] for row in rows if row[WHEN_FAILED] is not None})
     if waiting and (found := await connection.fetch(_WAIT, waiting)):
         task = found[0]["task"]
-        raise BadRequest("after", f"must not be given: one job of the unique task {task!r} stands for several requests")
+        raise BadRequest(
+            "after", f"is not supported, because one job of the unique task {task!r} can cover several requests"
+        )
     try:
         if len(rows) == 1:
             [row] = rows

@@ -60,7 +60,7 @@ class Waits:
     """All waits for jobs in this process. It has the watches, and is used from one Trio thread."""
 
     def __init__(self, database: Database, *, reread_s: float = REREAD_S) -> None:
-        """Each watched row is read at least every `reread_s` seconds.
+        """Create the waits. Each watched row is read at least every `reread_s` seconds.
 
         The first wait sets `begun`, so that a listener that only waits need it does not connect earlier.
         """

@@ -112,7 +112,7 @@ async def why_waits(database: Database, job_id: UUID) -> WaitReason:
 async def _aio_why(connection: Any, job_id: UUID) -> WaitReason:
     job = await connection.fetchrow(FACTS, job_id)
     if job is None:
-        raise JobNotFound(f"no job has the id {job_id}")
+        raise JobNotFound(f"no job has the ID {job_id}")
     return await aio_reason(connection, job)
 
 
@@ -153,29 +153,31 @@ def _of_started(job: Mapping[str, Any]) -> WaitReason | None:
     if status is Status.RUNNING:
         return _of_running(job)
     if job["cancel_requested"]:
-        return _reason(job, "canceling", "A cancel was requested: the next worker that meets it ends it.")
+        return _reason(job, "canceling", "A cancel was requested. The next worker that claims the job cancels it.")
     return None
 
 
 def _of_ended(job: Mapping[str, Any], status: Status) -> WaitReason:
     newer = job["superseded_by"]
     if newer is not None and status is not Status.SUCCEEDED:
-        text = f"It does not run again: the newer job {newer} of its unique key has taken its place."
+        text = f"It is superseded by the newer job {newer} of its unique key."
         return _reason(job, "superseded", text, since=job["finished_at"], jobs=[newer])
     when = "" if job["finished_at"] is None else f" at {at(job['finished_at'])}"
     return _reason(job, "ended", f"It has ended{when}: {status}.", since=job["finished_at"])
 
 
 def _of_running(job: Mapping[str, Any]) -> WaitReason:
-    where = f" on {job['claimed_by']}" if job["claimed_by"] else ", taken by another service"
+    where = f" on {job['claimed_by']}" if job["claimed_by"] else " in another service"
     since, ends_at = job["started_at"], job["lease_expires_at"]
     if ends_at is not None and ends_at < job["now"]:
-        text = f"Its worker is silent: the lease ended at {at(ends_at)}, and the next service that looks takes it back."
+        text = (
+            f"Its worker sends no heartbeats. The lease expired at {at(ends_at)}, and the next sweep recovers the job."
+        )
         return _reason(job, "lease_ended", text, since=ends_at)
     begun = "" if since is None else f" since {at(since)}"
     if job["cancel_requested"]:
-        return _reason(job, "running", f"It runs{where}{begun}, and has been asked to stop.", since=since)
-    return _reason(job, "running", f"It runs{where}{begun}.", since=since)
+        return _reason(job, "running", f"It is running{where}{begun}, and a cancel was requested.", since=since)
+    return _reason(job, "running", f"It is running{where}{begun}.", since=since)
 
 
 async def _aio_of_time(connection: Any, job: Mapping[str, Any]) -> WaitReason:
@@ -183,23 +185,23 @@ async def _aio_of_time(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     if job["has_failed"] and due is not None and due > job["now"]:
         snoozed = await connection.fetchval(_SNOOZED, job["job_id"])
         if snoozed is not None:
-            return _reason(job, "time", f"It snoozes until {at(due)}: {snoozed}.", until=due)
+            return _reason(job, "time", f"It is snoozed until {at(due)}: {snoozed}.", until=due)
     attempt = f"attempt {job['attempt'] + 1} of {job['max_attempts']}"
     if due is None or due > job["now"]:
-        when = "for ever" if due is None else f"until {at(due)}"
-        text = f"It failed, and {attempt} is put off {when}." if job["has_failed"] else f"It is not due {when}."
-        return _reason(job, "time", text.replace("not due for ever", "never due"), until=due)
-    text = f"It is due since {at(due)}, and a service makes it ready at its next look."
+        when = "forever" if due is None else f"until {at(due)}"
+        text = f"It failed, and {attempt} is delayed {when}." if job["has_failed"] else f"It is not due {when}."
+        return _reason(job, "time", text.replace("not due forever", "never due"), until=due)
+    text = f"It has been due since {at(due)}, and becomes ready at the next poll."
     return _reason(job, "time", text, since=due)
 
 
 async def _aio_of_after(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     rows = await connection.fetch(_AFTER, job["job_id"])
     if not rows:
-        return _reason(job, "after", "What it runs after has ended; a service makes it ready at its next look.")
+        return _reason(job, "after", "The jobs that it depends on have ended. It becomes ready at the next poll.")
     ids, number = [row["job_id"] for row in rows], rows[0]["open"]
     names = ", ".join(map(str, ids)) + (" and others" if number > len(ids) else "")
-    text = f"It runs after {number:,} {'job that has' if number == 1 else 'jobs that have'} not ended: {names}."
+    text = f"It depends on {number:,} {'job that has' if number == 1 else 'jobs that have'} not ended: {names}."
     return _reason(job, "after", text, jobs=ids)
 
 
@@ -208,7 +210,7 @@ async def _aio_of_key(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     ahead = holder["ahead"]
     place = _in_line(ahead)
     if holder["job_id"] is not None:
-        who = f"the job {holder['job_id']} on {holder['claimed_by'] or 'another service'}"
+        who = f"job {holder['job_id']} on {holder['claimed_by'] or 'another service'}"
         since = holder["started_at"]
         begun = "" if since is None else f" since {at(since)}"
         older = ", which it supersedes" if holder["superseded_by"] == job["job_id"] else ""
@@ -216,7 +218,7 @@ async def _aio_of_key(connection: Any, job: Mapping[str, Any]) -> WaitReason:
         return _reason(job, "key", text, since=since, jobs=holder["holders"], ahead=ahead)
     if holder["pid"] is not None:
         found = session_of(holder)
-        text = f"Its lock_key is locked by {described(found)}, which runs no job of ours under it; {place}."
+        text = f"Its lock_key is locked by {described(found)}, which runs no job with this key; {place}."
         return _reason(job, "foreign_lock", text, since=None, ahead=ahead, session=found)
     return _reason(job, "key_free", f"Its lock_key has become free; {place}.", ahead=ahead)
 
@@ -234,7 +236,7 @@ def described(session: LockingSession) -> str:
         session.address and f"from {session.address}",
         f"connected since {at(session.connected_at)}" if session.connected_at else None,
     ]
-    return f"the database session {session.pid} ({', '.join(filter(None, about)) or 'of a role that hides it'})"
+    return f"the database session {session.pid} ({', '.join(filter(None, about)) or 'details not visible'})"
 
 
 async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
@@ -247,24 +249,24 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     each = found["max_running_per_partition"]
     ahead = found["ahead_in_lane" if each is None else "ahead_in_partition"]
     is_full = each is not None and found["in_partition"] >= each
-    place = _in_line(ahead) if each is None else f"of its partition {_in_line(ahead)}"
+    place = _in_line(ahead) if each is None else f"in its partition, {_in_line(ahead)}"
     opens = "" if task.opens_at is None else f" until {at(task.opens_at)}"
     supplier = task.limits.get("supplier")
     texts: dict[str, tuple[Cause, str]] = {
         "paused": ("task_paused", f"The task {name} is paused"),
-        "period": ("period", f"No work period of the task {name} is open{opens}"),
+        "period": ("period", f"The task {name} is outside its work periods{opens}"),
         "running": (
             "max_running",
-            f"As many jobs of the task {name} run as may at once, {found['max_running']}",
+            f"The task {name} has reached its concurrency limit, {found['max_running']}",
         ),
         "batch": (
             "batch",
             f"The next batch of the task {name} waits{opens}"
             if opens
-            else f"The batch of the task {name} is full, and the next one begins when its jobs have ended",
+            else f"The batch of the task {name} is full; the next batch starts when its jobs have ended",
         ),
         "supplier_paused": ("supplier_paused", f"The supplier {supplier} is paused"),
-        "supplier_period": ("supplier_period", f"No work period of the supplier {supplier} is open{opens}"),
+        "supplier_period": ("supplier_period", f"The supplier {supplier} is outside its work periods{opens}"),
         "budget": ("budget", f"A rate limit of the supplier {supplier} is used up{opens}"),
         "error": ("limit_error", f"The limits of the task {name} cannot be evaluated ({task.error})"),
     }
@@ -273,11 +275,11 @@ async def _aio_of_lane(connection: Any, job: Mapping[str, Any]) -> WaitReason:
         if closed is not None:
             return closed
         if is_full:
-            text = f"As many jobs of its partition_key run as may at once of the task {name}, {each}; {place}."
+            text = f"Its partition_key has reached the concurrency limit of the task {name}, {each}; {place}."
             return _reason(job, "partition", text, ahead=ahead)
         if found["running_in_queue"] >= job["slots"]:
             return _of_full_queue(job, found["ahead"])
-        return _reason(job, "next", f"The limits of the task {name} let it start; {place}.", ahead=ahead)
+        return _reason(job, "next", f"The limits of the task {name} allow its start; {place}.", ahead=ahead)
     cause, text = texts[task.closed]
     also = [] if closed is None else [closed.text]
     return _reason(job, cause, f"{text}; {place}.", until=task.opens_at, ahead=ahead, also=also)
@@ -287,18 +289,20 @@ def _closed_queue(job: Mapping[str, Any]) -> WaitReason | None:
     """Return the reason if no worker takes jobs of this task from this queue; None if one may."""
     if job["queue_paused"]:
         since = job["queue_changed_at"]
-        return _reason(job, "queue_paused", f"The queue {job['queue']} is paused since {at(since)}.", since=since)
+        return _reason(job, "queue_paused", f"The queue {job['queue']} has been paused since {at(since)}.", since=since)
     if not job["workers"]:
-        return _reason(job, "no_worker", f"No dataloader worker serves the queue {job['queue']}.")
+        return _reason(job, "no_worker", f"No worker serves the queue {job['queue']}.")
     if not job["knowing"]:
         return _unknown_task(job)
     if not job["taking"]:
-        return _reason(job, "no_worker", f"No worker of the queue {job['queue']} takes jobs of the task {job['task']}.")
+        return _reason(
+            job, "no_worker", f"No worker of the queue {job['queue']} claims jobs of the task {job['task']}."
+        )
     return None
 
 
 def _unknown_task(job: Mapping[str, Any]) -> WaitReason:
-    text = f"No running worker of the queue {job['queue']} knows the task {job['task']}."
+    text = f"No running worker of the queue {job['queue']} has the task {job['task']}."
     return _reason(job, "unknown_task", text)
 
 
@@ -311,12 +315,12 @@ async def _aio_of_queue(connection: Any, job: Mapping[str, Any]) -> WaitReason:
     found = await connection.fetchrow(_AHEAD_READY, *_place_in_queue(job), job["queue"], job["names"])
     if found["running"] >= job["slots"]:
         return _of_full_queue(job, found["ahead"])
-    text = f"It is ready, and a worker of the queue {job['queue']} takes it next; {_in_line(found['ahead'])}."
+    text = f"It is ready for a worker of the queue {job['queue']}; {_in_line(found['ahead'])}."
     return _reason(job, "next", text, since=job["available_at"], ahead=found["ahead"])
 
 
 def _of_full_queue(job: Mapping[str, Any], ahead: int) -> WaitReason:
-    text = f"All {job['slots']:,} slots of the queue {job['queue']} are taken; {_in_line(ahead)}."
+    text = f"All {job['slots']:,} slots of the queue {job['queue']} are in use; {_in_line(ahead)}."
     return _reason(job, "slots", text, since=job["available_at"], ahead=ahead)
 
 
@@ -326,6 +330,6 @@ def _place_in_queue(job: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _in_line(ahead: int) -> str:
     if ahead == 0:
-        return "it is the next one"
+        return "it is next"
     few = f"{ahead:,}" if ahead < MOST_AHEAD else f"{MOST_AHEAD:,} or more"
-    return f"{few} {'job comes' if ahead == 1 else 'jobs come'} before it"
+    return f"{few} {'job is' if ahead == 1 else 'jobs are'} ahead"

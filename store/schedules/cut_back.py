@@ -60,7 +60,7 @@ async def _aio_cut_back(connection: Any) -> int:
     cut = await connection.fetch(_CUT_BACK, names, former, next_ats, nows)
     if cut:
         log.warning(
-            "schedules were due too late and are cut back: the database's clock was ahead",
+            "next times of schedules were too late and were corrected: the database's clock had been ahead",
             schedules=len(cut),
             names=[row["name"] for row in cut[:5]],
         )

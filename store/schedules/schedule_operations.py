@@ -295,5 +295,5 @@ def _planned(schedule: Schedule, stored_at: datetime, begin: datetime, until: da
     found = times.after(begin - timedelta(microseconds=1), until - timedelta(microseconds=1))
     first = list(islice(found, MAX_BACKFILL + 1))
     if len(first) > MAX_BACKFILL:
-        raise BadRequest("end", f"must leave at most {MAX_BACKFILL:,} planned times: choose a shorter span")
+        raise BadRequest("end", f"has more than {MAX_BACKFILL:,} planned times; choose a shorter period")
     return first

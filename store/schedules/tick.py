@@ -218,7 +218,7 @@ async def _aio_do(
 
 async def _aio_pause_at_fault(connection: Any, due: _Due, error: Exception, left: dict[str, str]) -> list[_Due]:
     """Pause a schedule whose job cannot be added. If that cannot be written, add its name to `left`."""
-    why = due.paused_why or f"its job can't be added: {_reason_of_fault(error)}"
+    why = due.paused_why or f"its job cannot be enqueued: {_reason_of_fault(error)}"
     paused = attrs.evolve(due, paused_why=why, is_at_fault=True)
     try:
         async with connection.transaction():
@@ -226,7 +226,7 @@ async def _aio_pause_at_fault(connection: Any, due: _Due, error: Exception, left
     except Exception as other:
         if is_temporary(other):
             raise
-        left[paused.name] = f"it can't be paused: {_reason_of_fault(other)}"
+        left[paused.name] = f"it cannot be paused: {_reason_of_fault(other)}"
         return []
     return [paused]
 
@@ -267,7 +267,7 @@ async def _aio_plan(records: Iterable[Any], now: datetime, left: dict[str, str])
             try:
                 found = plans[alike] = plan(schedule, schedule.times(stored_at), was_due_at, now)
             except Exception as error:  # noqa: BLE001 - any error of one schedule: the others are planned
-                why = f"its times can't be computed: {_reason_of_fault(error)}"
+                why = f"its times cannot be computed: {_reason_of_fault(error)}"
                 due.append(_Due(schedule, spec, _NOTHING, was_due_at, last_job_id, paused_why=why, is_at_fault=True))
                 continue
             # Missed times are computed one by one.

@@ -272,7 +272,7 @@ async def test_asyncio_tasks_left_by_a_handler_are_cancelled_before_its_run_ends
             second = await supervisor.jobs.enqueue("other", queue="q", lock_key="k")
 
             async def is_told_as_stuck():
-                return "a handler does not stop: it keeps its key and lease until it returns" in [
+                return "a handler does not stop; it keeps its key and lease until it returns" in [
                     line["event"] for line in lines
                 ]
 
@@ -284,7 +284,7 @@ async def test_asyncio_tasks_left_by_a_handler_are_cancelled_before_its_run_ends
             assert (record.status, record.result) == ("succeeded", "returned")
             assert sorted(ended) == ["begun by the end", "stubborn"]
             assert (await supervisor.jobs.wait(second.job_id)).status == "succeeded"
-    [left] = [line for line in lines if line["event"].startswith("a handler has left asyncio tasks behind")]
+    [left] = [line for line in lines if line["event"].startswith("cancelling asyncio tasks that a handler has left")]
     assert left["tasks"] == 1
 
 
@@ -312,7 +312,7 @@ async def test_an_error_or_an_exit_in_one_of_its_tasks_ends_nothing_else(open_wo
             for _ in range(2):
                 job = await supervisor.jobs.enqueue("it", queue="q")
                 assert (await supervisor.jobs.wait(job.job_id)).status == "succeeded"
-    told = [line for line in lines if line["event"] == "an error in asyncio that nobody waits for"]
+    told = [line for line in lines if line["event"] == "an asyncio error was never retrieved"]
     assert len(told) == 4
 
 
@@ -375,5 +375,5 @@ async def test_a_trio_handler_that_calls_asyncio_gets_an_error_with_the_right_wa
 
 
 def test_a_plain_function_is_refused_where_it_is_declared():
-    with pytest.raises(ValueError, match="task 'it': asyncio=True is for async functions"):
+    with pytest.raises(ValueError, match="task 'it': asyncio=True needs an async function"):
         Tasks().task("it", asyncio=True)(dict)

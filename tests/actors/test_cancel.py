@@ -330,14 +330,14 @@ async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_wo
                 job = await supervisor.jobs.enqueue("long", queue="q")
                 await started.wait()
                 await outsider.execute(flood)
-                await until(lambda: _now(line for line in lines if "can't do its work" in line["event"]))
+                await until(lambda: _now(line for line in lines if "cannot do its work" in line["event"]))
                 # Notifications work again: polls are an hour apart, so the listener has caused this run.
-                await until(lambda: _now(line for line in lines if "does its work again" in line["event"]))
+                await until(lambda: _now(line for line in lines if "a part has recovered" in line["event"]))
                 other = await supervisor.jobs.enqueue("quick", queue="q")
                 assert (await when_ended(supervisor, other.job_id)).status == "succeeded"
                 release.set()
                 ended = await when_ended(supervisor, job.job_id)
     assert (ended.status, ended.attempt) == ("succeeded", 1)
-    [told] = [line for line in lines if "can't do its work" in line["event"]]
+    [told] = [line for line in lines if "cannot do its work" in line["event"]]
     assert told["part"] == "listener"
-    assert told["error"].startswith("more than 5000 notifications came within 0.5 s")
+    assert told["error"].startswith("more than 5000 notifications arrived within 0.5 s")

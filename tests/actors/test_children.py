@@ -119,7 +119,7 @@ async def test_a_dead_child_reports_how_it_ended_and_the_next_job_gets_another(o
         assert errors["segfault"] == "the child process was ended by SIGSEGV"
         assert errors["kill"].startswith("the child process was ended by SIGKILL, perhaps because")
         assert errors["deaf"] == "the child process closed its connection to the service"
-        assert errors["garbage"].startswith("the child process sent what is no message")
+        assert errors["garbage"].startswith("the child process sent an invalid message")
         assert errors["give up"] == "never"
         assert errors["retry"] == "later"
         assert (await run_in(supervisor, "raises", {"how": "object"})).result["it"].startswith("<object object")
@@ -281,7 +281,7 @@ async def test_printed_lines_of_a_child_are_kept_up_to_a_limit(open_children, ru
         job = await run_in(supervisor, "prints", {"lines": 20_000})
         lines = await lines_of(supervisor, job.job_id)
         assert [line.message[:2] for line in lines[:5]] == ["0 ", "1 ", "2 ", "3 ", "4 "]
-        assert lines[5].message == "more than 5 lines; the rest is not kept"
+        assert lines[5].message == "more than 5 lines; the rest is not stored"
         assert len(lines) == 6
 
 
@@ -301,7 +301,7 @@ async def test_a_thread_that_a_function_leaves_behind_prints_nothing_to_the_next
         third = await run_in(supervisor, "leaves a thread", {"leave": False})
         assert first.result != second.result == third.result
         said = [line.message for line in await lines_of(supervisor, first.job_id)]
-        assert "threads that the function has left behind are killed, with its child process" in said
+        assert "threads that the function has left running; they are killed with its child process" in said
         assert await lines_of(supervisor, second.job_id) == []
 
 
@@ -393,7 +393,7 @@ async def test_a_task_runs_for_the_first_time_while_an_idle_child_of_another_is_
                 await run_in(supervisor, "noop")
                 go_on.set()
             await until(partial(metric, supervisor, IDLE), lambda idle: idle == 0)
-    assert [line for line in lines if line["event"] == "a part failed and is started again"] == []
+    assert [line for line in lines if line["event"] == "a part failed and is restarted"] == []
 
 
 @pytest.mark.slow
@@ -451,7 +451,7 @@ def without_renewals(open_children, shown, monkeypatch):
                 assert trio.current_time() < run.lease.until
             ended = await when_ended(supervisor, job.job_id)
             cause = "the child process was killed: its lease or key was not renewed in time"
-            assert ended.error == f"no heartbeat got through: the lease could not be held\n{cause}"
+            assert ended.error == f"no heartbeat succeeded: the lease was lost\n{cause}"
             assert not is_alive(progress["daemon"])
 
     return without_renewals
@@ -515,16 +515,18 @@ async def test_functions_that_a_child_can_not_find_or_run_are_refused_at_the_sta
     def local(job: ProcessJob) -> None:
         """Function that is not at the top level of its module."""
 
-    with pytest.raises(ConfigError, match=r"task 'local': process=True: its function must stand at the top of its mod"):
+    with pytest.raises(
+        ConfigError, match=r"task 'local': process=True: its function must be at the top level of its mod"
+    ):
         await run_task(tasks, "local")
 
-    with pytest.raises(ValueError, match=r"process: is for plain functions, and with asyncio=True"):
+    with pytest.raises(ValueError, match=r"process: needs a plain function, or an async function with asyncio=True"):
 
         @tasks.task("trio", process=True)
         async def of_trio(job: Job) -> None:
             """Function for Trio."""
 
-    with pytest.raises(ValueError, match=r"memory_mb, max_jobs: are for tasks with process=True"):
+    with pytest.raises(ValueError, match=r"memory_mb, max_jobs: need process=True"):
         tasks.task("thread", memory_mb=100)(child_tasks.noop.handler)
 
 

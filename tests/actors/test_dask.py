@@ -117,7 +117,7 @@ async def test_processes_left_by_a_function_on_a_worker_are_dead_when_its_job_en
         job = await run_in(supervisor, "leaves")
         assert not is_alive(job.result)
         warnings = [line.message for line in (await supervisor.jobs.logs(job.job_id)).lines if line.level == "warning"]
-        assert warnings == ["processes that the function has left behind are killed, with its child process"]
+        assert warnings == ["processes that the function has left running; they are killed with its child process"]
 
 
 async def test_a_drain_stops_and_releases_jobs_on_the_cluster(open_service, shown, row_of):
@@ -301,7 +301,7 @@ async def test_without_dask_the_one_file_says_that_an_installed_dataloader_is_ne
     with pytest.raises(ConfigError) as refused:
         async with open_worker(at("tcp://127.0.0.1:1"), {"q": 1}):
             pass
-    assert str(refused.value) == "task 'noop': dask: the one file has no Dask: use an installed dataloader"
+    assert str(refused.value) == "task 'noop': dask: the standalone binary has no Dask; use an installed dataloader"
 
 
 async def test_run_task_runs_it_in_a_child_on_this_machine():

@@ -240,17 +240,17 @@ async def test_an_outage_is_logged_at_its_start_and_end_and_each_try_at_debug(op
                 proxy.mend()
                 await until(lambda: _now([line for line in lines if "again" in line["event"]]))
     told = [line for line in lines if line["log_level"] not in {"debug", "info"} and line["event"] not in UNASKED]
-    assert [line["event"] for line in told] == ["the database can't be used", "the database can be used again"]
+    assert [line["event"] for line in told] == ["the database is unavailable", "the database is available again"]
     assert told[-1]["after_s"] > 0
     assert told[-1]["tries"] >= 20
 
 
 async def _parts_of(lines):
-    return {line["part"] for line in lines if line["event"] == "a try failed"}
+    return {line["part"] for line in lines if line["event"] == "an attempt failed"}
 
 
 UNASKED = {
-    "the lock session was lost; its locks are taken again",
+    "the lock session was lost; acquiring its locks again",
     "repaired after an interrupted claim",
     "the event loop is blocked",  # by a busy machine
 }
@@ -275,13 +275,13 @@ async def test_a_lasting_outage_is_logged_each_minute_and_other_errors_per_part(
         outage.worked("claims of q")
         outage.worked("stager")
     told = [(line["event"], line.get("part"), line.get("for_s", line.get("after_s"))) for line in lines]
-    assert [line for line in told if line[0] != "a try failed"] == [
-        ("the database can't be used", "heartbeat", None),
-        ("the database still can't be used", None, 60),
-        ("the database still can't be used", None, 120),
-        ("a part can't do its work", "stager", None),
-        ("the database can be used again", "heartbeat", 130),
-        ("a part does its work again", "stager", 0),
+    assert [line for line in told if line[0] != "an attempt failed"] == [
+        ("the database is unavailable", "heartbeat", None),
+        ("the database is still unavailable", None, 60),
+        ("the database is still unavailable", None, 120),
+        ("a part cannot do its work", "stager", None),
+        ("the database is available again", "heartbeat", 130),
+        ("a part has recovered", "stager", 0),
     ]
     assert [line["parts"] for line in lines if "parts" in line] == [["claims of q", "heartbeat"]] * 2
 
@@ -304,14 +304,14 @@ async def test_a_failure_after_an_outage_is_logged_as_new_if_the_part_had_recove
         outage.failed("heartbeat", StoreUnavailable("gone"))
         outage.worked("heartbeat")
         outage.failed("heartbeat", StoreUnavailable("gone again"))
-    assert [(line["event"], line.get("part")) for line in lines if line["event"] != "a try failed"] == [
-        ("the database can't be used", "heartbeat"),
-        ("the database can be used again", "heartbeat"),
-        ("the database still can't be used", None),
-        ("the database can be used again", "claims of q"),
-        ("the database can't be used", "heartbeat"),
-        ("the database can be used again", "heartbeat"),
-        ("the database can't be used", "heartbeat"),
+    assert [(line["event"], line.get("part")) for line in lines if line["event"] != "an attempt failed"] == [
+        ("the database is unavailable", "heartbeat"),
+        ("the database is available again", "heartbeat"),
+        ("the database is still unavailable", None),
+        ("the database is available again", "claims of q"),
+        ("the database is unavailable", "heartbeat"),
+        ("the database is available again", "heartbeat"),
+        ("the database is unavailable", "heartbeat"),
     ]
     assert [line["parts"] for line in lines if "parts" in line] == [["claims of q"]]
 
@@ -332,13 +332,13 @@ async def test_a_part_leaves_the_outage_when_the_database_refuses_it_or_it_ends(
         assert not outage.lasts
         outage.failed("stager", StoreError("permission denied"))
         outage.worked("stager")
-    assert [(line["event"], line.get("part")) for line in lines if line["event"] != "a try failed"] == [
-        ("the database can't be used", "stager"),
-        ("the database can be used again", "stager"),
-        ("a part can't do its work", "stager"),
-        ("the database can't be used", "claims of q"),
-        ("a part can't do its work", "stager"),
-        ("a part does its work again", "stager"),
+    assert [(line["event"], line.get("part")) for line in lines if line["event"] != "an attempt failed"] == [
+        ("the database is unavailable", "stager"),
+        ("the database is available again", "stager"),
+        ("a part cannot do its work", "stager"),
+        ("the database is unavailable", "claims of q"),
+        ("a part cannot do its work", "stager"),
+        ("a part has recovered", "stager"),
     ]
 
 

@@ -107,7 +107,7 @@ async def test_a_job_starts_immediately_if_a_slot_is_free(
         # A new lock session takes the keys of all known runs again: there are none.
         with capture_logs() as lines:
             await renewed(supervisor)
-        assert [line["event"] for line in lines if "its locks are taken again" in line["event"]] == []
+        assert [line["event"] for line in lines if "acquiring its locks again" in line["event"]] == []
     assert await journal_of(added.job_id) == ["queued", "picked", "canceled: cancel"]
     assert await journal_of(other.job_id) == AT_ONCE
     picked = "SELECT payload::text FROM dl_job_events WHERE job_id = $1 AND kind = 'picked'"

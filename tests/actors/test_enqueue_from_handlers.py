@@ -101,7 +101,7 @@ async def test_a_refused_request_leaves_its_transaction_and_its_settings_unchang
             await t.enqueue("t", {"a": 1}, queue="other", idempotency_key="i")
             with pytest.raises(IdempotencyConflict):
                 await t.enqueue("t", {"a": 2}, queue="other", idempotency_key="i")
-            with pytest.raises(BadRequest, match="queue: must be given"):
+            with pytest.raises(BadRequest, match="queue: is required"):
                 await t.enqueue_many([NewJob(task="t", queue="other"), NewJob(task="t")])
             with suppress(BadRequest):
                 await t.enqueue("t", {"a": object()}, queue="other")

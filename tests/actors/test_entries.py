@@ -105,9 +105,7 @@ async def test_entries_of_one_queue_have_separate_slots_and_name_existing_tasks(
             running.append(job.task)
             await open_now.wait()
 
-    with pytest.raises(
-        ConfigError, match=r"\[1\].tasks must be names of tasks that the program has, not 'd'; it has a,"
-    ):
+    with pytest.raises(ConfigError, match=r"\[1\].tasks must be names of tasks of the program, not 'd'; its tasks: a,"):
         async with open_with(tasks, Worker("q", 1), Worker("p", 1, ("a", "d"))):
             pass
     async with open_with(tasks, Worker("q", 1, ("a",)), Worker("q", 2, ("b", "c"))) as supervisor:
@@ -200,11 +198,11 @@ async def test_a_refused_addition_changes_nothing(open_with, raw):
         for entry, options, refusal in (
             (("q", 1), {}, r"^queue: must be different in each entry, not 'q'"),
             (("n", 0), {}, r"^concurrency: must be an integer from 1 to 1000, not '0'"),
-            (("n", 1), {"tasks": ["none such"]}, r"^tasks: must be names of tasks that the program has, not 'none"),
+            (("n", 1), {"tasks": ["none such"]}, r"^tasks: must be names of tasks of the program, not 'none"),
             (
                 ("p", 1),
                 {"tasks": ["old"]},
-                r"^tasks: must be names that no other entry of the queue has, not 'old'",
+                r"^tasks: must be names that are in no other entry of the queue, not 'old'",
             ),
         ):
             with pytest.raises(ConfigError, match=refusal):
@@ -244,7 +242,7 @@ async def test_a_removed_queue_waits_for_its_runs_and_releases_unfinished_ones(o
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.remove_queue, "q")
             await until(lambda: _shows(raw, ["stays"]))
-            with pytest.raises(BadRequest, match="queue: must be another one until 'q' is removed"):
+            with pytest.raises(BadRequest, match="queue: must differ until 'q' is removed"):
                 await supervisor.add_queue("q", 1)
             may_end.set()
         rows = [await supervisor.jobs.get(one.job_id) for one in added]
@@ -356,7 +354,7 @@ async def test_a_schedule_of_an_undeclared_task_is_reported_at_the_start(open_wi
             assert (await supervisor.schedules.get("weekly")).unknown_task
     found = [line for line in lines if line.get("log_level") == "warning" and "schedule" in line]
     assert [(line["schedule"], line["task"]) for line in found] == [("weekly", "rpeort")]
-    assert found[0]["event"].startswith("a schedule names a task that no process has declared")
+    assert found[0]["event"].startswith("a schedule has a task that no process has declared")
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ async def test_an_outcome_waits_until_it_can_be_written(open_worker, tasks, refu
 
 async def tries(lines, part):
     """Return the logged failures of a part."""
-    return [line for line in lines if line["event"] == "a try failed" and line["part"] == part]
+    return [line for line in lines if line["event"] == "an attempt failed" and line["part"] == part]
 
 
 @pytest.mark.slow

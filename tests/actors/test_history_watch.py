@@ -19,7 +19,7 @@ pytestmark = pytest.mark.requirement("Q5")
 MOVED = "UPDATE dl_history SET {} = {}"
 WARNING = "the database has another history"
 CHANGES = "dataloader_history_changes_total"
-GONE = "the last sign of life of this process is gone"
+GONE = "the last heartbeat of this process is missing"
 
 
 @pytest.mark.parametrize(("column", "value"), [("system", "system + 1"), ("timeline", "'00000009'"), ("database", "1")])
@@ -124,7 +124,7 @@ async def test_a_declaration_that_the_older_tables_refuse_is_logged_once_and_tri
             await raw.execute(MOVED.format("timeline", "'00000009'"))
 
             async def refused():
-                return [log for log in logs if "can't be declared again" in log["event"]]
+                return [log for log in logs if "cannot declare tasks" in log["event"]]
 
             [line] = await until(refused)
             assert "cost: must be at most 2" in line["error"]

@@ -173,7 +173,7 @@ async def test_any_progress_or_log_line_leaves_other_jobs_unharmed(open_worker, 
         lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log'"
         assert await raw.fetchval(lines) == 31  # and one that says so
         last = "SELECT payload->>'message' FROM dl_job_events WHERE kind = 'log' ORDER BY event_id DESC LIMIT 1"
-        assert await raw.fetchval(last) == "more than 30 lines; the rest is not kept"
+        assert await raw.fetchval(last) == "more than 30 lines; the rest is not stored"
 
 
 @pytest.mark.requirement("E11")

@@ -92,7 +92,7 @@ async def test_lines_beyond_the_limit_are_not_kept(open_worker, raw):
         kept = await raw.fetch(
             "SELECT payload->>'message' AS line FROM dl_job_events WHERE kind = 'log' ORDER BY event_id"
         )
-    assert [row["line"] for row in kept[-2:]] == ["line 29", "more than 30 lines; the rest is not kept"]
+    assert [row["line"] for row in kept[-2:]] == ["line 29", "more than 30 lines; the rest is not stored"]
     assert len(kept) == 31
 
 

@@ -141,7 +141,7 @@ async def test_a_handler_waits_for_units_of_a_supplier_and_is_snoozed_if_too_lon
             return await raw.fetchrow("SELECT status, error, attempt FROM dl_jobs WHERE job_id = $1", job.job_id)
 
         row = await until(snoozed, lambda row: row["error"] is not None)
-    assert "the supplier 'hr' takes nothing for" in row["error"]
+    assert "the supplier 'hr' accepts no request for" in row["error"]
     assert row["attempt"] == 0
     assert most_within(sent[:3], 0.4) == 2
 
@@ -160,7 +160,8 @@ async def test_a_take_that_can_never_succeed_is_an_error(open_worker):
         await job.take("nobody")
 
     async with open_worker(tasks) as service:
-        for task, said in (("too many", "n: must be at most 2"), ("unknown", "none has the name 'nobody'")):
+        unknown = "must be a declared supplier (tasks.supplier()), not 'nobody'"
+        for task, said in (("too many", "n: must be at most 2"), ("unknown", unknown)):
             job = await service.jobs.enqueue(task)
             ended = await service.jobs.wait(job.job_id)
             assert ended.status == "failed"

@@ -62,7 +62,7 @@ async def test_failures_are_notified_except_those_of_notification_jobs(open_work
             return await raw.fetchval("SELECT error FROM dl_jobs WHERE task = 'notify.webhook' AND waits_for = 'time'")
 
         error = await until(waits_for_the_hook)
-    assert "the webhook hook can't be reached" in error
+    assert "the webhook hook cannot be reached" in error
     assert "sesame" not in error
     assert {(one["kind"], one["name"], one["group"]) for one in notices} == {
         ("lost", "old", "e"),

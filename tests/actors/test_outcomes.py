@@ -291,7 +291,7 @@ async def test_a_handler_that_continues_after_its_commit_does_not_end_the_proces
                 await ended.wait()
         assert (await row_of(job.job_id))["status"] == "succeeded"
     assert [line for line in logs if line["log_level"] == "critical"] == []
-    assert "a handler does not stop: it keeps its key and lease until it returns" in {line["event"] for line in logs}
+    assert "a handler does not stop; it keeps its key and lease until it returns" in {line["event"] for line in logs}
 
 
 @pytest.mark.slow

@@ -266,8 +266,8 @@ async def test_unwritten_progress_and_log_lines_are_reported_and_leave_no_outage
         recorder.outage.failed("heartbeat", StoreUnavailable("gone"))
         recorder.outage.worked("heartbeat")
     told = [line["event"] for line in lines if line["log_level"] == "warning"]
-    assert {"progress waits for the database", "log lines could not be kept"} <= set(told)
-    assert told[-2:] == ["the database can't be used", "the database can be used again"]
+    assert {"progress waits for the database", "log lines could not be stored"} <= set(told)
+    assert told[-2:] == ["the database is unavailable", "the database is available again"]
 
 
 LONGEST_S = MAX_PAUSE_S * 1.2
@@ -313,7 +313,7 @@ async def test_outcomes_wait_for_the_database_with_growing_pauses_and_are_sent_t
     assert min(pauses[-10:]) >= MAX_PAUSE_S / 1.25
     assert session.asked[-2][0] <= session.back_at + LONGEST_S
     told = [line["event"] for line in lines if line["log_level"] == "warning"]
-    assert told == ["the database can't be used", "the database can be used again"]
+    assert told == ["the database is unavailable", "the database is available again"]
 
 
 async def test_at_the_end_of_a_drain_unwritten_outcomes_are_left_to_their_leases(autojump_clock):
@@ -333,7 +333,10 @@ async def test_at_the_end_of_a_drain_unwritten_outcomes_are_left_to_their_leases
     assert len(runs) == 0
     assert trio.current_time() - bound <= LONGEST_S
     [told] = [line for line in lines if line["log_level"] == "error"]
-    assert (told["event"], told["jobs"]) == ("outcomes could not be written: the jobs are left to their leases", 2)
+    assert (told["event"], told["jobs"]) == (
+        "outcomes could not be written; their jobs are recovered when their leases expire",
+        2,
+    )
 
 
 class Particular:
@@ -367,4 +370,4 @@ async def test_an_unstorable_outcome_ends_its_job_without_its_text_and_delays_no
     bare = msgspec.structs.replace(messages[1].outcome, result=None, error=UNSTORABLE)
     assert msgspec.structs.asdict(session.taken[2]) == msgspec.structs.asdict(bare)
     [told] = [line for line in lines if line["log_level"] == "error"]
-    assert (told["event"], told["error"]) == ("an outcome could not be stored as it is", str(error))
+    assert (told["event"], told["error"]) == ("an outcome could not be stored unchanged", str(error))

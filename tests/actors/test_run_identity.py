@@ -101,7 +101,7 @@ async def test_a_job_claimed_again_here_starts_after_its_former_run_ended(open_w
         recorded = [(end.job_id, end.token) for end in supervisor.signals.recorded.values]
         assert sorted(recorded) == sorted([(job.job_id, former), (job.job_id, row["token"])])
     assert [log["event"] for log in logs if log["log_level"] == "warning"] == [
-        "a job that still runs here was claimed again: its former run is stopped first",
+        "claimed a job that still runs here; stopping its former run first",
     ]
 
 
@@ -118,7 +118,7 @@ async def test_handlers_stop_whose_jobs_are_gone_from_the_database(open_worker, 
             await supervisor.signals.recorded.wait()
             assert supervisor.state.queues["q"].running == 0
     assert desk.log == [("begins", 1), ("is stopped", 1)]
-    assert "a running job is no longer ours: it is stopped" in [log["event"] for log in logs]
+    assert "stopping a running job that this process has lost" in [log["event"] for log in logs]
 
 
 @pytest.mark.parametrize(("committed", "level"), [(False, "warning"), (True, "debug")])

@@ -76,8 +76,8 @@ def test_a_reason_that_is_no_text_is_an_outcome_all_the_same(said, step):
         (StopReason.PERIOD_END, 1, Step.CLOSE, "ValueError: at the end"),
         (StopReason.TIMEOUT, 1, Step.RETRY, "timeout: the run took longer than 2 s\nValueError: at the end"),
         (StopReason.TIMEOUT, 5, Step.FAIL, "timeout: the run took longer than 2 s\nValueError: at the end"),
-        (StopReason.LEASE_ENDED, 1, Step.RETRY, "no heartbeat got through: the lease could not be held\nValueError"),
-        (StopReason.LEASE_ENDED, 5, Step.FAIL, "no heartbeat got through: the lease could not be held\nValueError"),
+        (StopReason.LEASE_ENDED, 1, Step.RETRY, "no heartbeat succeeded: the lease was lost\nValueError"),
+        (StopReason.LEASE_ENDED, 5, Step.FAIL, "no heartbeat succeeded: the lease was lost\nValueError"),
     ],
 )
 def test_the_stop_reason_decides_the_outcome_and_the_handlers_error_is_added(stopped, attempt, step, said):

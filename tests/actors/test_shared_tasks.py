@@ -209,7 +209,7 @@ async def test_a_left_scope_without_a_deadline_is_logged_and_fails_no_other_job(
         "succeeded"
     ]
     assert "Cancel scope" not in (ended[2].error or "")
-    assert "a handler has left a cancel scope open" in [line["event"] for line in logs]
+    assert "a handler left a cancel scope open" in [line["event"] for line in logs]
 
 
 @pytest.mark.requirement("Q4")

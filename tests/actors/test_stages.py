@@ -154,7 +154,7 @@ async def test_a_task_that_is_no_stage_can_not_move_its_job(open_worker):
     async with open_worker(tasks) as supervisor:
         job = await when_ended(supervisor, (await supervisor.jobs.enqueue("alone")).job_id)
     assert (job.status, job.attempt) == ("failed", 1)
-    assert job.error == "Next: must be returned by a stage; the task alone is none (tasks.stages)"
+    assert job.error == "Next: must be returned by a stage (tasks.stages); the task alone is not a stage"
 
 
 async def test_stages_that_move_back_and_forth_for_ever_are_stopped(run_stages, raw, monkeypatch):

@@ -89,7 +89,7 @@ async def test_only_a_process_that_was_suspended_gets_a_grace_after_its_lease(au
             await trio.sleep(2 * LEASE_S)
             nursery.cancel_scope.cancel()
     assert told == [pytest.approx(given_up_at)]
-    assert [line["event"] for line in lines] == ["a handler does not stop: it keeps its key and lease until it returns"]
+    assert [line["event"] for line in lines] == ["a handler does not stop; it keeps its key and lease until it returns"]
 
 
 @pytest.mark.requirement("Q8")

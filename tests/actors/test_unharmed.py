@@ -94,7 +94,7 @@ async def test_args_that_are_nested_too_deeply_fail_their_job_without_a_retry(op
     async with open_worker(tasks) as supervisor:
         failed = await when_ended(supervisor, job_id)
     assert (failed.status, failed.attempt) == ("failed", 1)
-    assert failed.error.startswith("args: must not be nested so deeply")
+    assert failed.error.startswith("args: is nested too deeply")
 
 
 @pytest.mark.slow
@@ -207,8 +207,8 @@ async def test_a_handler_is_not_stopped_as_lost_after_its_transaction(open_worke
     counted = "SELECT outcome, runs FROM dl_run_stats_new UNION ALL SELECT outcome, runs FROM dl_run_stats"
     assert [tuple(row) for row in await raw.fetch(counted)] == [("succeeded", 1)]
     inside, after = refused
-    assert "has a transaction open" in inside
-    assert "has succeeded with its transaction" in after
+    assert "already has an open transaction" in inside
+    assert "has already succeeded with its transaction" in after
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_a_database_with_content_is_replaced_only_on_request(dataloader, data_di
     sql(second, "DELETE FROM dl_jobs; CREATE TABLE mine AS SELECT 1 AS x")
     refused = dataloader("restore", file, "--data-dir", second)
     assert (refused.returncode, refused.stdout) == (WRONG_USE, "")
-    assert refused.stderr.startswith(f"--replace: is needed, since the database in {second} is not empty")
+    assert refused.stderr.startswith(f"--replace: is required, because the database in {second} is not empty")
     assert sql(second, "SELECT count(*) FROM mine") == "1"
     assert dataloader("restore", file, "--replace", "--data-dir", second).returncode == 0
     assert sql(second, "SELECT count(*) FROM dl_jobs") == "1"
@@ -213,7 +213,7 @@ def test_a_failed_or_killed_backup_leaves_no_file(start, dataloader, data_dirs, 
             refused = dataloader("backup", tmp_path / "b", "--data-dir", first)
             assert (refused.returncode, refused.stderr) == (
                 WRONG_USE,
-                f"FILE: another backup to {tmp_path / 'b'} goes on; wait for its end\n",
+                f"FILE: another backup to {tmp_path / 'b'} is in progress; wait for its end\n",
             )
             sql(first, end_dump)
             wait_until(lambda: sql(first, holds) == "1")
@@ -276,7 +276,7 @@ def test_the_second_of_two_concurrent_restores_is_refused_and_harms_nothing(data
         sql(first, "CREATE DATABASE dataloader_restored")  # which the other restore fills
         refused = dataloader("restore", file, "--replace", "--data-dir", first)
         assert refused.returncode == 1
-        assert refused.stderr == f"Another restore into {first} goes on: wait for its end\n"
+        assert refused.stderr == f"Another restore into {first} is in progress; wait for its end\n"
         assert sql(first, "SELECT count(*) FROM pg_database WHERE datname = 'dataloader_restored'") == "1"
     assert dataloader("restore", file, "--replace", "--data-dir", first).returncode == 0
     assert sql(first, "SELECT n FROM dl_jobs") == "1"
@@ -291,7 +291,7 @@ def test_a_file_that_is_no_complete_backup_is_refused_without_a_new_directory(da
     (tmp_path / "text").write_text("not a backup")
     refused = dataloader("restore", tmp_path / "text", "--data-dir", first)
     assert refused.returncode == WRONG_USE
-    assert refused.stderr.startswith(f"FILE: {tmp_path / 'text'} is no backup that PostgreSQL 18 can read (")
+    assert refused.stderr.startswith(f"FILE: {tmp_path / 'text'} is not a backup that PostgreSQL 18 can read (")
     assert not first.exists()
     sql(first, "CREATE TABLE t AS SELECT 1 AS x")
     assert dataloader("backup", tmp_path / "b", "--data-dir", first).returncode == 0
@@ -302,7 +302,7 @@ def test_a_file_that_is_no_complete_backup_is_refused_without_a_new_directory(da
     assert dataloader("backup", tmp_path / "whole", "--data-dir", first).returncode == 0
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-10_000])
     refused = dataloader("restore", tmp_path / "cut", "--data-dir", second)
-    assert (refused.returncode, "is no backup that PostgreSQL 18 can read (" in refused.stderr) == (WRONG_USE, True)
+    assert (refused.returncode, "is not a backup that PostgreSQL 18 can read (" in refused.stderr) == (WRONG_USE, True)
     assert not second.exists()
 
 
@@ -316,10 +316,10 @@ def test_a_backup_to_an_existing_or_unwritable_file_is_an_error(dataloader, data
     refused = dataloader("backup", tmp_path / "b", "--data-dir", first)
     assert (refused.returncode, refused.stderr) == (
         WRONG_USE,
-        f"FILE: {tmp_path / 'b'} exists already; choose another name, or remove it\n",
+        f"FILE: {tmp_path / 'b'} already exists; choose another name, or remove it\n",
     )
     refused = dataloader("backup", tmp_path / "no" / "b", "--data-dir", first)
-    assert refused.stderr == f"FILE: {tmp_path / 'no' / 'b'} can't be written: No such file or directory\n"
+    assert refused.stderr == f"FILE: {tmp_path / 'no' / 'b'} cannot be written: No such file or directory\n"
     assert (tmp_path / "b").read_text() == "mine"
 
 
@@ -328,7 +328,7 @@ def test_a_server_of_another_version_moves_by_backup_and_restore(dataloader, dat
     first, second = data_dirs
     sql(first, "CREATE TABLE mine AS SELECT 16 AS x", version=16)
     refused = dataloader("migrate", "--data-dir", first)
-    assert "move the data by `dataloader backup` and `restore`" in refused.stderr
+    assert "move the data with `dataloader backup` and `restore`" in refused.stderr
     # The schema as a program with that server would have left it.
     with embedded_postgres(first, version=16) as server:
         command, environment = server.psql("-Xq", "-v", "ON_ERROR_STOP=1")
@@ -346,7 +346,7 @@ def test_another_database_has_its_own_programs(on_database, tmp_path):
         refused = on_database(command, tmp_path / "b")
         assert refused.returncode == WRONG_USE
         assert refused.stderr.startswith(
-            "DL_DB_DSN: is set, and this command is for the embedded database; use pg_dump"
+            "DL_DB_DSN: is set, but this command is only for the embedded database; use pg_dump"
         )
 
 

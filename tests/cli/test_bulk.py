@@ -21,7 +21,7 @@ def test_an_act_is_begun_followed_and_stopped(on_database, database):
         assert (result.returncode, result.stderr) == (0, "")
         return result.stdout
 
-    assert on_database("bulk", "list").stderr == "no bulk acts\n"
+    assert on_database("bulk", "list").stderr == "no bulk operations\n"
     database.psql(ADD)
     begun = bulk("retry", "--queue", "q", "--status", "failed", "--yes")
     bulk_id, said = begun.split("  ")
@@ -41,12 +41,12 @@ def test_an_act_is_begun_followed_and_stopped(on_database, database):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["cancel", "--yes"], "name either JOB_IDs, or a filter"),
+        (["cancel", "--yes"], "give either JOB_IDs or a filter"),
         (
             ["cancel", "01980000-0000-7000-8000-000000000001", "--queue", "q", "--yes"],
-            "name either JOB_IDs, or a filter",
+            "give either JOB_IDs or a filter",
         ),
-        (["cancel", "--queue", "q"], "add --yes"),
+        (["cancel", "--queue", "q"], "pass --yes"),
     ],
 )
 def test_invalid_arguments_of_a_bulk_operation_are_refused(on_database, arguments, says):

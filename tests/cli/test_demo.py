@@ -107,7 +107,7 @@ def test_the_demo_drains_on_interrupt_and_resumes_at_the_next_start(start, tmp_p
     """On a terminal with ^C half way; then to the end; then once more, without anything to do."""
     shown, code = on_terminal([sys.executable, "-m", "dataloader", "demo"], tmp_path, interrupt_at=r"[1-9] / 12")
     assert code == 1
-    assert "draining: no new jobs are taken" in shown
+    assert "draining: no new jobs are claimed" in shown
     assert "not finished" in shown
     assert not re.search(r"\d{4}-\d\d-\d\dT[\d:.]+Z \[info", shown), "the bars are buried under log lines"
 

@@ -47,7 +47,7 @@ def test_a_mistyped_command_gets_a_suggestion(dataloader):
         (("stauts",), "stats or status"),
         (("trigegr",), "trigger"),
         (("etl", "rnu"), "run"),
-        (("job",), "jobs, or status for one of them"),
+        (("job",), "jobs, or status for a single job"),
     ):
         result = dataloader(*words)
         assert (result.returncode, f"did you mean {meant}?" in result.stderr) == (2, True)
@@ -123,7 +123,7 @@ def test_a_data_directory_that_can_not_be_one_is_one_line(dataloader, tmp_path):
 def test_an_unreachable_database_is_one_line_with_host_and_setting_and_no_password(dataloader, address, host):
     result = dataloader("queues", DL_DB_DSN=f"postgresql://{address}")
     assert result.returncode == 1
-    assert result.stderr.startswith(f"DL_DB_DSN: the database at {host} can't be reached (")
+    assert result.stderr.startswith(f"DL_DB_DSN: the database at {host} cannot be reached (")
     assert len(result.stderr.splitlines()) == 1
     assert "sesame" not in result.stderr
 

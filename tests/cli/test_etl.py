@@ -269,7 +269,7 @@ def test_a_failure_that_is_not_there_is_not_tried_again(call):
 def test_a_database_that_is_away_ends_a_run_with_1_in_one_line(call, where):
     code, stdout, stderr = call("etl", "run", "people", *where, DL_DB_DSN="postgresql://nobody@127.0.0.1:9/none")
     assert (code, stdout, len(stderr.splitlines())) == (1, "", 1)
-    assert stderr.startswith("DL_DB_DSN: the database at 127.0.0.1:9 can't be reached (ConnectionRefusedError: ")
+    assert stderr.startswith("DL_DB_DSN: the database at 127.0.0.1:9 cannot be reached (ConnectionRefusedError: ")
 
 
 @pytest.mark.full
@@ -335,11 +335,11 @@ def test_a_killed_local_run_is_lost_and_the_next_one_continues_after_it(command,
 def test_a_load_for_a_service_is_not_added_if_its_queue_has_no_worker(call, serve, database):
     code, stdout, stderr = call("etl", "run", "people")
     assert (code, stdout) == (1, "")
-    assert "it would wait for ever: no process serves the queue 'default'; start `dataloader serve" in stderr
+    assert "it would never run: no process serves the queue 'default'; start `dataloader serve" in stderr
     assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
     serve(queue="etl")
     code, _, stderr = call("etl", "run", "people")
-    assert (code, "served are etl (--queue)" in stderr) == (1, True)
+    assert (code, "served queues (--queue): etl" in stderr) == (1, True)
     code, stdout, stderr = call("etl", "run", "people", "--no-wait")
     assert (code, stdout.split()[1]) == (0, "queued")
     assert stderr.startswith("the job waits: no process serves the queue 'default'")
@@ -351,20 +351,20 @@ def test_a_load_for_a_service_is_not_added_if_its_queue_has_no_worker(call, serv
 @pytest.mark.full
 def test_etl_run_refuses_an_unknown_load_and_an_interrupt_ends_only_the_wait(command, call, serve, database):
     url = serve()
-    unknown = "no worker of the queue 'default' knows the task 'unheard-of'; is its name right?"
+    unknown = "no worker of the queue 'default' has the task 'unheard-of'; check its name"
     for where in ((), ("--url", url)):
         code, stdout, stderr = call("etl", "run", "unheard-of", *where)
         assert (code, stdout) == (1, "")
-        assert f"no job was added, since it would wait for ever: {unknown}" in stderr
+        assert f"no job was enqueued, because it would never run: {unknown}" in stderr
     assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
     stderr = call("jobs", "--url", url.replace("http:", "https:"))[2]
     assert ("SSL" in stderr, "ConnectError" in stderr) == (True, False)
     port = url.rpartition(":")[2]
     code, _, stderr = call("serve", *HERE, "--port", port)
-    said = f"the service can't start at 127.0.0.1:{port}: Address already in use; choose another port by --port\n"
+    said = f"the service cannot listen at 127.0.0.1:{port}: Address already in use; choose another port with --port\n"
     assert (code, stderr.endswith(said)) == (1, True)
     code, stdout, stderr = call("etl", "run", "no load")
-    assert (code, "rows 0" in stderr, "it is no load and no flow" in stderr) == (0, False, True)
+    assert (code, "rows 0" in stderr, "is a plain task, not a load or a flow" in stderr) == (0, False, True)
     database.psql("DELETE FROM dl_jobs")
     code, stdout, stderr = call("etl", "run", "unheard-of", "--no-wait")
     assert (code, stdout.split()[1], stderr) == (0, "queued", f"the job waits: {unknown}\n")
@@ -379,7 +379,9 @@ def test_etl_run_refuses_an_unknown_load_and_an_interrupt_ends_only_the_wait(com
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(WAIT_S) == 130
     job_id = database.psql("SELECT job_id FROM dl_jobs")
-    wait_until(lambda: any(f"the job goes on; `dataloader cancel {job_id}`" in line["event"] for line in said))
+    wait_until(
+        lambda: any(f"the job continues; cancel it with `dataloader cancel {job_id}`" in line["event"] for line in said)
+    )
     assert database.psql("SELECT status, waits_for FROM dl_jobs") == "queued|"
 
 
@@ -494,17 +496,17 @@ def test_the_options_of_a_command_are_the_args_of_its_job(on_database, database,
     [
         (
             ("run", "days", "--from", "yesterday"),
-            "must be a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z, not 'yesterday'",
+            "must be a date or a timestamp, such as 2026-01-31 or 2026-01-31T06:00Z, not 'yesterday'",
         ),
         (("run", "days", "--pipeline-workers", 0), "pipeline.workers: must be "),
         (("run", "days", "--pipeline-batch-size", -1), "pipeline.batch_size: must be "),
         (("run", "days", "--pipeline-rate-min", 9, "--pipeline-rate-max", 3), "not greater than rate_max (3)"),
         (("run", "days", "--pipeline-rate-max", "nan"), "pipeline.rate_max: must be "),
-        (("run", "days", *HERE, "--queue", "q"), "--tasks runs it here"),
-        (("run", "days", *HERE, "--no-wait"), "--tasks runs it here"),
-        (("run", "days", *HERE, "--url", "http://127.0.0.1:1"), "--tasks runs it here"),
-        (("failures",), "name either a LOAD, or a run"),
-        (("failures", "days", "--run", "01900000-0000-7000-8000-000000000000"), "name either a LOAD, or a run"),
+        (("run", "days", *HERE, "--queue", "q"), "--tasks runs it in this process"),
+        (("run", "days", *HERE, "--no-wait"), "--tasks runs it in this process"),
+        (("run", "days", *HERE, "--url", "http://127.0.0.1:1"), "--tasks runs it in this process"),
+        (("failures",), "give either a LOAD or a run"),
+        (("failures", "days", "--run", "01900000-0000-7000-8000-000000000000"), "give either a LOAD or a run"),
         (("run", ""), "task: must have 1 to 200 characters, not 0"),
     ],
 )
@@ -576,7 +578,7 @@ def test_a_plan_begins_where_the_load_has_come_to_and_makes_no_database(call, da
     assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
     assert "watermark  never loaded" in call("etl", "plan", "days", *HERE, *until, DL_DB_DSN="")[1]
     code, _, stderr = call("etl", "plan", "days", *HERE, *until, "--data-dir", tmp_path / "none", DL_DB_DSN="")
-    assert (code, f"{tmp_path / 'none'} holds no embedded database" in stderr) == (2, True)
+    assert (code, f"{tmp_path / 'none'} has no embedded database" in stderr) == (2, True)
 
 
 @pytest.mark.full
@@ -595,7 +597,7 @@ def test_a_backfill_of_a_history_sends_the_requests_of_its_plan(call, source, da
 @pytest.mark.requirement("E6")
 def test_a_plan_is_refused_where_its_run_is_and_says_why_nothing_is_requested(call, database):
     code, _, stderr = call("etl", "plan", "people", *HERE, *THREE_DAYS)
-    told = "from: must be left out, not 2026-01-01: people has no windows, so each run loads everything"
+    told = "from: must be omitted, not 2026-01-01: people has no windows, so each run loads everything"
     assert (code, told in stderr) == (2, True), stderr
     code, stdout, stderr = call("etl", "run", "people", *HERE, *THREE_DAYS)
     assert (code, told in stdout) == (3, True), stdout + stderr
@@ -612,7 +614,7 @@ def test_a_plan_is_refused_where_its_run_is_and_says_why_nothing_is_requested(ca
 def test_a_plan_of_files_lists_them_and_has_no_pauses(call):
     code, stdout, _ = call("etl", "plan", "people", *HERE)
     assert (code, "everything      2         GET data/a.csv" in stdout) == (0, True)
-    assert "none: this source has no rate limit" in stdout
+    assert "none (this source has no rate limit)" in stdout
 
 
 @pytest.mark.slow

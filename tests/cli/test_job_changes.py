@@ -21,7 +21,7 @@ def test_several_jobs_are_canceled_though_one_is_missing(on_database, add, datab
     result = on_database("cancel", first, MISSING, second)
     assert result.returncode == 4
     assert result.stdout == f"{first}  canceled\n{second}  canceled\n"
-    assert result.stderr == f"no job has the id {MISSING}\n"
+    assert result.stderr == f"no job has the ID {MISSING}\n"
     assert statuses(database) == ["canceled", "canceled"]
 
 
@@ -38,7 +38,7 @@ def test_if_the_database_refuses_one_of_several_jobs_each_outcome_is_printed(on_
     refused, untried = result.stderr.splitlines()
     assert refused.startswith(f"job {second}: ")
     assert "refused on purpose" in refused
-    assert untried == f"job {third}: was not tried"
+    assert untried == f"job {third}: not changed"
 
 
 @pytest.mark.requirement("Q4")
@@ -64,14 +64,14 @@ def test_jobs_with_an_endless_lease_can_be_retried_by_force_or_canceled(on_datab
     retried, canceled = add("q", "t"), add("q", "t")
     database.psql("update dl_jobs set status = 'running', heartbeat_at = now() - interval '1 hour'")
     refused = on_database("retry", retried)
-    assert (refused.returncode, "its lease never ends: cancel it, or retry it with force" in refused.stderr) == (
+    assert (refused.returncode, "its lease never expires; cancel it, or retry it with force" in refused.stderr) == (
         1,
         True,
     )
     assert on_database("retry", "--force", retried).stdout == f"{retried}  queued\n"
     assert on_database("cancel", canceled).stdout == f"{canceled}  canceled\n"
     refused = on_database("retry", "--force", "--all", "--queue", "q", "--yes")
-    assert (refused.returncode, "--force goes with JOB_IDs, not with --all" in refused.stderr) == (2, True)
+    assert (refused.returncode, "--force needs JOB_IDs; it cannot be used with --all" in refused.stderr) == (2, True)
 
 
 def test_a_filter_changes_the_jobs_that_it_finds_and_no_others(on_database, add, database):
@@ -91,9 +91,7 @@ def test_jobs_that_wake_processes_are_none_of_many_that_are_canceled(on_database
     for arguments in (("cancel", "--all"), ("bulk", "cancel")):
         result = on_database(*arguments, "--queue", "process.pay", "--yes")
         assert result.stdout.endswith("1 job\n" if arguments[0] == "cancel" else "  0 jobs\n")
-        assert (
-            result.stderr == "1 job that wakes a durable process is left out: stop its step, or remove the process.\n"
-        )
+        assert result.stderr == "1 job that wakes a durable process is skipped: stop its step, or remove the process.\n"
     assert sorted(statuses(database)) == ["canceled", "queued"]
 
 
@@ -115,8 +113,8 @@ def test_run_now_prints_why_the_job_still_waits(on_database, add, database):
     database.psql("insert into dl_lanes (lane) values ('a task')")
     database.psql("update dl_jobs set waits_for = 'limit', lane = task where task = 'a task'")
     first, second = on_database("run-now", locked, limited).stdout.splitlines()
-    assert first == f"{locked}  queued (waits for lock): another job with its lock_key runs"
-    why = "the limits of its task or its supplier are reached; `dataloader task show 'a task'` tells more"
+    assert first == f"{locked}  queued (waits for lock): another job with the same lock_key is running"
+    why = "a limit of its task or supplier is reached; see `dataloader task show 'a task'`"
     assert second == f"{limited}  queued (waits for limit): {why}"
     assert f"limit: {why}\n" in on_database("status", limited).stdout
 
@@ -141,13 +139,13 @@ def test_failed_jobs_are_listed_by_error_retried_and_in_the_error_log(on_databas
     assert f"KeyError: '{ids[0]}'" in errors("log", "--job", ids[0])
     assert len(json.loads(errors("log", "--group", group["group"], "--json"))["errors"]) == 3
     unsure = on_database("errors", "retry", group["group"])
-    assert (unsure.returncode, "add --yes" in unsure.stderr) == (2, True)
+    assert (unsure.returncode, "pass --yes" in unsure.stderr) == (2, True)
     assert errors("retry", group["group"], "--state", "waiting", "--yes") == "0 jobs\n"
     assert errors("retry", group["group"], "--at", "1h", "--spread", "60", "--yes") == "3 jobs\n"
     assert database.psql("select count(*) from dl_jobs where available_at > now() + interval '50 min'") == "3"
     assert on_database("errors", "list").stderr == "no errors\n"
     unknown = on_database("errors", "retry", "00c8f1de4a91b37e", "--yes")
-    none_failed = "no job has failed with the error '00c8f1de4a91b37e', as far as the log of errors goes back\n"
+    none_failed = "the error log has no job with the error '00c8f1de4a91b37e'\n"
     assert (unknown.returncode, unknown.stdout, unknown.stderr) == (4, "", none_failed)
 
 
@@ -204,7 +202,7 @@ def test_a_queue_is_paused_and_resumed_with_a_warning_if_it_has_no_worker(on_dat
 
     paused = on_database("pause", "q")
     assert paused.stdout == "q  paused\n"
-    assert paused.stderr.startswith("no dataloader worker serves the queue 'q'")
+    assert paused.stderr.startswith("no worker serves the queue 'q'")
     database.psql("insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 1, '1', '{\"q\": 1}')")
     assert on_database("pause", "q").stderr == ""
     assert [(queue["queue"], queue["paused"], queue["ready"]) for queue in queues()] == [("q", True, 1)]
@@ -237,6 +235,6 @@ def test_duplicates_are_listed_and_canceled_but_for_the_best(on_database):
     assert (group["jobs"], group["task"], group["args"]) == (3, "t", {"a": 1})
     assert group["best"] in on_database("duplicates").stdout
     refused = on_database("duplicates", "--cancel")
-    assert (refused.returncode, "task: must be given" in refused.stderr) == (2, True)
+    assert (refused.returncode, "task: is required" in refused.stderr) == (2, True)
     assert json.loads(on_database("duplicates", "--task", "t", "--cancel", "--json").stdout) == {"canceled": 2}
     assert json.loads(on_database("duplicates", "--json").stdout) == []

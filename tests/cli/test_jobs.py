@@ -9,8 +9,8 @@ import time
 import pytest
 
 MISSING = "01900000-0000-7000-8000-000000000000"
-NO_WORKER = "no dataloader worker serves the queue 'q'; `dataloader queues` lists those that are served"
-PAUSED = "the queue 'q' is paused; `dataloader resume` ends that"
+NO_WORKER = "no worker serves the queue 'q'; list the served queues with `dataloader queues`"
+PAUSED = "the queue 'q' is paused; resume it with `dataloader resume`"
 FULL = "all slots of the queue 'q' are taken"
 
 
@@ -56,7 +56,7 @@ def test_a_trigger_without_a_queue_goes_to_the_task_s_own(on_database, database)
     assert database.psql("SELECT queue, priority, lock_key FROM dl_jobs") == "own|7|year:2024"
     refused = on_database("trigger", "unknown")
     assert (refused.returncode, database.psql("SELECT count(*) FROM dl_jobs")) == (2, "1")
-    assert 'queue: must be given: the task "unknown" has no queue of its own' in refused.stderr
+    assert 'queue: is required, because the task "unknown" has no queue' in refused.stderr
 
 
 def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_database, tmp_path):
@@ -68,7 +68,7 @@ def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_databa
 
 
 NOT_ALLOWED = [
-    (("--args", "[1]"), "not a JSON object"),
+    (("--args", "[1]"), "must be a JSON object"),
     (("--args", "@none.json"), "none.json"),
     (("--args", '{"a": "\\u0000"}'), "args: "),
     (("--priority", "-1"), "priority: must be an integer from 0 to 2,147,483,647, not -1"),
@@ -77,8 +77,8 @@ NOT_ALLOWED = [
     (("--available-at", "9999999d"), ", not '9999999d'"),
     (("--args", "@deep.json"), "nested too deeply"),
     (("--wait", "--timeout", "nan"), ", not 'nan'"),
-    (("--timeout", "4"), "it goes with --wait"),
-    (("--after", "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"), "after: must be the ids of jobs that exist"),
+    (("--timeout", "4"), "--timeout needs --wait"),
+    (("--after", "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"), "after: must have IDs of existing jobs"),
     (("--lease", "1"), "lease_ttl_sec: must be an integer from 3 to 86,400, not 1"),
 ]
 
@@ -110,7 +110,7 @@ def test_status_shows_a_job_as_text_and_as_json(on_database, add):
     assert text["status"] == "queued (waits for time)"
     assert "available_at" in text
     assert text["waits"].startswith("because: It is not due until 20")
-    assert text["waits"].endswith("Z. No dataloader worker serves the queue q.")
+    assert text["waits"].endswith("Z. No worker serves the queue q.")
     fields = json.loads(on_database("status", job_id, "--json").stdout)
     assert (fields["job_id"], fields["status"], fields["waits_for"]) == (job_id, "queued", "time")
     names = [line.split()[0] for line in on_database("status", job_id, "--all-fields").stdout.splitlines()]
@@ -120,7 +120,7 @@ def test_status_shows_a_job_as_text_and_as_json(on_database, add):
 def test_a_job_that_is_not_there_ends_with_4(on_database):
     for command in ("status", "events", "logs", "cancel", "retry"):
         result = on_database(command, MISSING)
-        assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n"), command
+        assert (result.returncode, result.stderr) == (4, f"no job has the ID {MISSING}\n"), command
 
 
 def test_an_id_or_a_number_that_is_none_ends_with_2(on_database):
@@ -173,7 +173,7 @@ def test_a_trigger_and_a_status_say_why_the_queue_does_not_take_the_job(on_datab
     serve(database, {"q": 1})
     assert on_database("trigger", "q", "t").stderr == ""
     misspelt = on_database("trigger", "q", "tt")
-    said = "the job waits: no worker of the queue 'q' knows the task 'tt'; is its name right?\n"
+    said = "the job waits: no worker of the queue 'q' has the task 'tt'; check its name\n"
     assert (misspelt.returncode, misspelt.stdout.split()[1], misspelt.stderr) == (0, "queued", said)
     assert "queue_state" not in on_database("status", job_id).stdout
 
@@ -210,11 +210,11 @@ def test_status_wait_prints_why_a_job_waits(start, add, on_database, database):
     said = "the job waits: attempt 2 of 5 is due at 2040-01-02 03:04:05Z, after: ValueError: token=***"
     assert waiting.stderr.readline().rstrip() == said
     database.psql("update dl_workers set tasks = '{}'")
-    unknown = "no worker of the queue 'q' knows the task 't'; is its name right?"
+    unknown = "no worker of the queue 'q' has the task 't'; check its name"
     assert waiting.stderr.readline() == f"the job waits: {unknown}\n"
     assert f"task: {unknown}\n" in on_database("status", job_id).stdout
     database.psql("update dl_workers set tasks = '{t}'; update dl_jobs set waits_for = 'lock'")
-    assert waiting.stderr.readline() == "the job waits: another job with its lock_key runs\n"
+    assert waiting.stderr.readline() == "the job waits: another job with the same lock_key is running\n"
     database.psql(
         "update dl_jobs set attempt = 3, status = 'running', waits_for = null, heartbeat_at = now(),"
         " error = 'worker lost: x'"
@@ -251,11 +251,11 @@ def test_status_shows_whether_the_lease_of_a_running_job_is_renewed(on_database,
     status, row = shown("heartbeat_at = now() - interval '31 s', lease_expires_at = '2040-01-02T03:04:05Z'")
     for text in (status, row):
         assert re.search(
-            r"no heartbeat for 3\d s \(its lease ends at 2040-01-02 03:04:05Z, then it is taken back\)", text
+            r"no heartbeat for 3\d s \(its lease expires at 2040-01-02 03:04:05Z, then the job is recovered\)", text
         )
-    assert "(its lease ended at 2026-01-02 00:00:00Z; the next" in shown("lease_expires_at = '2026-01-02Z'")[0]
+    assert "(its lease expired at 2026-01-02 00:00:00Z; the next" in shown("lease_expires_at = '2026-01-02Z'")[0]
     for endless in ("null", "'infinity'"):
-        assert "(its lease never ends: `dataloader" in shown(f"lease_expires_at = {endless}")[0]
+        assert "(its lease never expires; use `dataloader" in shown(f"lease_expires_at = {endless}")[0]
     assert "no heartbeat" not in shown("status = 'failed', finished_at = now()")[0]
 
 
@@ -280,9 +280,7 @@ def test_jobs_are_found_by_each_filter(on_database, add, database):
     assert found("--status", "failed") == found("--since", "1h") == [new]
     assert found("--status", "failed", "--status", "queued") == found("--status", "failed,queued") == [new, old]
     refused = on_database("jobs", "--status", "failed,quued")
-    said = (
-        "must be one of queued, running, succeeded, failed, canceled, lost, or several with commas, not 'failed,quued'"
-    )
+    said = "must be one of queued, running, succeeded, failed, canceled, lost, or several separated by commas"
     assert (refused.returncode, said in refused.stderr) == (2, True)
     assert found("--ended-since", "1h") == [new]
     assert found("--ended-until", "1h") == found("--ended-since", "1h", "--status", "succeeded") == []
@@ -405,8 +403,8 @@ def test_a_log_marks_where_attempts_begin_and_how_they_ended(on_database, add, d
         "info     — the job was queued again —",
         "info     — the job was queued again; next at 2026-01-02 00:00:00Z —",
         "error    — attempt 3 failed for good: boom —",
-        "info     — the job was canceled: of those that it runs after, a failed, b was lost, c failed, … —",
-        "info     — the job was canceled: of those that it runs after, a was canceled —",
+        "info     — the job was canceled, because of jobs that it depends on: a failed, b was lost, c failed, … —",
+        "info     — the job was canceled, because of jobs that it depends on: a was canceled —",
         "info     — the job was canceled —",
         "info     — the job was canceled —",
     ]

@@ -52,7 +52,7 @@ def test_tasks_are_listed_limited_paused_and_removed(ask, on_database):
     ask("trigger", "q", "employee")
     refused = on_database("task", "remove", "employee")
     assert refused.returncode == 1
-    assert refused.stderr == "1 jobs of the task 'employee' have not ended: keep them or cancel them (jobs)\n"
+    assert refused.stderr == "1 jobs of the task 'employee' have not ended; keep or cancel them with `jobs`\n"
     assert ask("task", "remove", "employee", "--jobs", "cancel") == "employee  removed\n"
     assert on_database("task", "show", "employee").returncode == 4
     actions = [row["action"] for row in json.loads(ask("audit", "--json"))]
@@ -78,15 +78,18 @@ def test_a_file_sets_limits_of_many_tasks_by_either_names_all_or_none(ask, on_da
     for text, says in (
         ("{}", "file: must be a JSON list of objects"),
         ('[{"work_periods": []}]', "[0].task: must be the name of a task, not None"),
-        ('[{"task": "plain"}, {"task": "plain"}]', "[1].task: must be another one"),
+        ('[{"task": "plain"}, {"task": "plain"}]', "[1].task: is repeated"),
         (
             '[{"task": "plain", "batch_size": 1, "task_max_batch_size": 1}]',
-            "[0].task_max_batch_size: must be given once",
+            "[0].task_max_batch_size: has the same meaning as",
         ),
         ('[{"task": "plain", "next_task_batch_delay_ms": "1"}]', "[0].next_task_batch_delay_ms: must be a number"),
         ('[{"task": "plain", "max_try_count": 0}]', "[0].max_attempts: must be an integer from 1 to 1,000,000, not 0"),
         ('[{"task": "plain", "next_try_delay_ms": -1}]', "[0].retry_delay_s: must be a number of seconds from 0"),
-        ('[{"task": "plain", "colour": 3}]', "[0].colour: is no limit of a task; there are task, work_periods,"),
+        (
+            '[{"task": "plain", "colour": 3}]',
+            "[0].colour: is not a limit of a task; the limits are task, work_periods,",
+        ),
         ('[{"task": "plain", "max_running": 9}, {"task": "employee", "cost": -1}]', "[1].cost: must be"),
     ):
         refused = on_database("task", "apply", "-", stdin=text)
@@ -104,7 +107,7 @@ def test_suppliers_are_made_shown_shared_paused_and_removed(ask, on_database, da
     assert ask("supplier", "show", "hr").splitlines()[-1].split()[:4] == ["5", "day/Europe/Berlin", "0", "5"]
     made = on_database("supplier", "set", "hr", "--rate-limit", "100/60", "--rate-limit", "5/5000")
     assert made.stdout == "hr  open  100 of 100/60 s, 5 of 5/5000 s\n"
-    assert made.stderr == "no task names the supplier 'hr'; loads may\n"
+    assert made.stderr == "no task uses the supplier 'hr'; loads may use it\n"
     ask("task", "set", "employee", "--supplier", "hr", "--cost", "2")
     database.psql("SELECT dl_take_units('hr', 98, 9000)")
     shown = ask("supplier", "show", "hr")
@@ -112,7 +115,7 @@ def test_suppliers_are_made_shown_shared_paused_and_removed(ask, on_database, da
     [_, large, small] = shown.splitlines()[-3:]
     assert large.split() == ["100", "60", "98", "2", "now"]
     assert small.split()[:4] == ["5", "5000", "98", "0"]
-    assert on_database("supplier", "remove", "hr").stderr.startswith("tasks name the supplier 'hr': employee;")
+    assert on_database("supplier", "remove", "hr").stderr.startswith("the supplier 'hr' is used by the tasks employee;")
     assert ask("supplier", "pause", "hr").startswith("hr  closed: paused")
     assert "closed: supplier paused" in ask("task", "list")
     assert ask("supplier", "resume", "hr").startswith("hr  open")

@@ -75,7 +75,7 @@ def test_a_process_is_started_called_shown_and_removed(url, ask):
     assert [task["kind"] for task in tasks] == ["init", "timeout", "call", "call"]
     assert (ask("call", "payment", "1", "hang", "--timeout", "0")).startswith("task ")
     waiting = (ask("call", "payment", "1", "pay", "--timeout", "0", "--url", url)).split()[1]
-    assert "has another ident" in ask("withdraw", waiting, "--ident", str(uuid4()), code=4)
+    assert "does not have the ident" in ask("withdraw", waiting, "--ident", str(uuid4()), code=4)
     assert "cancelled: withdrawn" in ask("withdraw", waiting, code=3)
     assert "cancelled: withdrawn" in ask("wait", waiting, code=3)
     assert fields(ask("remove", "payment", "1"))["status"] == "running"
@@ -98,8 +98,8 @@ def test_processes_in_error_are_counted_repaired_and_resumed_by_group(url, ask):
     group, number, kind, newest, *error = (ask("errors", "--type", "payment")).splitlines()[1].split()
     assert (number, kind, newest, error) == ("3", "payment", "3", ["no", "row", "#"])
     assert ask("repair", "payment", "1", "--args", "9") == "mended\n"
-    assert "add --yes" in ask("resume", "--error-group", group, code=2)
-    assert "name one process" in ask("resume", "payment", code=2)
+    assert "pass --yes" in ask("resume", "--error-group", group, code=2)
+    assert "give one process" in ask("resume", "payment", code=2)
     assert ask("resume", "--error-group", group, "--yes") == "2 processes\n"
     assert "payment/1 is running" in ask("resume", "payment", "1", code=1)
     assert ask("errors") == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from roles import a_role, service_role
 
-SCRIPT = "the owner of the tables should run the script for it under Roles in docs/security.md\n"
+SCRIPT = "the owner of the tables should run the script for this role under Roles in docs/security.md\n"
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_an_upgrade_without_ownership_names_the_owner_and_suggests_no_grants(dat
             result = dataloader(*command, DL_DB_DSN=role.dsn)
             assert result.returncode == 1
             assert "an upgrade of the schema was refused (permission denied for schema public)" in result.stderr
-            assert f"the tables belong to another role than {role.name}. Let their owner run" in result.stderr
+            assert f"the tables do not belong to the role {role.name}. Let their owner run" in result.stderr
             assert "GRANT" not in result.stderr
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.requirement("R7")
 def test_a_schedule_from_its_set_to_its_removal(on_database, database):
     def schedule(*arguments):
         result = on_database("schedule", *arguments)
-        pointed_out = "no process has declared the task 'report': is its name right?\n"
+        pointed_out = "no process has declared the task 'report'; check its name\n"
         assert (result.returncode, result.stderr) == (0, pointed_out if arguments[0] == "set" else "")
         return result.stdout
 
@@ -35,12 +35,12 @@ def test_a_schedule_from_its_set_to_its_removal(on_database, database):
     assert len(schedule("next", "nightly", "--number", "3").splitlines()) == 3
     assert schedule("run", "nightly").endswith("  queued\n")
     tried = schedule("backfill", "nightly", "--from", "3d", "--to", "0s", "--dry-run")
-    assert tried.splitlines()[-1] == "3 jobs would be added; 0 times had one"
+    assert tried.splitlines()[-1] == "3 jobs would be enqueued; 0 times already have one"
     added = json.loads(schedule("backfill", "nightly", "--from", "3d", "--to", "0s", "--json"))
     assert len(added["times"]) == 3
     assert database.psql("select count(*) from dl_jobs where schedule = 'nightly'") == "4"
     shown = schedule("show", "nightly")
-    assert "task       report (no process has declared it)" in shown
+    assert "task       report (not declared by any process)" in shown
     assert "backfilled" in shown
     [one] = json.loads(schedule("list", "--json"))
     assert (one["name"], one["spec"]["cron"]) == ("nightly", "0 6 * * *")
@@ -51,10 +51,10 @@ def test_a_schedule_from_its_set_to_its_removal(on_database, database):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["set", "x", "--task", "t"], "every_s: give either cron or every_s"),
+        (["set", "x", "--task", "t"], "every_s: must have either cron or every_s"),
         (["set", "x", "--task", "t", "--cron", "61 * * * *"], "cron: must have five fields"),
         (["set", "x", "--task", "t", "--every", "0"], "every_s: must be a number of seconds from 1"),
-        (["set", "x", "--task", "t", "--every", "5", "--zone", "Mars"], "zone: must be a name of the IANA database"),
+        (["set", "x", "--task", "t", "--every", "5", "--zone", "Mars"], "zone: must be a time zone of the IANA"),
     ],
 )
 def test_an_invalid_schedule_is_refused_in_one_line(on_database, arguments, says):
@@ -78,6 +78,6 @@ def test_an_unreadable_schedule_is_listed_with_its_error(on_database, database):
     )
     fine, odd = on_database("schedule", "list").stdout.splitlines()[1:]
     assert "every 60 s" in fine
-    assert "can't be read" in odd
+    assert "unreadable" in odd
     shown = on_database("schedule", "show", "odd")
-    assert (shown.returncode, "can't be read: every_s: must be a number" in shown.stdout) == (0, True)
+    assert (shown.returncode, "unreadable: every_s: must be a number" in shown.stdout) == (0, True)

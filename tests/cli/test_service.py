@@ -105,7 +105,7 @@ def test_a_service_without_stderr_runs_and_one_that_is_to_ignore_hangups_does(tm
 @pytest.mark.requirement("Q15")
 def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloader):
     service = serve("--workers", '[{"queue": "q", "concurrency": 1}]')
-    up = service.line("embedded PostgreSQL is up")
+    up = service.line("embedded PostgreSQL started")
     serving = service.line("serving")
     assert serving["queues"] == {"q": 1}
     # Without a proxy: it would also have to be on this machine, and would see the token.
@@ -190,7 +190,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
 
     for command in ("status", "cancel", "retry", "events", "logs"):
         result = dataloader(command, MISSING, "--url", url, DL_TOKEN="sixteen-characters")
-        assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
+        assert (result.returncode, result.stderr) == (4, f"no job has the ID {MISSING}\n")
     queued = dataloader("retry", job_id, "--url", url, DL_TOKEN="sixteen-characters")
     assert (queued.returncode, "is queued" in queued.stderr) == (1, True)
     # A rejected one does not prevent the others, which are reported.
@@ -199,7 +199,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
         "retry", job_id, MISSING, other["job_id"], "--json", "--url", url, DL_TOKEN="sixteen-characters"
     )
     assert (several.returncode, "is queued" in several.stderr) == (4, True)
-    assert several.stderr.endswith(f"\nno job has the id {MISSING}\n")
+    assert several.stderr.endswith(f"\nno job has the ID {MISSING}\n")
     assert [job["job_id"] for job in json.loads(several.stdout)] == [other["job_id"]]
     assert dataloader("jobs", "--after", "x", "--url", url, DL_TOKEN="sixteen-characters").returncode == 2
     assert dataloader("queues", "--url", url).returncode == 2
@@ -209,7 +209,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     database.psql(
         "insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 7, '1', '{\"token=hush\": 2}')"
     )
-    for name, warning in (("token=hush", ""), ("nobody", "no dataloader worker serves the queue 'nobody'")):
+    for name, warning in (("token=hush", ""), ("nobody", "no worker serves the queue 'nobody'")):
         paused = dataloader("pause", name, "--url", url, DL_TOKEN="sixteen-characters")
         assert (paused.returncode, paused.stderr.partition(";")[0]) == (0, warning)
 
@@ -236,7 +236,7 @@ def test_a_port_that_is_taken_is_one_line(start, database):
 
 def test_queues_without_tasks_are_refused(dataloader):
     result = dataloader("serve", WORKERS_JSON='[{"queue": "q", "concurrency": 1}]')
-    assert (result.returncode, result.stderr.startswith("--tasks: is missing")) == (2, True)
+    assert (result.returncode, result.stderr.startswith("--tasks: is required")) == (2, True)
 
 
 @pytest.mark.requirement("Q13", "Q16")

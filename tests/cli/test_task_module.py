@@ -83,8 +83,8 @@ def test_tasks_of_a_module_in_the_current_directory_are_listed(dataloader, modul
     [
         (TASKS, "task", "has no attribute 'task'; it has {name}:tasks"),
         ("", "tasks", "has no attribute 'tasks'"),
-        ("tasks = {{}}", "tasks", "{name}:tasks is a dict; a dataloader.Tasks is needed"),
-        ("import no_such_library", "tasks", "fails when it is imported: ModuleNotFoundError: No module named 'no_such"),
+        ("tasks = {{}}", "tasks", "{name}:tasks is a dict; it must be a dataloader.Tasks"),
+        ("import no_such_library", "tasks", "failed: ModuleNotFoundError: No module named 'no_such"),
         ("x = 1\ny = x / 0", "tasks", "ZeroDivisionError: division by zero ("),
         ("x = 1\ny = x / 0", "tasks", "{name}.py, line 2)"),
         ("x = 1\nx = = 1", "tasks", "SyntaxError: invalid syntax ("),
@@ -103,9 +103,9 @@ def test_a_module_that_does_not_serve_is_one_line(dataloader, module, text, attr
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("no_such_module:tasks", "there is no module 'no_such_module' in "),
-        ("json.no_such_part:tasks", "there is no module 'json.no_such_part' in "),
-        ("no_such_module", "must be module:attribute, for example my_module:tasks, not 'no_such_module'"),
+        ("no_such_module:tasks", "module 'no_such_module' not found in "),
+        ("json.no_such_part:tasks", "module 'json.no_such_part' not found in "),
+        ("no_such_module", "must have the form module:attribute, such as my_module:tasks, not 'no_such_module'"),
         ("a/b.py:tasks", "not 'a/b.py:tasks'"),
         (":", "not ':'"),
     ],
@@ -158,7 +158,9 @@ def test_a_folder_of_another_python_is_one_line(dataloader, folder):
     library, name = folder(TASKS, "lib", "python3.7", "site-packages")
     result = dataloader("tasks", "--path", library, "--tasks", f"{name}:tasks")
     assert result.returncode == 2
-    said = f"--path: {library} is of Python 3.7; this program is Python {sys.version_info[0]}.{sys.version_info[1]}\n"
+    said = (
+        f"--path: {library} is for Python 3.7; this program uses Python {sys.version_info[0]}.{sys.version_info[1]}\n"
+    )
     assert result.stderr == said
 
 

@@ -48,11 +48,11 @@ async def test_a_wait_survives_a_short_outage_and_ends_with_a_long_one(database)
             await waiting.wait_for_end(jobs, job_id, timeout_s=math.inf, on_change=lambda _job: None, most_away_s=0.6)
         said = str(gave_up.value)
         assert said.startswith("gave up after 0.01 minutes without an answer: ")
-        assert said.endswith(f"; read the job later with `dataloader status {job_id}`")
+        assert said.endswith(f"; check the job later with `dataloader status {job_id}`")
     assert [job.status for job in ended] == [Status.SUCCEEDED]
     away, back = told
     assert away.endswith("; waiting for up to 10 minutes")
-    assert back == "it answers again"
+    assert back == "the connection is restored"
 
 
 async def _refused(store):
@@ -66,5 +66,5 @@ async def test_a_job_that_was_added_is_not_asked_for_longer_than_one_waits():
 
         wait = get
 
-    with trio.fail_after(patience_s()), pytest.raises(StoreUnavailable, match="was added, but can't be read: gone"):
+    with trio.fail_after(patience_s()), pytest.raises(StoreUnavailable, match="was enqueued, but cannot be read: gone"):
         await waiting.wait_for_end(Away(), uuid7(), timeout_s=0.1, on_change=str)

@@ -84,7 +84,7 @@ async def test_a_process_in_error_is_found_repaired_resumed_or_closed_as_on_the_
         assert asked["tasks"][-1]["task_id"] == process["corrupted_by"]
         page = (await client.get(f"{url}/ui/process", params={"type": "payment", "id": "order-90"})).text
         assert all(words in page for words in ("the bank has refused it", "Repair…", "Resume…", "Remove…"))
-        assert "Errors of processes" in (await client.get(f"{url}/ui/processes")).text
+        assert "Process errors" in (await client.get(f"{url}/ui/processes")).text
 
         by_command, by_http = await shell(VALUES, url)
         assert (by_command, json.loads(by_http)["response"]) == ("mended", "mended")

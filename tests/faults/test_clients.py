@@ -362,7 +362,7 @@ async def test_a_process_without_free_file_descriptors_runs_jobs_and_recovers(se
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files(service) + 10, limits[1]))
     streams = [await connect(service) for _ in range(50)]
     try:
-        await service.logged("the HTTP server is at a limit")
+        await service.logged("the HTTP server reached a limit")
         await row_when(await add("quick"), "succeeded")
     finally:
         for stream in streams:

@@ -366,7 +366,7 @@ async def test_f19_a_locked_table_is_retried_with_growing_pauses(
 
 def tries_of(service, part):
     """Return the failed attempts of a part."""
-    return [line for line in [*service.lines] if line["event"] == "a try failed" and line["part"] == part]
+    return [line for line in [*service.lines] if line["event"] == "an attempt failed" and line["part"] == part]
 
 
 @pytest.mark.full
@@ -496,7 +496,7 @@ async def test_f26_a_server_without_a_free_connection_is_waited_for_at_the_start
     serve, load, asking, calm, ledger, own_server, crowd
 ):
     async with crowd(own_server.dsn) as others:
-        service = await serve(dsn=own_server.dsn, ready="the database can't be used", log_level="debug", **FAST)
+        service = await serve(dsn=own_server.dsn, ready="the database is unavailable", log_level="debug", **FAST)
 
         async def waits():
             return tries_of(service, "start")

@@ -50,7 +50,7 @@ async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_d
     await trio.to_thread.run_sync(database.psql, ADD)
     assert await service.exit_code(within_s=240) == 1
     assert await trio.to_thread.run_sync(database.psql, "SELECT status, attempt FROM dl_jobs") == "queued|0"
-    failures = [line for line in service.lines if line["event"] == "a part failed and is started again"]
+    failures = [line for line in service.lines if line["event"] == "a part failed and is restarted"]
     assert {line["part"] for line in failures} == {"the claims of q"}
     assert len(failures) == 21
     line = service.lines[-1]
@@ -71,13 +71,13 @@ async def test_refused_claims_are_retried_and_logged(serve, database, refusal):
         await psql(refusal.sql.format(role=role.name))
         await psql(ADD)
         claims = partial(told_of_claims, service)
-        [said] = await until(partial(claims, "a part can't do its work"))
+        [said] = await until(partial(claims, "a part cannot do its work"))
         assert said["level"] == "warning"
         assert refusal.cause in said["error"]
         assert await psql("SELECT status, attempt FROM dl_jobs") == "queued|0"
         await psql(refusal.undo.format(role=role.name))
         await until(partial(psql, "SELECT status FROM dl_jobs"), lambda status: status == "succeeded")
-        await until(partial(claims, "a part does its work again"))
+        await until(partial(claims, "a part has recovered"))
         assert service.process.poll() is None
 
 
@@ -86,7 +86,7 @@ async def test_the_advice_about_a_missing_function_repairs_it(serve, add, row_wh
     await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_known")
     service = await serve(poll_sec=0.2)
     job_id = await add("quick")
-    failed = await service.logged("a part failed and is started again")
+    failed = await service.logged("a part failed and is restarted")
     assert "`dataloader migrate --sql` with psql" in failed["exception"]
     await trio.to_thread.run_sync(database.psql, await trio.to_thread.run_sync(script, database))
     await row_when(job_id, "succeeded", within_s=10)
@@ -109,7 +109,7 @@ async def test_a_part_that_cannot_work_keeps_trying_and_logs_it(serve, add, raw,
     held = await add("quick", lock_key="held")
     await until(partial(raw.fetchval, "SELECT waits_for = 'lock' FROM dl_jobs WHERE job_id = $1", held))
     await raw.execute("ALTER FUNCTION dl_parked_keys RENAME TO gone; ALTER TABLE dl_workers RENAME TO gone_too")
-    said = await until(partial(told, service, "a part can't do its work"), lambda lines: parts_of(lines) >= BROKEN)
+    said = await until(partial(told, service, "a part cannot do its work"), lambda lines: parts_of(lines) >= BROKEN)
     assert parts_of(said) <= BROKEN | {"pruner"}  # the pruner works once a minute
     for line in said:
         assert line["level"] == "warning"
@@ -117,7 +117,7 @@ async def test_a_part_that_cannot_work_keeps_trying_and_logs_it(serve, add, raw,
     await row_when(await add("quick"), "succeeded")
     await raw.execute("ALTER FUNCTION gone RENAME TO dl_parked_keys; ALTER TABLE gone_too RENAME TO dl_workers")
     await until(lambda: raw.fetchval("SELECT seen_at > now() - interval '1 second' FROM dl_workers"))
-    await until(partial(told, service, "a part does its work again"), lambda lines: parts_of(lines) >= BROKEN)
+    await until(partial(told, service, "a part has recovered"), lambda lines: parts_of(lines) >= BROKEN)
     assert service.process.poll() is None
 
 

@@ -27,7 +27,7 @@ async def test_a_signal_lets_running_jobs_finish_and_ends_with_0(serve, add, led
     job_id = await add("visit", {"until": str(tmp_path / "now")})
     await until(ledger.visits)
     service.signal(number)
-    await service.logged("draining: no new jobs are taken")
+    await service.logged("draining: no new jobs are claimed")
     (tmp_path / "now").touch()
     assert await service.exit_code(within_s=40) == 0
     assert (await row_when(job_id, "succeeded", within_s=0))["attempt"] == 1
@@ -87,7 +87,7 @@ async def test_a_second_signal_stops_the_jobs_immediately(serve, add, row_when):
     await service.logged("signal: draining")
     service.signal(signal.SIGTERM)
     assert await service.exit_code(within_s=40) == 0
-    assert sum("are stopped and go back" in line["event"] for line in service.lines) == 1
+    assert sum("are stopped and released" in line["event"] for line in service.lines) == 1
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
 
 
@@ -153,9 +153,9 @@ async def test_f10_a_claim_with_a_lost_reply_is_released_or_the_exit_code_report
         await row_when(job_id, "running")
         proxy.cut()
         proxy.thaw()
-        await service.logged("the database can't be used")
+        await service.logged("the database is unavailable")
         service.signal(signal.SIGTERM)
-        await service.logged("draining: no new jobs are taken")
+        await service.logged("draining: no new jobs are claimed")
         if back:
             proxy.mend()
         assert await service.exit_code(within_s=0.2 + 10 + 20) == (0 if back else 1)
@@ -184,7 +184,7 @@ async def test_a_client_that_stops_reading_holds_nothing_up(serve, client_of):
 async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, database, client_of):
     async with open_proxy(database.dsn) as proxy:
         proxy.cut()
-        service = await serve(dsn=proxy.dsn, ready="the database can't be used")
+        service = await serve(dsn=proxy.dsn, ready="the database is unavailable")
         service.signal(signal.SIGTERM)
         assert await service.exit_code(within_s=30) == 0
 

@@ -87,7 +87,7 @@ async def test_f06_writes_of_a_process_suspended_beyond_its_leases_change_nothin
     assert old["how"] == "Cancelled"
     [old, _new] = await until(partial(ledger.visits, ended), lambda visits: visits[0]["ended_at"])
     assert old["how"] == "returned"
-    await stopped.logged("late outcomes changed nothing: the jobs belong to another worker now")
+    await stopped.logged("late outcomes had no effect: another worker has the jobs now")
     await goes_on(stopped)
     # Two runs, each with a void outcome, or known to be lost before it had one.
     void = await metric(stopped, "dataloader_writes_fenced_total")
@@ -133,7 +133,7 @@ async def test_f07_a_handler_that_blocks_the_loop_beyond_its_lease_is_named_and_
     before = await story_of(job_id)
     assert (await ledger.visits(job_id))[0]["ended_at"] is None
     (tmp_path / "end").touch()
-    await blocked.logged("late outcomes changed nothing: the jobs belong to another worker now")
+    await blocked.logged("late outcomes had no effect: another worker has the jobs now")
     [old, _new] = await ledger.visits(job_id)
     assert old["how"] == "returned"
 
@@ -194,7 +194,7 @@ async def test_f17_f29_a_worker_cut_off_stops_its_handlers_before_others_run_its
         before = await story_of(still_running), await story_of(ended)
         assert [row["attempt"] for row, _ in before] == [2, 2]
         proxy.thaw()
-        await cut_off.logged("late outcomes changed nothing: the jobs belong to another worker now")
+        await cut_off.logged("late outcomes had no effect: another worker has the jobs now")
         await goes_on(cut_off)
         assert await metric(cut_off, "dataloader_writes_fenced_total") == 2
         assert (await story_of(still_running), await story_of(ended)) == before
@@ -349,7 +349,7 @@ async def test_f08_f29_a_process_with_a_stuck_handler_exits_before_its_job_runs_
         assert await raw.execute(later) == "UPDATE 1"
         assert await cut_off.exit_code(within_s=LEASE_S + 20) == 1
     last = cut_off.lines[-1]
-    assert "its lease is gone: this process ends" in last["event"]
+    assert "a handler continues without its lease; exiting" in last["event"]
     assert (last["job_id"], last["task"]) == (str(job_id), task)
     assert (await row_when(job_id, "succeeded", within_s=TAKEN_OVER_S))["attempt"] == 2
     [_deaf, second] = await ledger.visits(job_id)

@@ -197,7 +197,7 @@ async def test_an_unknown_id_gives_the_same_message_in_every_way(way):
         way.jobs.run_now,
         lambda job_id: way.jobs.set_priority(job_id, 1),
     ):
-        with pytest.raises(JobNotFound, match=f"^no job has the id {job_id}$"):
+        with pytest.raises(JobNotFound, match=f"^no job has the ID {job_id}$"):
             await ask(job_id)
 
 
@@ -219,7 +219,9 @@ async def test_a_status_conflict_names_the_job_and_its_status(way):
         (ended, "succeeded", way.jobs.run_now),
         (ended, "succeeded", lambda job_id: way.jobs.set_priority(job_id, 1)),
     ):
-        with pytest.raises(Conflict, match=f"^job {job_id} is {status}; [a-z_]+ is for jobs that are ") as conflict:
+        with pytest.raises(
+            Conflict, match=f"^job {job_id} is {status}; [a-z_]+ needs a job with the status "
+        ) as conflict:
             await ask(job_id)
         assert (str(conflict.value.job_id), conflict.value.status) == (str(job_id), status)
     assert (await way.jobs.cancel(ended)).status is Status.SUCCEEDED
@@ -236,7 +238,7 @@ async def test_one_job_is_changed_and_comes_back_as_it_stands_then(way):
         "UPDATE dl_jobs SET status = 'running', claimed_by = 'x', lease_expires_at = 'infinity', "
         "heartbeat_at = now() - interval '1 hour'"
     )
-    with pytest.raises(Conflict, match="its lease never ends"):
+    with pytest.raises(Conflict, match="its lease never expires"):
         await way.jobs.retry(job_id)
     assert (await way.jobs.retry(job_id, force=True)).status is Status.QUEUED
     page = await way.jobs.audit()
@@ -315,7 +317,7 @@ async def test_why_a_job_does_not_run_is_one_sentence(way):
     reason = await way.jobs.why(job_id)
     assert (reason.job_id, reason.cause, reason.until) == (job_id, "time", LATER)
     assert reason.text == f"It is not due until {LATER:%Y-%m-%d %H:%M:%S}Z."
-    assert reason.also == ["No dataloader worker serves the queue q."]
+    assert reason.also == ["No worker serves the queue q."]
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ async def test_an_unknown_load_or_run_and_an_invalid_value_are_refused(way):
         assert refused.value.field == "load"
     run_id = uuid4()
     for ask in (way.loads.timeline, way.loads.failures_of_run):
-        with pytest.raises(RunNotFound, match=f"no run has the id {run_id}"):
+        with pytest.raises(RunNotFound, match=f"no run has the ID {run_id}"):
             await ask(run_id)
         with pytest.raises(BadRequest) as refused:
             await ask(str(run_id))

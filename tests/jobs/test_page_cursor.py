@@ -48,5 +48,5 @@ def test_a_foreign_cursor_is_refused_with_its_field_and_the_allowed_form(cursor)
         with pytest.raises(BadRequest) as refused:
             cursor.key(forged)
         assert refused.value.field == "after"
-        assert refused.value.message.startswith("must be the `next` of the page before, not ")
+        assert refused.value.message.startswith("must be the `next` of the previous page, not ")
         assert len(refused.value.message) < 120

@@ -206,7 +206,7 @@ async def test_a_request_that_the_status_forbids_is_a_conflict_naming_the_proces
         with pytest.raises(ProcessNotFound, match=r"^there is no process payment/2$"):
             await request()
     for request in (ask.task, ask.wait, ask.withdraw):
-        with pytest.raises(ProcessNotFound, match=r"^there is no task 99 of a process$"):
+        with pytest.raises(ProcessNotFound, match=r"^there is no process task 99$"):
             await request(99)
 
 
@@ -253,9 +253,13 @@ async def test_numbers_that_json_does_not_have_and_keys_of_messages_are_refused(
         await ask.repair_many(ProcessFilter(type="payment"), nan)
     with pytest.raises(BadRequest, match=r"state.amount: must be a finite number, not nan"):
         await ask.put(ProcessImport(type="payment", process_id="a", state={"amount": nan}))
-    with pytest.raises(BadRequest, match=r"must not begin with message:, which is for messages between processes"):
+    with pytest.raises(
+        BadRequest, match=r"must not begin with message:, which is reserved for messages between processes"
+    ):
         await ask.start("payment", "a", 5, key="message:1:2:3")
-    with pytest.raises(BadRequest, match=r"must not begin with message:, which is for messages between processes"):
+    with pytest.raises(
+        BadRequest, match=r"must not begin with message:, which is reserved for messages between processes"
+    ):
         await ask.start_many([attrs.evolve(many[0], args=5, key="message:1:2:3")])
     assert (await ask.find()).processes == []
 

@@ -122,7 +122,7 @@ class UnspeakableError(Exception):
 
 
 def test_an_error_that_can_not_say_what_it_is_is_named_by_its_class():
-    assert said_by(UnspeakableError()) == "UnspeakableError: (its text could not be made)"
+    assert said_by(UnspeakableError()) == "UnspeakableError: (its text is not available)"
     assert said_by(KeyError()) == "KeyError"
 
 

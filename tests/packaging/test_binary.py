@@ -251,11 +251,11 @@ def test_packages_of_the_same_python_are_found_by_path(binary, cache, tmp_path):
     done = run(*tasks, **options)
     assert done.returncode == 2
     assert "No module named 'sqlalchemy'" in done.stderr
-    assert done.stderr.endswith(f"name a site-packages folder of Python {PYTHON} by --path\n")
+    assert done.stderr.endswith(f"pass a site-packages folder of Python {PYTHON} as --path\n")
     other = tmp_path / "lib" / "python3.7" / "site-packages"
     other.mkdir(parents=True)
     assert run(*tasks, "--path", other, **options).stderr == (
-        f"--path: {other} is of Python 3.7; this program is Python {PYTHON}\n"
+        f"--path: {other} is for Python 3.7; this program uses Python {PYTHON}\n"
     )
 
 
@@ -340,9 +340,15 @@ def mounted(options, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("ro", "can't unpack itself into {home}/.cache/dataloader: Read-only file system; name another folder"),
-        ("size=20m", "can't unpack its \\d+ MB into {home}/.cache/dataloader: no space is left; name another folder"),
-        ("noexec", r"can't run in {home}/.cache/dataloader: programs are not allowed there \(noexec\); name another"),
+        (
+            "ro",
+            "cannot unpack itself into {home}/.cache/dataloader: Read-only file system; set DATALOADER_CACHE",
+        ),
+        ("size=20m", "cannot unpack its \\d+ MB into {home}/.cache/dataloader: no space left; set DATALOADER_CACHE"),
+        (
+            "noexec",
+            r"cannot run in {home}/.cache/dataloader, which does not allow programs \(noexec\); set DATALOADER_CACHE",
+        ),
     ],
 )
 def test_a_home_that_can_not_hold_it_is_one_line(binary, tmp_path, options, said):
@@ -357,11 +363,17 @@ def test_a_home_that_can_not_hold_it_is_one_line(binary, tmp_path, options, said
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "has no home to unpack itself into: HOME is not set; name a folder by DATALOADER_CACHE"),
-        ({"DATALOADER_CACHE": "here"}, "can't unpack itself into here: an absolute path is needed; name another"),
-        ({"HOME": "/dev/null"}, "can't unpack itself into /dev/null/.cache/dataloader: Not a directory; name another"),
-        ({"XDG_CACHE_HOME": "/proc"}, "can't unpack itself into /proc/dataloader: No such file or directory; name"),
-        ({"HOME": "/", "PATH": "/nowhere"}, "needs chmod on the path, to unpack itself"),
+        ({}, "cannot unpack itself: HOME is not set; set DATALOADER_CACHE to a folder"),
+        (
+            {"DATALOADER_CACHE": "here"},
+            "cannot unpack itself into here, which is not an absolute path; set DATALOADER_CACHE",
+        ),
+        (
+            {"HOME": "/dev/null"},
+            "cannot unpack itself into /dev/null/.cache/dataloader: Not a directory; set DATALOADER_CACHE",
+        ),
+        ({"XDG_CACHE_HOME": "/proc"}, "cannot unpack itself into /proc/dataloader: No such file or directory; set"),
+        ({"HOME": "/", "PATH": "/nowhere"}, "needs chmod on the path to unpack itself"),
     ],
 )
 def test_an_environment_that_names_no_place_is_one_line(binary, environment, said):
@@ -386,7 +398,7 @@ def test_a_broken_file_is_one_line(binary, tmp_path):
         done = run(broken, "--version", env={"HOME": str(tmp_path)})
         assert done.returncode == 1
         assert done.stderr == (
-            f"dataloader: {broken} is broken: its archive is not the one that was built; copy it again\n"
+            f"dataloader: {broken} is damaged: its archive is not complete or was changed; copy it again\n"
         )
 
 
@@ -398,7 +410,7 @@ def test_tasks_on_a_dask_cluster_are_refused_in_one_line(binary, cache, tmp_path
     serve = ["serve", "--tasks", "far:tasks", "--port", "0"]
     done = run(binary, *serve, cwd=tmp_path, env={"DATALOADER_CACHE": str(cache), "HOME": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr.endswith("task 'far': dask: the one file has no Dask: use an installed dataloader\n")
+    assert done.stderr.endswith("task 'far': dask: the standalone binary has no Dask; use an installed dataloader\n")
 
 
 def test_files_unpacked_by_another_user_are_not_run(binary, cache, tmp_path):
@@ -409,7 +421,9 @@ def test_files_unpacked_by_another_user_are_not_run(binary, cache, tmp_path):
     os.chown(folder, 10_001, 10_001)
     done = run(binary, "--version", env={"DATALOADER_CACHE": str(tmp_path)})
     assert done.returncode == 1
-    assert done.stderr.startswith(f"dataloader: does not run what is in {folder}, which is another user's; name")
+    assert done.stderr.startswith(
+        f"dataloader: does not run the contents of {folder}, which belongs to another user; set"
+    )
 
 
 def test_a_cache_that_is_another_users_is_not_used(binary, tmp_path):
@@ -418,7 +432,7 @@ def test_a_cache_that_is_another_users_is_not_used(binary, tmp_path):
     os.chown(cache, 10_001, 10_001)
     done = run(binary, "--version", env={"DATALOADER_CACHE": str(cache)})
     assert done.returncode == 1
-    assert done.stderr.startswith(f"dataloader: does not use {cache}, which is another user's; name")
+    assert done.stderr.startswith(f"dataloader: does not use {cache}, which belongs to another user; set")
     assert not list(cache.iterdir())
 
 

@@ -47,7 +47,7 @@ def run(file, tmp_path, *shell, **environment):
 
 
 def refusal(file):
-    return f"dataloader: {file} is broken: its archive is not the one that was built; copy it again\n"
+    return f"dataloader: {file} is damaged: its archive is not complete or was changed; copy it again\n"
 
 
 @pytest.mark.parametrize(("version", "refused"), [((3, 11, 9), True), ((3, 11, 10), False), ((3, 13, 0), False)])
@@ -55,7 +55,7 @@ def test_a_python_whose_tarfile_stops_at_hostile_archives_is_not_packed(build, v
     if not refused:
         build.refuse_old_python(version)
         return
-    with pytest.raises(SystemExit, match=r"3\.11\.9 can't be packed.*use 3\.11\.10 or later"):
+    with pytest.raises(SystemExit, match=r"3\.11\.9 cannot be packed.*use 3\.11\.10 or later"):
         build.refuse_old_python(version)
 
 
@@ -76,7 +76,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(small, tmp_path, shell, mo
     cache.mkdir()
     cache.chmod(mode)
     refused = (
-        f"dataloader: does not use {cache}, which other users can write to; name another folder by DATALOADER_CACHE\n"
+        f"dataloader: does not use {cache}, which other users can write to; set DATALOADER_CACHE to another folder\n"
     )
     done = run(small, tmp_path, shell)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", refused)
@@ -97,7 +97,7 @@ def test_links_in_place_of_the_cache_or_of_what_is_unpacked_are_not_followed(sma
     unpacked.symlink_to(other)
     done = run(small, tmp_path, shell)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"dataloader: does not run what is in {unpacked}, which is a link; name")
+    assert done.stderr.startswith(f"dataloader: does not run the contents of {unpacked}, which is a link; set")
     link = tmp_path / "link"
     unpacked.unlink()
     other.rename(unpacked)
@@ -108,7 +108,7 @@ def test_links_in_place_of_the_cache_or_of_what_is_unpacked_are_not_followed(sma
     for name in (link, f"{link}/", f"{link}//"):
         done = run(small, tmp_path, shell, DATALOADER_CACHE=str(name))
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(f"dataloader: does not use {link}, which is a link; name")
+        assert done.stderr.startswith(f"dataloader: does not use {link}, which is a link; set")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -118,8 +118,8 @@ def test_links_in_place_of_the_cache_or_of_what_is_unpacked_are_not_followed(sma
         (0o777, 0, "which other users can write to"),
         (0o775, 0, None),  # root's own group
         (0o1777, 0, None),
-        (0o755, 10_001, "which is another user's"),
-        (0o1777, 10_001, "which is another user's"),
+        (0o755, 10_001, "which belongs to another user"),
+        (0o1777, 10_001, "which belongs to another user"),
     ],
 )
 def test_a_cache_in_a_folder_in_which_others_can_replace_it_is_not_used(small, tmp_path, shell, mode, owner, wrong):
@@ -129,7 +129,7 @@ def test_a_cache_in_a_folder_in_which_others_can_replace_it_is_not_used(small, t
     above.chmod(mode)
     done = run(small, tmp_path, shell, DATALOADER_CACHE=str(above / "between" / "cache"))
     assert done.returncode == (0 if wrong is None else 1), done.stderr
-    assert wrong is None or f"it is in {above}, {wrong}; name another folder" in done.stderr
+    assert wrong is None or f"it is in {above}, {wrong}; set DATALOADER_CACHE to another folder" in done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -94,7 +94,7 @@ async def test_a_rate_limit_used_while_the_clock_was_ahead_is_not_closed_until_t
     # Used units count as if they had been used now.
     assert (answer.waits_for, 0 < answer.wait_s <= 1) == ("budget", True)
     assert [line["event"] for line in lines if "cut back" in line["event"]] == [
-        "times of the supplier s were in the future and are cut back: the database's clock was ahead"
+        "corrected times of the supplier s that were in the future: the database's clock had been ahead"
     ]
 
     async def taken():

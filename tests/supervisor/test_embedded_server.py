@@ -155,7 +155,7 @@ async def test_jobs_continue_after_each_end_of_the_embedded_server(serve, cluste
     assert not (cluster().directory / "postmaster.pid").exists()
     # The server itself recovers from the death of one of its processes. Its own death is one log line, with its last
     # output.
-    failures = [line for line in service.lines if line["event"] == "a part failed and is started again"]
+    failures = [line for line in service.lines if line["event"] == "a part failed and is restarted"]
     hows = ["it was killed", "it was shut down", "it was killed"]
     assert [how in line["cause"] for how, line in zip(hows, failures, strict=True)] == [True] * 3
     assert not any("exception" in line for line in failures)
@@ -179,12 +179,12 @@ async def test_one_of_two_services_restarts_their_shared_server_and_both_continu
     # A second signal while it is about to stop the server makes it report that the server was not stopped.
     with cluster().serialized():
         services[1].process.send_signal(signal.SIGTERM)
-        await services[1].logged("the embedded PostgreSQL is left: it stops if nobody else uses it")
+        await services[1].logged("left the embedded PostgreSQL, which stops without other users")
         # After a signal before it waits here, it would nevertheless stop the server.
         lock = cluster().data_dir / "start.lock"
         await until(partial(trio.to_thread.run_sync, has_open, services[1].process.pid, lock))
         await ended(services[1], 128 + signal.SIGTERM)
-    await services[1].logged("ended by a signal that came after the drain: an embedded PostgreSQL may go on running")
+    await services[1].logged("ended by a signal after the drain; an embedded PostgreSQL may still be running")
     assert cluster().state() == "ready"
     cluster().stop()
 
@@ -257,13 +257,13 @@ async def test_a_server_that_keeps_ending_uses_up_its_restarts_and_ends_the_supe
         os.kill(server.pid, signal.SIGKILL)
         settings = Settings(db_dsn=server.dsn, workers=())
         gave_up = "the embedded PostgreSQL gave up after 5 restarts in 60 s; the last cause was EmbeddedDatabaseError: "
-        with pytest.raises(ActorGaveUp, match=gave_up + "PostgreSQL ended as soon as it was started"):
+        with pytest.raises(ActorGaveUp, match=gave_up + "PostgreSQL ended immediately after its start"):
             async with open_starting(settings, Tasks(), with_web=False, server=server) as supervisor:
                 await supervisor.wait_drained()
         started = note.read_text().split()
     # On a slow machine, more than five may start in more than a minute.
     assert len(started) >= 1 + 5
     assert not server.is_running()
-    said = [line for line in lines if line["event"] == "a part failed and is started again"]
+    said = [line for line in lines if line["event"] == "a part failed and is restarted"]
     assert len(said) == len(started)
     assert not any("exc_info" in line for line in said)

@@ -210,7 +210,7 @@ def test_an_unread_log_costs_one_wait_and_then_dropped_lines_are_counted(
     assert {*full} == {ord("x")}
     assert json.loads(begun)["text"] == "y" * 10_000
     said = json.loads(notice)
-    assert (said["event"], said["level"]) == ("log lines were dropped: the log was not read", "warning")
+    assert (said["event"], said["level"]) == ("dropped log lines: the log was not read", "warning")
     assert (said["lines"], said["logger"]) == (1_000, "dataloader.supervisor.logs")
     assert json.loads(again)["event"] == "read again"
 
@@ -288,11 +288,11 @@ def test_the_http_client_logs_no_request_unless_configured(out: io.StringIO) -> 
     client.info("HTTP Request: GET https://a.example/?signature=x")
     steps.debug("connect_tcp.started")
     assert lines(out) == []
-    client.warning("it can't be reached")
+    client.warning("it cannot be reached")
     client.setLevel(logging.INFO)
     configure_logging("json", "debug", out)
     client.info("asked for")
-    assert [line["event"] for line in lines(out)] == ["it can't be reached", "asked for"]
+    assert [line["event"] for line in lines(out)] == ["it cannot be reached", "asked for"]
 
 
 def test_a_logger_made_before_the_configuration_follows_it(out: io.StringIO) -> None:

@@ -229,7 +229,7 @@ async def test_one_that_hangs_is_given_up_when_it_opens_and_cancelled_when_it_cl
     with capture_logs() as lines:
         await run_task(tasks, "it")
     assert trio.current_time() - began == pytest.approx(30 + resources.CLOSE_S, abs=1)
-    assert [line["event"] for line in lines] == ["a resource does not close: it is cancelled"]
+    assert [line["event"] for line in lines] == ["cancelling a resource that does not close"]
     opens_in_s = resources.OPEN_S + 1
     with pytest.raises(ConfigError, match="did not open within 60 s"):
         await run_task(tasks, "it")
@@ -276,9 +276,9 @@ async def test_a_missing_resource_is_a_lookup_error_with_the_fix():
 
     @tasks.task("it")
     async def it(job: Job) -> None:
-        with pytest.raises(LookupError, match=r"no Session for jobs: is it declared by @tasks\.resource"):
+        with pytest.raises(LookupError, match=r"no resource Session for jobs; declare it with @tasks\.resource"):
             job.resource(Session)
-        with pytest.raises(LookupError, match="2 resources of type Pool: ask for one by its function"):
+        with pytest.raises(LookupError, match="2 resources of type Pool; choose one by its function"):
             job.resource(Pool)
         assert job.resource(one) is not job.resource(two)
 
@@ -371,7 +371,7 @@ async def test_an_error_that_a_wrapper_swallows_is_the_jobs_all_the_same(flavour
     wraps.append("fail")
     failed = await run_task(tasks, flavour)
     assert failed.status == "queued"
-    assert failed.error.startswith("RuntimeError: a wrapper of @tasks.around has swallowed the error of another one")
+    assert failed.error.startswith("RuntimeError: a wrapper of @tasks.around swallowed the error of another wrapper")
 
 
 def test_an_invalid_resource_or_wrapper_is_refused_at_the_declaration():
@@ -380,8 +380,8 @@ def test_an_invalid_resource_or_wrapper_is_refused_at_the_declaration():
     async def bare():
         yield 1
 
-    with pytest.raises(ValueError, match=r"put @contextlib\.asynccontextmanager below @tasks\.resource"):
+    with pytest.raises(ValueError, match=r"add @contextlib\.asynccontextmanager below @tasks\.resource"):
         tasks.resource(bare)
     for function in (bare, asynccontextmanager(bare)):
-        with pytest.raises(ValueError, match=r"put @contextlib\.contextmanager below @tasks\.around"):
+        with pytest.raises(ValueError, match=r"add @contextlib\.contextmanager below @tasks\.around"):
             tasks.around(function)

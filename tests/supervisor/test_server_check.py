@@ -61,7 +61,7 @@ async def test_addresses_of_two_databases_are_refused_and_two_ways_to_one_are_al
     database, empty_database, refused
 ):
     line = await refused(DL_DB_DSN=database.dsn, DL_DIRECT_DSN=empty_database.dsn)
-    assert line.startswith(f"DL_DIRECT_DSN: leads to the database '{empty_database.name}' and DL_DB_DSN to ")
+    assert line.startswith(f"DL_DIRECT_DSN: refers to the database '{empty_database.name}', and DL_DB_DSN to ")
     async with open_proxy(database.dsn) as proxy:
         assert await checked(proxy.dsn, direct_dsn=database.dsn)
 
@@ -75,7 +75,7 @@ async def test_a_server_that_is_too_old_is_refused_by_every_command(database, re
         name = b"server_version\0"
         proxy.reworded = name + version[0], name + (b"%d.0" % old).ljust(len(version[0]))
         said = await refused(command, DL_DB_DSN=proxy.dsn)
-    assert said == f"DL_DB_DSN: PostgreSQL {old} is too old; PostgreSQL {OLDEST} or later is needed"
+    assert said == f"DL_DB_DSN: PostgreSQL {old} is too old; PostgreSQL {OLDEST} or later is required"
 
 
 @pytest.mark.full
@@ -97,26 +97,26 @@ async def test_a_refused_connection_ends_the_service_without_a_wait(database, ra
         REVOKE CONNECT ON DATABASE {database.name} FROM PUBLIC""")
     dsn = change(database.dsn)
     said = await refused(DL_DB_DSN=dsn)
-    assert said.startswith(f"DL_DB_DSN: the server refuses the connection ({says}")
+    assert said.startswith(f"DL_DB_DSN: the server rejected the connection ({says}")
     assert "secret-word" not in said
     assert await refused("queues", DL_DB_DSN=dsn) == said
     # Both addresses are checked.
     said = await refused(DL_DB_DSN=database.dsn, DL_DIRECT_DSN=dsn)
-    assert said.startswith(f"DL_DIRECT_DSN: the server refuses the connection ({says}")
+    assert said.startswith(f"DL_DIRECT_DSN: the server rejected the connection ({says}")
 
 
 async def test_an_address_that_the_driver_can_not_use_is_refused_and_not_waited_for(database, tmp_path):
     (tmp_path / "certificate").write_text("none")
     for query, says in (
-        ("sslmode=bogus", "the address can't be used (`sslmode` parameter must be one of: disable, "),
-        (f"sslmode=verify-full&sslrootcert={tmp_path}/no", f"the address can't be used (sslrootcert: {tmp_path}/no "),
-        (f"sslmode=require&sslcert={tmp_path}/certificate", "the address can't be used (SSLError: "),
-        ("keepalives=1", 'the server refuses the connection (unrecognized configuration parameter "keepalives")'),
+        ("sslmode=bogus", "the address is invalid (`sslmode` parameter must be one of: disable, "),
+        (f"sslmode=verify-full&sslrootcert={tmp_path}/no", f"the address is invalid (sslrootcert: {tmp_path}/no "),
+        (f"sslmode=require&sslcert={tmp_path}/certificate", "the address is invalid (SSLError: "),
+        ("keepalives=1", 'the server rejected the connection (unrecognized configuration parameter "keepalives")'),
     ):
         with pytest.raises(ConfigError, match=f"^DL_DB_DSN: {re.escape(says)}"):
             await checked(f"{database.dsn}{'&' if '?' in database.dsn else '?'}{query}")
     # If no such file is needed, the error is only about the server.
-    with pytest.raises(StoreUnavailable, match=r"can't be reached \(ConnectionRefusedError"):
+    with pytest.raises(StoreUnavailable, match=r"cannot be reached \(ConnectionRefusedError"):
         await checked(f"postgresql://u@127.0.0.1:1/x?sslmode=disable&sslrootcert={tmp_path}/no")
 
 
@@ -126,7 +126,7 @@ async def test_a_database_whose_encoding_is_not_utf8_is_refused(database, raw):
     await raw.execute(f"""
         CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0""")
     try:
-        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the database's encoding is LATIN1, and must be UTF8"):
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the database's encoding is LATIN1, but must be UTF8"):
             await checked(with_database(database.dsn, name))
     finally:
         await raw.execute(f"DROP DATABASE {name} WITH (FORCE)")
@@ -140,7 +140,7 @@ async def test_a_server_whose_locks_always_succeed_is_refused(database, raw):
     await raw.execute(f"""
         CREATE FUNCTION pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true';
         ALTER DATABASE {database.name} SET search_path = public, pg_catalog""")
-    with pytest.raises(ConfigError, match=r"^DL_DB_DSN: two sessions do not exclude each other by an advisory lock"):
+    with pytest.raises(ConfigError, match=r"^DL_DB_DSN: advisory locks do not work between sessions"):
         await checked(database.dsn)
 
 
@@ -148,7 +148,7 @@ async def test_a_server_whose_locks_always_succeed_is_refused(database, raw):
 @pytest.mark.parametrize("size", [1, 2, 5])
 async def test_a_pooler_that_gives_its_connections_out_in_turn_is_refused_for_locks(database, size):
     async with open_pooler(database.dsn, size=size, ignored=IGNORED) as pooler:
-        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: two sessions do not exclude each other"):
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: advisory locks do not work between sessions"):
             await checked(pooler.dsn)
 
 
@@ -158,7 +158,7 @@ async def test_a_pooler_that_gives_its_connections_out_in_turn_is_refused_for_lo
 async def test_pgbouncer_in_transaction_mode_is_refused_for_locks(database, bouncer, refused, setting):
     async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=bouncer, settings=OLD) as pooler:
         said = await refused(**{"DL_DB_DSN": database.dsn, setting: pooler.dsn})
-    assert said.startswith(f"{setting}: two sessions do not exclude each other by an advisory lock")
+    assert said.startswith(f"{setting}: advisory locks do not work between sessions")
 
 
 @pytest.mark.slow
@@ -210,5 +210,5 @@ async def test_a_pooler_of_ours_that_keeps_them_is_taken(database):
 
 async def test_a_pooler_that_refuses_what_a_connection_asks_for_is_no_database_to_wait_for(database, bouncer):
     async with open_bouncer(database.dsn, size=5, ignored=frozenset({"jit"}), program=bouncer, settings=OLD) as pooler:
-        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler refuses the connection .*unsupported startup"):
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler rejected the connection .*unsupported startup"):
             await checked(pooler.dsn, database.dsn)

@@ -25,11 +25,8 @@ ROOT = Path(__file__).parents[2]
 DSN = "postgresql://bob:s3cr3t@db:5432/etl"
 TOKENS = '[{"name":"ci","role":"operate","token":"s3cr3t-0123456789"}]'
 
-RANDOM = (
-    "a random one, made by `openssl rand -hex 24`: 6 or more different characters, "
-    "and not a shorter text again and again"
-)
-NETWORKS = "a list of IP addresses or networks with commas between them, for example 127.0.0.1,10.0.0.0/8"
+RANDOM = "a random one from `openssl rand -hex 24`, with at least 6 different characters and no repeated text"
+NETWORKS = "a list of IP addresses or networks separated by commas, for example 127.0.0.1,10.0.0.0/8"
 
 
 def refusals(env: dict[str, str], directory: Path) -> list[str]:
@@ -89,14 +86,14 @@ def test_files_are_taken_literally(tmp_path: Path) -> None:
 
 def test_a_broken_line_of_a_file_is_named_without_its_content(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("DL_PORT=1\n\nDL_DB_DSN='postgresql://u:s3cr3t@h/d\n")
-    assert refusals({}, tmp_path) == [".env: line 3 must be NAME=value, with closed quotes"]
+    assert refusals({}, tmp_path) == [".env: line 3 must have the form NAME=value, with closed quotes"]
     (tmp_path / ".env").write_bytes(b"DL_INSTANCE=\xff\n")
-    assert refusals({}, tmp_path) == [".env: can't be read: it is not UTF-8 text"]
+    assert refusals({}, tmp_path) == [".env: cannot be read: it is not UTF-8 text"]
 
 
 def test_a_directory_called_env_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / ".env").mkdir()
-    assert refusals({}, tmp_path) == [".env: can't be read: Is a directory"]
+    assert refusals({}, tmp_path) == [".env: cannot be read: Is a directory"]
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg", "PostgreSQL"])
@@ -112,11 +109,11 @@ def test_the_direct_address_is_the_database_unless_given_also_when_that_is_chang
     assert Settings(db_dsn=DSN, direct_dsn="postgres://direct/etl").direct_dsn == "postgresql://direct/etl"
 
 
-NAME = "1 to 200 characters on one line, without control characters, and not of spaces alone"
+NAME = "1 to 200 characters on one line, without control characters, and not only spaces"
 SEC = "a number of seconds greater than 0, for example"
 WORKERS = 'a JSON list such as [{"queue":"load.cbr","concurrency":2}]'
 DSN_LIKE = "the address of a database, for example postgresql://user:password@host:5432/name"
-ENCODED = "(in the password, write / ? # as %2F %3F %23)"
+ENCODED = "(in the password, encode / ? # as %2F %3F %23)"
 ENTRY = '{"queue":"a","concurrency":1}'
 OF_TASKS = '{"queue":"a","concurrency":1,"tasks":["t"]}'
 BAD = [
@@ -131,7 +128,7 @@ BAD = [
     ),
     ("DL_CONNECT_TIMEOUT_SEC", "0.0001", f"must be {SEC} 10, and at least 0.001, not '0.0001'"),
     ("DL_CLAIM_BACKOFF_SEC", "inf", f"must be {SEC} 15, and at most 31536000 (a year), not 'inf'"),
-    ("DL_DRAIN_TIMEOUT_SEC", "-1", "must be a number of seconds not less than 0, for example 30, not '-1'"),
+    ("DL_DRAIN_TIMEOUT_SEC", "-1", "must be a number of seconds, at least 0, for example 30, not '-1'"),
     ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "must be an integer from 3 to 86400, not '1.5'"),
     (
         "DL_PUBLIC_URL",
@@ -166,7 +163,7 @@ BAD = [
     ("WORKERS_JSON", "{}", f"must be {WORKERS}, not '{{}}'"),
     ("WORKERS_JSON", "[{", f"must be {WORKERS} (Input data was truncated), not '[{{'"),
     ("WORKERS_JSON", "[1]", "[0] must be an object with queue, concurrency, not '1'"),
-    ("WORKERS_JSON", '[{"queue":"a"}]', "[0].concurrency must be an integer from 1 to 1000, and is missing"),
+    ("WORKERS_JSON", '[{"queue":"a"}]', "[0].concurrency is required; it must be an integer from 1 to 1000"),
     (
         "WORKERS_JSON",
         '[{"queue":"a","concurrency":1,"x":2}]',
@@ -191,17 +188,17 @@ BAD = [
     (
         "WORKERS_JSON",
         f"[{OF_TASKS},{ENTRY}]",
-        "[1].queue must be different in each entry, or all with it have tasks, not 'a'",
+        "[1].queue must be different in each entry, unless all entries with this queue have tasks, not 'a'",
     ),
     (
         "WORKERS_JSON",
         f"[{OF_TASKS},{OF_TASKS}]",
-        "[1].tasks must be names that no other entry of the queue has, not 't'",
+        "[1].tasks must be names that are in no other entry of the queue, not 't'",
     ),
     (
         "WORKERS_JSON",
         OF_TASKS.join("[]").replace('["t"]', "[]"),
-        "[0].tasks must be a list of different names of tasks such as [\"employee\"], not '[]'",
+        "[0].tasks must be a list of different task names such as [\"employee\"], not '[]'",
     ),
     (
         "DL_TOKENS",
@@ -248,13 +245,13 @@ BAD = [
     (
         "DL_TRUSTED_PROXIES",
         "::/0",
-        f"must be {NETWORKS}; a network of all addresses would believe every client's own word, not '::/0'",
+        f"must be {NETWORKS}; a network of all addresses would trust every client, not '::/0'",
     ),
     (
         "DL_TOKENS",
         '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
         (
-            "[0].token must be a random one, made by `openssl rand -hex 24`, not the published example, "
+            "[0].token must be a random one from `openssl rand -hex 24`, not the published example, "
             "not 'replace-me-by-a-random-one'"
         ),
     ),
@@ -286,13 +283,13 @@ def test_all_faults_of_a_list_are_named_together_with_their_positions(tmp_path: 
         "WORKERS_JSON: [0].concurrency must be an integer from 1 to 1000, not '0'",
         "WORKERS_JSON: [1] must be an object with queue, concurrency, not '7'",
         "WORKERS_JSON: [2] must be an object with only queue, concurrency, tasks, not 'concurency'",
-        "WORKERS_JSON: [2].concurrency must be an integer from 1 to 1000, and is missing",
+        "WORKERS_JSON: [2].concurrency is required; it must be an integer from 1 to 1000",
         "WORKERS_JSON: [3].queue must be different in each entry, not 'a'",
         "DL_PORT: must be an integer from 0 to 65535, not 'x'",
         "DL_TOKENS: [0].name must be 1 to 200 characters on one line, not ''",
         "DL_TOKENS: [0].role must be one of read, operate, admin, not 'write'",
         "DL_TOKENS: [0].token must be 16 to 1000 printable ASCII characters without spaces, not '***'",
-        "DL_TOKENS: [1].token must be 16 to 1000 printable ASCII characters without spaces, and is missing",
+        "DL_TOKENS: [1].token is required; it must be 16 to 1000 printable ASCII characters without spaces",
     ]
 
 
@@ -310,7 +307,7 @@ def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
     [
         (
             {"DL_HEARTBEAT_SEC": "60"},
-            "DL_HEARTBEAT_SEC: must be less than DL_DEFAULT_LEASE_TTL_SEC (60), best a sixth of it, not '60'",
+            "DL_HEARTBEAT_SEC: must be less than DL_DEFAULT_LEASE_TTL_SEC (60), preferably a sixth of it, not '60'",
         ),
         (
             {"DL_MAX_BODY_BYTES": "20000000"},
@@ -332,7 +329,7 @@ def test_a_direct_dsn_from_a_file_is_refused_with_a_database_from_the_environmen
     other = DSN.replace("db:", "test:")
     (line,) = refusals({"DL_DB_DSN": other}, tmp_path)
     assert line == (
-        "DL_DIRECT_DSN: comes from .env, but DL_DB_DSN from environment, which has precedence: they might lead to "
+        "DL_DIRECT_DSN: is set in .env, but DL_DB_DSN in environment, which has precedence: they might refer to "
         "different databases; set both in the same place"
     )
     assert load_settings({"DL_DB_DSN": other, "DL_DIRECT_DSN": other}, directory=tmp_path).direct_dsn == other
@@ -468,10 +465,10 @@ def test_the_document_has_the_table_of_the_code() -> None:
     [
         (
             "sslmode=require&connect_timeout=3",
-            "connect_timeout, which is libpq's .*; set DL_CONNECT_TIMEOUT_SEC instead",
+            "connect_timeout, which only libpq supports; set DL_CONNECT_TIMEOUT_SEC instead",
         ),
-        ("keepalives=1", "keepalives, which is libpq's and not the driver's; leave it out"),
-        ("load_balance_hosts", "load_balance_hosts, .*; leave it out"),
+        ("keepalives=1", "keepalives, which only libpq supports; omit it"),
+        ("load_balance_hosts", "load_balance_hosts, .*; omit it"),
     ],
 )
 def test_a_parameter_of_an_address_that_only_libpq_knows_is_named(query: str, says: str) -> None:

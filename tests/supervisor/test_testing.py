@@ -106,7 +106,7 @@ async def test_an_unknown_task_is_a_key_error():
 async def test_a_transaction_without_a_database_is_an_error_with_the_fix():
     outcome = await run_task(tasks, "write")
     assert outcome.status is Status.QUEUED
-    assert "give run_task the dsn" in outcome.error
+    assert "pass its dsn to run_task" in outcome.error
 
 
 @pytest.mark.requirement("Q12")

@@ -91,7 +91,7 @@ def test_the_database_is_not_asked_from_asyncio():
     # Not asyncio.run: if trio-asyncio was imported before, that runs on Trio.
     with (
         asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
-        pytest.raises(ConfigError, match="only in a Trio run"),
+        pytest.raises(ConfigError, match="needs a Trio run"),
     ):
         runner.run(_open({"dsn": DSN}))
 

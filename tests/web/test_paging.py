@@ -146,7 +146,7 @@ async def test_every_list_is_read_in_pages_by_one_scheme_during_additions(open_w
                 assert refused.status_code == 422, (rule, garbage)
                 [error] = refused.json()["errors"]
                 assert error["path"] == "after"
-                assert error["message"].startswith("must be the `next` of the page before, not "), (rule, garbage)
+                assert error["message"].startswith("must be the `next` of the previous page, not "), (rule, garbage)
             if key in NUMBERS:
                 behind = (await page(address(rule), after=expected[1])).json()[name]
                 assert [row[key] for row in behind] == expected[2:], rule

@@ -133,7 +133,7 @@ async def test_pages_of_queues_go_on_behind_a_name_that_is_not_shown_without_a_l
         assert seen == ["a", *["password=*** ü"] * 3, "sha256:b", "z"]
         gone = await web.client.get("/api/v1/queues", params={"after": BY_NAME.text("sha256:" + "0" * 64)})
         assert (gone.status_code, gone.json()["errors"][0]["path"]) == (422, "after")
-        assert "is a place that is gone" in gone.json()["errors"][0]["message"]
+        assert "refers to a row that no longer exists" in gone.json()["errors"][0]["message"]
     limits = [one.args[2] for one in statements if one.query.strip().endswith("ORDER BY queue LIMIT $3")]
     assert limits == [2] * 6
 

@@ -32,7 +32,12 @@ class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Time to wait for an end or a change."""
 
     wait: Annotated[
-        float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes at once when the job has ended.")
+        float,
+        Meta(
+            ge=0,
+            le=MAX_WAIT_S,
+            description="Seconds to wait for the end of the job. An ended job is returned immediately.",
+        ),
     ] = 0.0
 
 
@@ -46,20 +51,20 @@ class JobStatus(Struct, frozen=True, kw_only=True):
         "available_at": "2026-11-20T12:00:00Z",
     }  # fmt: skip
 
-    job_id: Annotated[UUID, about("The job's id.")]
-    status: Annotated[Status, about("The job's status.")]
-    attempt: Annotated[int, about("The number of its attempts, without refunded ones.")]
-    started_at: Annotated[Instant | None, about("When its last attempt began.")]
-    finished_at: Annotated[Instant | None, about("When it ended for good.")]
-    heartbeat_at: Annotated[Instant | None, about("The time of its worker's last heartbeat.")]
-    error: Annotated[str | None, about("The error of its last failed attempt.")]
-    progress: Annotated[Any, about("The handler's last progress.")]
-    result: Annotated[Any, about("The handler's result.")]
-    cancel_requested: Annotated[bool, about("Whether a cancel has been requested.")]
-    waits_for: Annotated[WaitsFor | None, about("What a queued job waits for; null if it is ready, or not queued.")]
+    job_id: Annotated[UUID, about("ID of the job.")]
+    status: Annotated[Status, about("Status of the job.")]
+    attempt: Annotated[int, about("Number of attempts, without refunded ones.")]
+    started_at: Annotated[Instant | None, about("Start of the last attempt.")]
+    finished_at: Annotated[Instant | None, about("End of the job.")]
+    heartbeat_at: Annotated[Instant | None, about("Last heartbeat of the worker.")]
+    error: Annotated[str | None, about("Error of the last failed attempt.")]
+    progress: Annotated[Any, about("Last progress that the handler reported.")]
+    result: Annotated[Any, about("Result of the handler.")]
+    cancel_requested: Annotated[bool, about("True if a cancel was requested.")]
+    waits_for: Annotated[WaitsFor | None, about("Waiting reason of a queued job; null if it is ready or not queued.")]
     queue_state: QueueStateNow
-    available_at: Annotated[Instant, about("The job does not start before this instant.")]
-    note: Annotated[str | UnsetType, about("Why a cancel changed nothing.")] = UNSET
+    available_at: Annotated[Instant, about("Earliest start.")]
+    note: Annotated[str | UnsetType, about("Reason why a cancel had no effect.")] = UNSET
 
     @classmethod
     def of(cls, job: JobRecord, note: str | UnsetType = UNSET) -> Self:
@@ -109,7 +114,7 @@ async def cancel_job(call: Call, operation: CancelJob) -> Answer:
     """Return the job's status, with a note if it had ended before."""
     job = await call.perform(operation)
     if job.status.is_final and job.status is not Status.CANCELED:
-        return Answer(value=await status_of(call, job, f"the job had ended before: it stays {job.status}"))
+        return Answer(value=await status_of(call, job, f"the job had already ended; its status is {job.status}"))
     return Answer(value=await status_of(call, job))
 
 

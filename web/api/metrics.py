@@ -107,18 +107,20 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._services.state()
-        yield InfoMetricFamily("dataloader", "The process.", {"version": state.version, "worker": state.worker})
-        yield _gauge("dataloader_start_time_seconds", "When the process started.", state.started_at.timestamp())
-        yield _gauge("dataloader_draining", "1 while the process shuts down.", state.draining)
-        yield _gauge("dataloader_listener_connected", "1 while notifications arrive.", state.listener_connected)
+        yield InfoMetricFamily(
+            "dataloader", "Version and name of this process.", {"version": state.version, "worker": state.worker}
+        )
+        yield _gauge("dataloader_start_time_seconds", "Start time of the process.", state.started_at.timestamp())
+        yield _gauge("dataloader_draining", "1 while the process is shutting down.", state.draining)
+        yield _gauge("dataloader_listener_connected", "1 while notifications are received.", state.listener_connected)
         yield _gauge("dataloader_database_up", "1 while the database answers.", self._up)
-        pool = GaugeMetricFamily("dataloader_pool_connections", "Connections of the pool.", labels=("state",))
+        pool = GaugeMetricFamily("dataloader_pool_connections", "Connections in the pool.", labels=("state",))
         opened, idle = self._services.database.pool_use()
         pool.add_metric(("used",), opened - idle)
         pool.add_metric(("idle",), idle)
         yield pool
         connections = GaugeMetricFamily(
-            "dataloader_http_connections", "Connections of clients, by what they do.", labels=("phase",)
+            "dataloader_http_connections", "Client connections, by state.", labels=("phase",)
         )
         for phase in Phase:
             connections.add_metric((phase.name.lower(),), self._services.connections.count(phase))
@@ -145,9 +147,11 @@ def _depth_families(queues: list[QueueRecord]) -> Iterator[Metric]:
     depth = GaugeMetricFamily(
         "dataloader_queue_jobs", "Jobs that have not ended, in all processes.", labels=("queue", "state")
     )
-    paused = GaugeMetricFamily("dataloader_queue_paused", "1 while nothing is started.", labels=("queue",))
+    paused = GaugeMetricFamily("dataloader_queue_paused", "1 while the queue is paused.", labels=("queue",))
     oldest = GaugeMetricFamily(
-        "dataloader_queue_oldest_ready_time_seconds", "Since when the oldest ready job waits.", labels=("queue",)
+        "dataloader_queue_oldest_ready_time_seconds",
+        "Time since which the oldest ready job has waited.",
+        labels=("queue",),
     )
     for queue in queues:
         for state in _STATES:
@@ -172,21 +176,27 @@ def _process_families(gauges: ProcessGauges) -> Iterator[Metric]:
         labels = (mask_text(one.type),)
         calls[labels] += one.waiting
         oldest[labels] = min(oldest.get(labels, float("inf")), one.oldest_at.timestamp())
-    yield _family("dataloader_process_calls_waiting", "Starts, calls and repairs that wait.", ("type",), calls)
+    yield _family("dataloader_process_calls_waiting", "Waiting starts, calls and repairs.", ("type",), calls)
     yield _family(
-        "dataloader_process_oldest_call_time_seconds", "Since when the oldest of them waits.", ("type",), oldest
+        "dataloader_process_oldest_call_time_seconds",
+        "Time since which the oldest of them has waited.",
+        ("type",),
+        oldest,
     )
     sinks = {(mask_text(one.sink),): one for one in gauges.sinks}
     for name, about, value in (
-        ("rows", "Deliveries that wait.", "waiting"),
-        ("held_up", "Processes whose deliveries have failed, and are tried again or held.", "held_up"),
-        ("held", "Processes whose deliveries wait for an operator.", "held"),
+        ("rows", "Waiting deliveries.", "waiting"),
+        ("held_up", "Processes whose deliveries have failed and are retried or held.", "held_up"),
+        ("held", "Processes whose deliveries are held for an operator.", "held"),
     ):
         values = {labels: float(getattr(one, value)) for labels, one in sinks.items()}
         yield _family(f"dataloader_process_outbox_{name}", about, ("sink",), values)
     since = {labels: one.oldest_at.timestamp() for labels, one in sinks.items() if one.oldest_at is not None}
     yield _family(
-        "dataloader_process_outbox_oldest_time_seconds", "Since when the oldest delivery waits.", ("sink",), since
+        "dataloader_process_outbox_oldest_time_seconds",
+        "Time since which the oldest delivery has waited.",
+        ("sink",),
+        since,
     )
 
 

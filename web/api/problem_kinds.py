@@ -19,13 +19,13 @@ class ProblemKind(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"type": f"{ADDRESS}draining", "description": PROBLEMS["draining"]}
 
-    type: Annotated[str, about("The `type` of such a problem.")]
-    description: Annotated[str, about("What has happened, and what to do.")]
+    type: Annotated[str, about("`type` of the problem.")]
+    description: Annotated[str, about("Cause, and what to do.")]
 
 
 @routes.add("GET", f"{ADDRESS}<kind>", role=None, answers={200: ProblemKind})
 async def show_problem(_call: Call, kind: str) -> Answer:
     """Describe a kind of problem; its address is the `type` of such problems."""
     if kind not in PROBLEMS:
-        raise ProblemError(HTTPStatus.NOT_FOUND, f"No problem is of this kind; there are {', '.join(PROBLEMS)}.")
+        raise ProblemError(HTTPStatus.NOT_FOUND, f"Unknown kind of problem. The kinds are {', '.join(PROBLEMS)}.")
     return Answer(value=ProblemKind(f"{ADDRESS}{kind}", PROBLEMS[kind]))

@@ -45,15 +45,15 @@ K = TypeVar("K", ListProcesses, RepairProcesses, ResumeProcesses)
 routes: Final = OperationRoutes()
 
 ADDRESS: Final = "/api/v1/processes/<process_type>/<path:process_id>"
-Metadata = Annotated[dict[str, Any], field_meta("A flat JSON object, by which processes are found.", {"tenant": "a"})]
+Metadata = Annotated[dict[str, Any], field_meta("Flat JSON object for searches.", {"tenant": "a"})]
 _Key = Annotated[
     str,
     field_meta(
-        "A repeated request with the same key has the first one's answer.", "pay-77", minLength=1, maxLength=MAX_KEY
+        "A repeated request with the same key returns the first answer.", "pay-77", minLength=1, maxLength=MAX_KEY
     ),
 ]
 _LOCATION: Final[Mapping[str, Any]] = {
-    "Location": {"description": "The task's address.", "required": True, "schema": {"type": "string"}}
+    "Location": {"description": "Address of the task.", "required": True, "schema": {"type": "string"}}
 }
 
 
@@ -70,7 +70,7 @@ class StartRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     process_id: ProcessId
     args: StepArgs = None
-    context: Annotated[Any, about("What the step is given beside.")] = None
+    context: Annotated[Any, about("Arguments of the step.")] = None
     idempotency_key: _Key | None = None
     metadata: Metadata | None = None
 
@@ -100,13 +100,15 @@ class CallRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"method": "pay", "args": 5, "idempotency_key": "pay-77"}
 
-    method: Annotated[str, field_meta("The method's name.", "pay", minLength=1, maxLength=MAX_NAME)]
+    method: Annotated[str, field_meta("Name of the method.", "pay", minLength=1, maxLength=MAX_NAME)]
     args: StepArgs = None
-    context: Annotated[Any, about("What the step is given beside.")] = None
+    context: Annotated[Any, about("Arguments of the step.")] = None
     idempotency_key: _Key | None = None
-    expires_at: Annotated[Instant, about("If it has not begun by then, it never runs.")] | None = None
-    start: Annotated[Any | UnsetType, about("Starts the process if it is missing: the args of its first step.")] = UNSET
-    metadata: Annotated[dict[str, Any], about("Of the process that it starts.")] | None = None
+    expires_at: Annotated[Instant, about("Latest start. After it, the call never runs.")] | None = None
+    start: Annotated[
+        Any | UnsetType, about("Start the process if it does not exist, with these args of its first step.")
+    ] = UNSET
+    metadata: Annotated[dict[str, Any], about("Metadata of the process that is started.")] | None = None
 
 
 class RepairRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -121,10 +123,10 @@ class RepairRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class TimerFields(Struct, forbid_unknown_fields=True, kw_only=True):
     """Timer: in `after_s` seconds, or at the time `at`."""
 
-    kind: Annotated[Literal["timeout", "remove"], about("What it does.")] = "timeout"
-    after_s: Annotated[float, Meta(ge=0, le=MAX_TIMER_S, description="In so many seconds.")] | None = None
-    at: Annotated[Instant, about("Or when.")] | None = None
-    context: Annotated[Any, about("What a timeout is given.")] = None
+    kind: Annotated[Literal["timeout", "remove"], about("Kind of the timer.")] = "timeout"
+    after_s: Annotated[float, Meta(ge=0, le=MAX_TIMER_S, description="Seconds from now.")] | None = None
+    at: Annotated[Instant, about("Timestamp, instead of seconds.")] | None = None
+    context: Annotated[Any, about("Context that a timeout receives.")] = None
 
     def timer(self) -> Timer | Remove:
         """Return the domain's timer. Raises `BadRequest`."""
@@ -138,12 +140,10 @@ class ImportRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"state": {"amount": 5, "paid": False}, "events": ["reserved"], "timer": {"after_s": 900}}
 
-    state: Annotated[Any, about("Its state, as its type has it.")] = None
+    state: Annotated[Any, about("State, as defined by its type.")] = None
     metadata: Metadata = {}
-    events: Annotated[
-        list[Any], Meta(max_length=MAX_IMPORTED_EVENTS, description="What has happened in it, oldest first.")
-    ] = []
-    timer: Annotated[TimerFields | None, about("Its timer; without one it waits for calls.")] = None
+    events: Annotated[list[Any], Meta(max_length=MAX_IMPORTED_EVENTS, description="Events, oldest first.")] = []
+    timer: Annotated[TimerFields | None, about("Timer. Without a timer, the process waits for calls.")] = None
 
 
 _ASKS: Final[Mapping[str, Any]] = {

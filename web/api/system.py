@@ -46,21 +46,23 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     Null for values that the database does not give.
     """
 
-    version: Annotated[str, about("The version of dataloader.")]
-    worker: Annotated[str, about("This process's name: `claimed_by` of the jobs that it runs.")]
-    started_at: Annotated[Instant, about("When it started.")]
-    uptime_s: Annotated[float, about("Seconds since then.")]
-    draining: Annotated[bool, about("Whether it shuts down.")]
+    version: Annotated[str, about("Version of dataloader.")]
+    worker: Annotated[str, about("Name of this process: `claimed_by` of its jobs.")]
+    started_at: Annotated[Instant, about("Start time.")]
+    uptime_s: Annotated[float, about("Seconds since the start.")]
+    draining: Annotated[bool, about("True while it is shutting down.")]
     database: Annotated[str, about("`reachable` or `unreachable`.")]
-    listener: Annotated[str, about("`connected` while notifications arrive, else `polling`.")]
-    serving: Annotated[dict[str, QueueLoad], about("The queues that this process serves.")]
-    messages: Annotated[list[MessageSourceState], about("The sources of messages that this process reads.")]
+    listener: Annotated[str, about("`connected` while notifications are received, otherwise `polling`.")]
+    serving: Annotated[dict[str, QueueLoad], about("Queues that this process serves.")]
+    messages: Annotated[list[MessageSourceState], about("Message sources that this process reads.")]
     queues: Annotated[
         list[QueueRecord] | None,
-        about("The first queues by name, of all processes; null if the database does not tell."),
+        about("First queues by name, of all processes; null if the database is not available."),
     ]
-    queues_next: Annotated[str | None, Meta(description="`after` for the queues that are not shown; null: all are.")]
-    workers: Annotated[list[WorkerRecord] | None, about("All processes; null if the database does not tell.")]
+    queues_next: Annotated[
+        str | None, Meta(description="`after` for the queues that are not shown; null if all are shown.")
+    ]
+    workers: Annotated[list[WorkerRecord] | None, about("All processes; null if the database is not available.")]
 
 
 @routes.add("GET", "/health", role=None, answers={200: Health})
@@ -76,7 +78,7 @@ async def show_readiness(call: Call) -> Answer:
     if state.draining:
         raise unavailable("This process is shutting down.", "draining")
     if not state.store_ready:
-        raise unavailable("The database can't be reached.", "store-unavailable")
+        raise unavailable("The database cannot be reached.", "store-unavailable")
     await reads.ping(call.services.database.pool, call.services.http_limits.ping_s)
     return Answer(value=Health("ready"))
 

@@ -27,7 +27,7 @@ TRIGGER: Final = "/api/v1/tasks/<path:task>/trigger"
 
 
 class _TaskName(JobFields, kw_only=True):
-    object_type: Annotated[str, Meta(description="The task's name, if it is given.")] | None = None
+    object_type: Annotated[str, Meta(description="Name of the task; optional.")] | None = None
 
 
 TaskJobFields: Any = new_job_body(
@@ -66,7 +66,7 @@ async def trigger_task(call: Call, task: str, body: dict[str, Any]) -> Answer:
         fields = (await get_task(call.services.database, task)).fields
     own = convert({name: body.pop(name) for name in own_fields(fields) if name in body}, TaskJobFields)
     if own.object_type not in {None, task}:
-        raise BadRequest("object_type", f"must be {task!r}, as in the address, not {own.object_type!r:.60}")
+        raise BadRequest("object_type", f"must be {task!r}, as in the path, not {own.object_type!r:.60}")
     options = own.domain_fields()
     if (key := key_of(call.headers, own.idempotency_key)) is not None:
         options["idempotency_key"] = key

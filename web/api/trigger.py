@@ -45,7 +45,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
         "jobs": [TriggerRequest.EXAMPLE, {"queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-12"}]
     }
 
-    jobs: Annotated[list[TriggerRequest], Meta(min_length=1, max_length=MAX_BATCH, description="The jobs.")]
+    jobs: Annotated[list[TriggerRequest], Meta(min_length=1, max_length=MAX_BATCH, description="Jobs of the batch.")]
 
 
 class Triggered(Struct, frozen=True):
@@ -63,16 +63,16 @@ class Triggered(Struct, frozen=True):
         "did": "added",
     }
 
-    job_id: Annotated[UUID, about("The job's id.")]
-    status: Annotated[Status, about("The job's status.")]
-    created: Annotated[bool, about("Whether this request made it.")]
+    job_id: Annotated[UUID, about("ID of the job.")]
+    status: Annotated[Status, about("Status of the job.")]
+    created: Annotated[bool, about("True if this request added the job.")]
     queue_state: QueueStateNow
     queue: QueueName
     did: Annotated[
         Did,
         about(
-            "added: a job. again: nothing, the request was sent before. Of unique tasks, kept: nothing, a job stands"
-            " for it; updated: a waiting job is as it says now; older: nothing, the key's newest job is as new."
+            "`added`: a new job. `again`: the first job of a repeated request. For unique tasks: `kept`: an existing"
+            " job covers the request; `updated`: a waiting job was updated; `older`: the key's newest job is as new."
         ),
     ]
 
@@ -82,17 +82,17 @@ class BatchTriggered(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"jobs": [Triggered.EXAMPLE]}
 
-    jobs: Annotated[list[Triggered], about("The jobs, in the order of the batch.")]
+    jobs: Annotated[list[Triggered], about("Jobs, in the order of the batch.")]
 
 
 LOCATION: Final[Mapping[str, Any]] = {
-    "Location": {"description": "The job's address.", "required": True, "schema": {"type": "string"}}
+    "Location": {"description": "Address of the job.", "required": True, "schema": {"type": "string"}}
 }
 IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "The same as `idempotency_key` in the body, with or without quotes; of both, equal ones.",
+    "description": "Same as `idempotency_key` in the body, with or without quotes. If both are sent, they must match.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY, "pattern": "^[!-~]([ -~]*[!-~])?$"},
 }
 
@@ -127,7 +127,7 @@ def key_of(headers: Headers, in_body: str | None) -> str | None:
     """Return the idempotency key of a request, from its header or its body. Raises `BadRequest`."""
     key = _key_of_header(headers)
     if key is not None and in_body not in {None, key}:
-        raise BadRequest("idempotency_key", "must equal the header Idempotency-Key; or leave out one of them")
+        raise BadRequest("idempotency_key", "must equal the header Idempotency-Key; omit one of them")
     return in_body if key is None else key
 
 
@@ -158,9 +158,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     201 if at least one is new; 200 if all were added before with their idempotency keys.
     """
     if _key_of_header(call.headers) is not None:
-        raise BadRequest(
-            str(IDEMPOTENCY_KEY["name"]), "is for one job; a batch has an idempotency_key for each of its jobs"
-        )
+        raise BadRequest(str(IDEMPOTENCY_KEY["name"]), "is not allowed for a batch; set idempotency_key for each job")
     jobs = await _enqueue(call, body.jobs, "jobs[{}].")
     created = any(job.created for job in jobs)
     return Answer(

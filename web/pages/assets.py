@@ -45,5 +45,5 @@ def find_asset(version: str, name: str) -> tuple[Asset, bool]:
     """Return the file, and whether it may be cached: a page of another release asks by another version. Raises 404."""
     asset = ASSETS.get(name)
     if asset is None:
-        raise ProblemError(HTTPStatus.NOT_FOUND, "The pages have no file of this name.")
+        raise ProblemError(HTTPStatus.NOT_FOUND, "There is no file with this name.")
     return asset, version == VERSION

@@ -34,7 +34,7 @@ class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"begi
 
     actor: str | None = None
     action: str | None = None
-    job_id: Annotated[UUID | None, Meta(description="A job.")] = None
+    job_id: Annotated[UUID | None, Meta(description="ID of a job.")] = None
     begin: str | None = None
     end: str | None = None
     after: str | None = None

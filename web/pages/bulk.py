@@ -32,21 +32,24 @@ REFRESH_S: Final = 1.0
 LIST_REFRESH_S: Final = 5.0
 
 _WORDS: Final[dict[str, tuple[str, str]]] = {
-    "cancel": ("Cancel", "Those that wait are canceled at once, those that run are asked to stop."),
-    "retry": ("Retry", "They are queued again as if they were new, each of them once: what fails again stays failed."),
-    "run_now": ("Run now", "Their time comes now; what waits for a key, for limits or for other jobs goes on waiting."),
-    "set_priority": ("Priority", "A smaller number runs first."),
+    "cancel": ("Cancel", "Queued jobs are canceled immediately. Running jobs are asked to stop."),
+    "retry": ("Retry", "Each job is queued once more, from attempt 0. Jobs that fail again stay failed."),
+    "run_now": (
+        "Run now",
+        "The jobs become due now. Jobs that wait for a key, a limit or other jobs continue to wait.",
+    ),
+    "set_priority": ("Priority", "Smaller numbers run first."),
 }
 """Label and effect of each action."""
 _BUTTONS: Final = {
     "cancel": "Cancel jobs",
     "retry": "Retry jobs",
     "run_now": "Run jobs now",
-    "set_priority": "Change it",
+    "set_priority": "Set priority",
 }
 _MEANT: Final = {
-    "cancel": "wait or run", "retry": "failed, are canceled or lost", "run_now": "wait for their time",
-    "set_priority": "wait",
+    "cancel": "queued or running", "retry": "failed, canceled or lost", "run_now": "delayed",
+    "set_priority": "queued",
 }  # fmt: skip
 
 
@@ -85,7 +88,7 @@ async def start_bulk_from_page(visit: Visit, form: BulkForm) -> PageAnswer:
     """Freeze the jobs and begin the operation; its page shows their number."""
     is_typed = form.typed.replace(",", "").strip() == str(form.shown)
     if not is_typed and _needs_typing(BulkCount(form.shown, form.exact)):
-        return await _bulk_question(visit, form, "What was typed is not the number of jobs.")
+        return await _bulk_question(visit, form, "The typed number does not match the number of jobs.")
     most = None
     if form.exact:
         most = 2 * form.shown if is_typed else NOT_TYPED
@@ -95,7 +98,7 @@ async def start_bulk_from_page(visit: Visit, form: BulkForm) -> PageAnswer:
     except BadRequest as error:
         if error.field != "most":
             raise
-        return await _bulk_question(visit, form, "Meanwhile there are many more jobs: look again.")
+        return await _bulk_question(visit, form, "There are many more jobs now. Check the number again.")
     return Redirect(f"/ui/bulk/{record.bulk_id}")
 
 
@@ -111,7 +114,7 @@ async def show_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
 async def stop_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
     """Stop an operation before its end."""
     record = await visit.bulk.stop(bulk_id)
-    said = "Stopped: what was changed stays so." if record.state == "stopped" else "It had ended before."
+    said = "Stopped. Changes already made remain." if record.state == "stopped" else "It had already ended."
     return Redirect(f"/ui/bulk/{bulk_id}", said)
 
 
@@ -120,14 +123,14 @@ async def list_bulk_operations(visit: Visit, query: BulkQuery) -> PageAnswer:
     """Show the operations, latest first."""
     page = await visit.bulk.find(limit=PAGE, after=query.after)
     acts = [(record, _label(record), _meant(record)) for record in map(shown.bulk, page.bulk)]
-    return HtmlPage("bulk_list.html", "Bulk acts", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
+    return HtmlPage("bulk_list.html", "Bulk operations", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
 
 
 def _change_of_choice(choice: BulkChoice) -> Change:
     if choice.action != "set_priority":
         return Change(action=choice.action)
     if choice.priority is None:
-        raise BadRequest("priority", "is missing")
+        raise BadRequest("priority", "is required")
     return Change(action=choice.action, priority=choice.priority)
 
 
@@ -135,13 +138,13 @@ def _chosen_jobs(visit: Visit, choice: BulkChoice) -> Chosen:
     """Return the chosen jobs. Raises `BadRequest` if none are chosen, or if no criterion is given."""
     if not choice.all:
         if not choice.job:
-            raise BadRequest("job", "is missing: choose jobs in the list, or all that match its filter")
+            raise BadRequest("job", "is required: select jobs in the list, or all that match its filter")
         return choice.job
     if choice.args is not None:
-        raise BadRequest("args", "can't be a criterion here, since a search reads every job: choose jobs in the list")
+        raise BadRequest("args", "cannot be used here, because the search reads every job; select jobs in the list")
     wanted = choice.job_filter(visit.preferences.tz)
     if wanted == EVERY_JOB:
-        raise BadRequest("all", "is for a filtered list: choose a status, a queue or another criterion first")
+        raise BadRequest("all", "needs a filter: choose a status, a queue or another criterion first")
     return wanted
 
 
@@ -162,7 +165,7 @@ async def _bulk_question(visit: Visit, choice: BulkChoice, fault: str | None = N
         value = "" if choice.priority is None else str(choice.priority)
         fields.append(FormField(name="priority", label="Priority", kind="number", value=value, required=True))
     if _needs_typing(counted):
-        fields.append(FormField(name="typed", label=f"Type {counted.jobs} to go on", required=True))
+        fields.append(FormField(name="typed", label=f"Type {counted.jobs} to continue", required=True))
     hidden = {name: value for name, value in choice.given.items() if choice.all} | {
         "action": choice.action,
         "all": "true" if choice.all else None,
@@ -171,12 +174,12 @@ async def _bulk_question(visit: Visit, choice: BulkChoice, fault: str | None = N
         "exact": "true" if counted.exact else None,
     }
     back = PublicAddress().url("/ui/jobs", choice.given)
-    whose = f"those of the {len(choice.job or ()):,} chosen jobs" if not choice.all else "all jobs of this filter"
-    sentences = [f"This is for {whose} that {_MEANT[choice.action]} now: {jobs}.", does]
+    whose = f"the {len(choice.job or ()):,} selected jobs" if not choice.all else "the jobs that match the filter"
+    sentences = [f"Applies to those of {whose} that are {_MEANT[choice.action]} now: {jobs}.", does]
     if counted.leaves_out:
         sentences.append(counted.leaves_out)
     if counted.jobs > PAGE or not counted.exact:
-        sentences.append("It goes on without this page, 500 jobs at a time; you can watch it and stop it.")
+        sentences.append("It runs in the background, in batches of 500 jobs. You can watch and stop it.")
     question = Question(
         title=f"{verb}: {jobs}",
         sentences=[fault, *sentences] if fault else sentences,
@@ -200,7 +203,7 @@ def _label(record: BulkRecord) -> str:
 def _meant(record: BulkRecord) -> list[tuple[str, str]]:
     """Return the filter as labels and texts; it was stored without secrets."""
     if "chosen" in record.filter:
-        return [("chosen", f"{record.filter['chosen']:,} jobs")]
+        return [("selected", f"{record.filter['chosen']:,} jobs")]
     return [(name.replace("_", " "), _criterion_text(value)) for name, value in record.filter.items()]
 
 

@@ -19,5 +19,5 @@ async def show_concealed(_visit: Visit) -> PageAnswer:
     """Explain why there is no link."""
     raise ProblemError(
         HTTPStatus.NOT_FOUND,
-        "This name has a secret in it, which no page shows or links by. Who knows it can type it into a filter.",
+        "This name contains a secret, so no page shows or links to it. If you know the name, type it into a filter.",
     )

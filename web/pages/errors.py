@@ -73,7 +73,7 @@ class ErrorLogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     task: str | None = None
     queue: str | None = None
     group: str | None = None
-    job_id: Annotated[UUID | None, Meta(description="A job.")] = None
+    job_id: Annotated[UUID | None, Meta(description="ID of a job.")] = None
     after: str | None = None
 
 
@@ -107,7 +107,7 @@ async def show_error_log(visit: Visit, query: ErrorLogQuery) -> PageAnswer:
         after=query.after,
     )
     values = {"errors": [(one, shown.error(one)) for one in found.rows], "found": found, "query": query}
-    return HtmlPage("error_log.html", "Log of errors", values)
+    return HtmlPage("error_log.html", "Error log", values)
 
 
 @pages.show("/errors/<group>", query=ErrorGroupQuery)
@@ -136,16 +136,16 @@ async def ask_group_retry(visit: Visit, group: str, query: GroupRetryQuery) -> P
     count = at_least(found.jobs, MAX_COUNTED)
     failed = found.jobs - found.waiting
     typed = FormField(
-        name="typed", label=f"Type {found.jobs} to retry so many jobs or more", required=True, kind="number"
+        name="typed", label=f"Type {found.jobs} to retry at least this many jobs", required=True, kind="number"
     )
     at = instant_of_field("at", query.at, visit.preferences.tz)
     return Question(
-        title="Go on with the retry" if query.after else f"Retry {count} jobs",
+        title="Continue the retry" if query.after else f"Retry {count} jobs",
         sentences=[
             f"{shown.text(found.task)}: {shown.text(found.error)}",
-            *([f"{failed:,} failed for good and are queued as if they were new."] if failed else []),
-            *([f"{found.waiting:,} wait for a retry, which is moved."] if found.waiting else []),
-            "A job that has begun meanwhile is left.",
+            *([f"{failed:,} jobs failed for good. They are queued again, from attempt 0."] if failed else []),
+            *([f"{found.waiting:,} jobs wait for a retry. It is moved to this time."] if found.waiting else []),
+            "Jobs that have started in the meantime do not change.",
         ],
         path=f"/ui/errors/{group}/retry",
         hidden={"shown": found.jobs, "after": query.after},
@@ -156,15 +156,15 @@ async def ask_group_retry(visit: Visit, group: str, query: GroupRetryQuery) -> P
                 label="When",
                 kind="datetime-local",
                 value=field_of_instant(at, visit.preferences.tz),
-                hint=f"By the clock of {visit.preferences.zone}; empty: now.",
+                hint=f"Time zone: {visit.preferences.zone}; empty: now.",
             ),
             FormField(
                 name="spread_min",
-                label="Spread over minutes",
+                label="Spread over (minutes)",
                 kind="number",
                 step="any",
                 value=f"{query.spread_min:g}",
-                hint="Each job starts at a time of its own within them; 0: all at once.",
+                hint="Jobs start at different times within this period; 0: all start together.",
             ),
             *([typed] if found.jobs > MOST_UNTYPED and not query.after else []),
         ],
@@ -182,9 +182,9 @@ async def retry_group_from_page(visit: Visit, group: str, form: GroupRetryForm) 
         raise BadRequest("spread_min", f"must be a number of minutes from 0 to {MAX_SPREAD_S / 60:,.0f}")
     if form.after is None and form.shown > MOST_UNTYPED:
         if form.typed is None or form.typed.replace(",", "").strip() != str(form.shown):
-            raise BadRequest("typed", f"must be {form.shown}, the number of jobs: so many are not retried by mistake")
+            raise BadRequest("typed", f"must be {form.shown}, the number of jobs, to confirm the retry")
     elif form.after is None and (await get_error_group(visit.services.database, group)).jobs > MOST_UNTYPED:
-        raise BadRequest("shown", f"must be the number of jobs, which is more than {MOST_UNTYPED:,} by now: look again")
+        raise BadRequest("shown", f"is outdated: there are more than {MOST_UNTYPED:,} jobs now; check the number again")
     wanted = GroupRetry(group=group, at=at, spread_s=form.spread_min * 60, state=form.state)
     changed, after = 0, form.after
     until = trio.current_time() + visit.services.http_limits.batches_s
@@ -196,4 +196,4 @@ async def retry_group_from_page(visit: Visit, group: str, form: GroupRetryForm) 
         if trio.current_time() > until:
             query = {"after": after, "state": form.state, "at": form.at, "spread_min": form.spread_min or None}
             to = PublicAddress().url(f"{here}/retry", query)
-            return Redirect(to, f"Retried {changed:,} jobs so far; there are more: go on.")
+            return Redirect(to, f"Retried {changed:,} jobs so far. Continue with the remaining jobs.")

@@ -67,11 +67,14 @@ async def ask_job_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
     job = await visit.jobs.get(job_id)
     if job.status is Status.RUNNING:
         where = mask_text(job.claimed_by) if job.claimed_by else "another service"
-        sentences = [f"It runs on {where}. It is asked to stop, and ends as canceled when it has."]
+        sentences = [f"The job runs on {where}. It is asked to stop, and is canceled when its handler has ended."]
     elif job.status is Status.QUEUED:
-        sentences = ["It waits, and is canceled at once. Jobs that run after it are judged as their requests say."]
+        sentences = [
+            "The job is queued, and is canceled immediately.",
+            "Jobs that depend on it are canceled or run, depending on their requests.",
+        ]
     else:
-        sentences = [f"It has ended already: {job.status}. A cancel changes nothing."]
+        sentences = [f"The job has already ended ({job.status}). A cancel has no effect."]
     title = f"Cancel {mask_text(job.task)}?"
     path = _job_path(job_id)
     return Question(
@@ -83,12 +86,12 @@ async def ask_job_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
 async def cancel_job_from_page(visit: Visit, job_id: UUID, form: CancelForm) -> PageAnswer:
     """Cancel a job."""
     if form.waiting and (job := await visit.jobs.get(job_id)).status is not Status.QUEUED:
-        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+        return Redirect(_job_path(job_id), f"No change: the job is {job.status} now.")
     job = await visit.jobs.cancel(job_id)
     said = {
-        Status.RUNNING: "Asked it to stop; it is canceled when it has.",
+        Status.RUNNING: "Requested the cancel. The job is canceled when its handler has ended.",
         Status.CANCELED: "Canceled.",
-    }.get(job.status, f"It had ended before: it stays {job.status}.")
+    }.get(job.status, f"The job had already ended ({job.status}).")
     undo = Undo(f"{_job_path(job_id)}/retry", _end_as_field(job)) if job.status is Status.CANCELED else None
     return Redirect(_job_path(job_id), said, undo)
 
@@ -102,11 +105,11 @@ async def retry_job_from_page(visit: Visit, job_id: UUID, form: JobRetryForm) ->
     """Queue a job again that has ended, from attempt 0."""
     job = await visit.jobs.get(job_id)
     if form.seen is not None and _end_as_field(job).get("seen") != form.seen:
-        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+        return Redirect(_job_path(job_id), f"No change: the job is {job.status} now.")
     await visit.jobs.retry(job_id)
     return Redirect(
         _job_path(job_id),
-        "Queued again, from its first attempt.",
+        "Queued again, from attempt 0.",
         Undo(f"{_job_path(job_id)}/cancel", {"waiting": "true"}),
     )
 
@@ -119,11 +122,11 @@ async def run_job_now_from_page(visit: Visit, job_id: UUID) -> PageAnswer:
         job = await visit.jobs.run_now(job_id)
     except Conflict:
         job = await visit.jobs.get(job_id)
-        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
-    more = {"lock": " Its key is held still.", "limit": " Its limits hold still."}.get(job.waits_for or "", "")
+        return Redirect(_job_path(job_id), f"No change: the job is {job.status} now.")
+    more = {"lock": " It waits for its key.", "limit": " It waits for its limits."}.get(job.waits_for or "", "")
     later = job.status is Status.QUEUED and before > datetime.now(UTC)
     undo = Undo(f"{_job_path(job_id)}/postpone", {"until": before.isoformat()}) if later else None
-    return Redirect(_job_path(job_id), f"It is due now.{more}", undo)
+    return Redirect(_job_path(job_id), f"The job is due now.{more}", undo)
 
 
 @pages.act("/jobs/<uuid:job_id>/postpone", role=Role.OPERATE, form=PostponeForm)
@@ -133,8 +136,8 @@ async def postpone_job(visit: Visit, job_id: UUID, form: PostponeForm) -> PageAn
         await postpone(visit.services.database, job_id, form.until, visit.operator)
     except Conflict:
         job = await visit.jobs.get(job_id)
-        return Redirect(_job_path(job_id), f"Nothing was done: the job is {job.status} by now.")
-    return Redirect(_job_path(job_id), "It waits for its time again.")
+        return Redirect(_job_path(job_id), f"No change: the job is {job.status} now.")
+    return Redirect(_job_path(job_id), "The job is delayed again.")
 
 
 @pages.show("/jobs/<uuid:job_id>/priority", role=Role.OPERATE)
@@ -143,7 +146,7 @@ async def ask_priority(visit: Visit, job_id: UUID) -> PageAnswer:
     job = await visit.jobs.get(job_id)
     field = FormField(
         name="priority", label="Priority", kind="number", value=str(job.priority), required=True,
-        hint="The smallest runs first; 100 is usual.",
+        hint="Smaller numbers run first; 100 is the default.",
     )  # fmt: skip
     path = _job_path(job_id)
     title = f"Priority of {mask_text(job.task)}"
@@ -155,11 +158,11 @@ async def set_priority_from_page(visit: Visit, job_id: UUID, form: PriorityForm)
     """Change the priority of a waiting job."""
     before = (await visit.jobs.get(job_id)).priority
     if form.seen not in {None, before}:
-        return Redirect(_job_path(job_id), f"Nothing was done: its priority is {before} by now.")
+        return Redirect(_job_path(job_id), f"No change: the priority is {before} now.")
     await visit.jobs.set_priority(job_id, form.priority)
     fields = {"priority": str(before), "seen": str(form.priority)}
     undo = Undo(f"{_job_path(job_id)}/priority", fields) if before != form.priority else None
-    return Redirect(_job_path(job_id), f"Its priority is {form.priority}; it was {before}.", undo)
+    return Redirect(_job_path(job_id), f"Changed the priority from {before} to {form.priority}.", undo)
 
 
 @pages.show("/jobs/<uuid:job_id>/again", role=Role.OPERATE)
@@ -170,8 +173,8 @@ async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
     key = "no lock_key" if job.lock_key is None else f"the lock_key {mask_text(job.lock_key)}"
     where = f"the queue {mask_text(job.queue)}, with {key}, priority {job.priority}"
     sentences = [
-        f"A new job of the task {mask_text(job.task)} is added to {where} and the same args.",
-        "This one stays as it is.",
+        f"A new job of the task {mask_text(job.task)} is enqueued in {where} and the same args.",
+        "This job does not change.",
     ]
     path = _job_path(job_id)
     return Question(
@@ -179,7 +182,7 @@ async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
         sentences=sentences,
         told=[text if len(text) <= _MOST_ARGS else f"{text[:_MOST_ARGS]}…"],
         path=f"{path}/again",
-        verb="Add the job",
+        verb="Enqueue the job",
         back=path,
         hidden={"once": once()},
     ).page
@@ -190,7 +193,7 @@ async def run_again(visit: Visit, job_id: UUID, form: AgainForm) -> PageAnswer:
     """Add a new job with the values of this job's request."""
     job = await visit.jobs.get(job_id)
     if not isinstance(job.args, dict) or set(job.args) == {"truncated", "bytes"}:
-        return Redirect(_job_path(job_id), "Nothing was done: its args are too long to be read here, or no object.")
+        return Redirect(_job_path(job_id), "No change: the args are too long to read here, or not an object.")
     new = NewJob(
         task=job.task,
         queue=job.queue,
@@ -204,5 +207,9 @@ async def run_again(visit: Visit, job_id: UUID, form: AgainForm) -> PageAnswer:
         job_id=form.once,
     )
     [added] = await visit.jobs.enqueue_many([new])
-    said = "Added as a new job." if added.did in {"added", "again"} else "No job was added: this one stands for it."
+    said = (
+        "Enqueued a new job."
+        if added.did in {"added", "again"}
+        else "No job was enqueued: this job already covers the request."
+    )
     return Redirect(_job_path(added.job_id), said)

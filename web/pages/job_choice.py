@@ -110,4 +110,4 @@ def _instant_in_zone(name: str, text: str | None, tz: tzinfo) -> datetime | None
     try:
         return (instant if instant.tzinfo is not None else instant.replace(tzinfo=tz)).astimezone(UTC)
     except OverflowError as error:
-        raise BadRequest(name, f"must be an instant of the years 1900 to 9000, not {text!r:.60}") from error
+        raise BadRequest(name, f"must be between the years 1900 and 9000, not {text!r:.60}") from error

@@ -48,7 +48,7 @@ async def export_jobs(visit: Visit, query: ExportQuery) -> PageAnswer:
     wanted = query.job_filter(visit.preferences.tz)
     pattern = None if query.args is None else ArgsPattern.parsed(query.args)
     if not visit.services.turns.files.may_have_one_more(visit.operator.name):
-        raise too_busy("The server sends four files at a time, and two to one operator; try again in a minute.")
+        raise too_busy("The server sends at most four files concurrently, and two per operator. Try again in a minute.")
     await visit.jobs.find(wanted, limit=1, after=query.after)
     name = f"jobs-{datetime.now(UTC):%Y%m%d-%H%M%SZ}.{query.format}"
     return Stream(_pieces(visit, query.format, wanted, pattern, query.after), _MEDIA[query.format], name)

@@ -101,7 +101,7 @@ def _value_as_file(job: JobRecord, name: str) -> Download:
 
 
 def _wakes(job: JobRecord) -> bool:
-    """Return True for the wake-up job of a durable process, which has no actions of its own."""
+    """Return True for the wake-up job of a durable process, which has no actions."""
     return job.lock_key is None and job.queue.startswith("process.") and job.task.startswith(f"{job.queue}.v")
 
 

@@ -20,8 +20,8 @@ from dataloader.web.pages.formats import number as in_thousands
 CLOSED: Final = {
     "paused": "paused",
     "period": "outside its work periods",
-    "running": "as many run as may run at once",
-    "batch": "the batch is full, or the next one has not begun",
+    "running": "concurrency limit reached",
+    "batch": "the batch is full, or the next has not started",
     "supplier_paused": "its supplier is paused",
     "supplier_period": "outside its supplier's work periods",
     "budget": "a rate limit of its supplier is used up",
@@ -71,7 +71,7 @@ def _parse_rate_limits(name: str, text: str) -> list[object]:
     for line in filter(str.strip, text.replace(";", "\n").splitlines()):
         units, slash, seconds = line.partition("/")
         if not slash:
-            raise BadRequest(name, f"must be lines such as 100 / 60 (units / seconds), not {line!r:.60}")
+            raise BadRequest(name, f"must have lines such as 100 / 60 (units / seconds), not {line!r:.60}")
         number, (span, _, zone) = _parse_whole(name, units.strip()), seconds.partition("/")
         if span.strip() == "day":
             rate_limits.append({"requests": number, "per": "day", "zone": zone.strip() or "UTC"})
@@ -110,39 +110,45 @@ class Limit:
 _PERIODS: Final = Limit(
     name="work_periods",
     label="Work periods",
-    hint="One a line, such as MON-FRI 00:00-06:00; the word always: at any time.",
+    hint="One per line, such as MON-FRI 00:00-06:00; always: at any time.",
     kind="area",
     said=_said_periods,
     typed=lambda value: "\n".join(value) or ALWAYS,
     taken=_periods,
 )
-_ZONE: Final = Limit(name="zone", label="Time zone of the periods", said=str)
+_ZONE: Final = Limit(name="zone", label="Time zone of the work periods", said=str)
 TASK_LIMITS: Final = (
     _PERIODS,
     _ZONE,
-    Limit(name="at_period_end", label="At a period's end", hint="What runs may finish, or must stop."),
-    Limit(name="max_running", label="Run at once", hint="Over all processes.", said=in_thousands, taken=_parse_whole),
+    Limit(name="at_period_end", label="At period end", hint="Running jobs: finish or stop."),
+    Limit(name="max_running", label="Max running", hint="Over all processes.", said=in_thousands, taken=_parse_whole),
     Limit(
         name="max_running_per_partition",
-        label="Run at once per partition",
-        hint="Of one partition_key.",
+        label="Max running per partition",
+        hint="Per partition_key.",
         said=in_thousands,
         taken=_parse_whole,
     ),
-    Limit(name="batch_size", label="Batch", hint="How many start together.", said=in_thousands, taken=_parse_whole),
+    Limit(
+        name="batch_size",
+        label="Batch",
+        hint="Number of jobs that start together.",
+        said=in_thousands,
+        taken=_parse_whole,
+    ),
     Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_parse_seconds),
     Limit(name="supplier", label="Supplier", said=mask_text),
-    Limit(name="cost", label="Cost of a start", hint="Units of the supplier's rate limits.", taken=_parse_whole),
+    Limit(name="cost", label="Cost per start", hint="Units of the supplier's rate limits.", taken=_parse_whole),
     Limit(name="retry_priority", label="Priority of a retry", taken=_parse_whole),
     Limit(name="retry_delay_s", label="Pause before a retry", hint="Seconds.", said=duration, taken=_parse_seconds),
-    Limit(name="max_attempts", label="Attempts", hint="For jobs that are added from now on.", taken=_parse_whole),
+    Limit(name="max_attempts", label="Attempts", hint="For jobs enqueued from now on.", taken=_parse_whole),
 )
 SUPPLIER_LIMITS: Final = (
     Limit(
         name="rate_limits",
         label="Rate limits",
-        hint="One a line, such as 100 / 60: units in any span of so many seconds, or 9000 / day / Europe/Berlin; "
-        "the word none: without a bound.",
+        hint="One per line, such as 100 / 60 (units / seconds, in any such period) or 9000 / day / Europe/Berlin. "
+        "none: no rate limit.",
         kind="area",
         said=_said_rate_limits,
         typed=lambda value: "\n".join(map(_rate_limit, value)) or NO_RATE_LIMIT,
@@ -153,7 +159,7 @@ SUPPLIER_LIMITS: Final = (
     Limit(
         name="margin_s",
         label="Margin",
-        hint="Seconds in which a body begins after its claim.",
+        hint="Maximum seconds between the claim and the start of a job.",
         said=duration,
         taken=_parse_seconds,
     ),
@@ -230,7 +236,7 @@ def changes(limits: Iterable[Limit], was: str, given: Mapping[str, str | None]) 
         before = json.loads(was)
         texts = {limit.name: str(before[limit.name]) for limit in limits}
     except (ValueError, KeyError, TypeError):
-        raise BadRequest("was", "must be as the form has sent it") from None
+        raise BadRequest("was", "must be the value from the form") from None
     found: dict[str, Any] = {}
     for limit in limits:
         text = (given.get(limit.name) or "").replace("\r\n", "\n").strip()

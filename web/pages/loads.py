@@ -141,7 +141,7 @@ def _each_day(days: Sequence[LoadDay], first: date) -> list[LoadDay]:
 
 def _queue_field(queue: str | None) -> FormField:
     return FormField(
-        name="queue", label="Queue", value=queue or "", required=True, hint="A queue of a service that has the load."
+        name="queue", label="Queue", value=queue or "", required=True, hint="Queue of a service that has the load."
     )
 
 
@@ -151,20 +151,16 @@ async def ask_load_run(visit: Visit, query: AskQuery) -> PageAnswer:
     name = mask_text(query.name)
     return Question(
         title=f"Run {name}",
-        sentences=[
-            "It loads what came since its watermark, or the span that you give. Of a load one job runs at a time."
-        ],
+        sentences=["Loads the data since the watermark, or of the given period. One job of a load runs at a time."],
         path="/ui/loads/run",
         hidden={"name": query.name, "once": once()},
         fields=[
             FormField(
-                name="begin", label="From", hint="A day or an instant, such as 2026-01-31; empty: the watermark."
+                name="begin", label="From", hint="A date or timestamp, such as 2026-01-31; empty: the watermark."
             ),
-            FormField(name="end", label="To, exclusive", hint="Empty: up to now. In the load's own time zone."),
+            FormField(name="end", label="To (exclusive)", hint="Empty: now. In the load's time zone."),
             _queue_field(await queue_of_load(visit.services.database, query.name)),
-            FormField(
-                name="pipeline", label="Settings of the pipeline", kind="area", hint='JSON, such as {"rate_min": 1}.'
-            ),
+            FormField(name="pipeline", label="Load settings", kind="area", hint='JSON, such as {"rate_min": 1}.'),
         ],
         verb="Run",
         back=page_of_load(query.name),
@@ -191,8 +187,8 @@ async def ask_load_retry(visit: Visit, query: AskQuery) -> PageAnswer:
     return Question(
         title=f"Retry the failures of {mask_text(load.load)}",
         sentences=[
-            f"A job asks again for what failed and was not resolved since: {count} failures.",
-            "It loads nothing else.",
+            f"A job requests the data of unresolved failures again: {count} failures.",
+            "It loads no other data.",
         ],
         path="/ui/loads/retry",
         hidden={"name": query.name, "once": once()},
@@ -216,12 +212,12 @@ async def _queue_of_form(visit: Visit, form: LoadStartForm | LoadRetryForm) -> s
     await visit.loads.get(form.name)
     queue = form.queue or await queue_of_load(visit.services.database, form.name)
     if queue is None:
-        raise BadRequest("queue", "must be given: the load has no queue of its own, and no run of it is kept")
+        raise BadRequest("queue", "is required: the load has no queue, and none of its runs is stored")
     return queue
 
 
 def _answer_added(name: str, added: Enqueued) -> PageAnswer:
-    did = "Added the job" if added.created else "The job was added before:"
+    did = "Enqueued the job" if added.created else "The job was already enqueued:"
     return Redirect(page_of_load(name), f"{did} {added.job_id} in {mask_text(added.queue)}.")
 
 
@@ -234,7 +230,7 @@ def _day_or_instant(field: str, text: str | None) -> str | None:
         except ValueError:
             continue
         return text.strip()
-    raise BadRequest(field, f"must be a day or an instant, such as 2026-01-31, not {text.strip()!r:.60}")
+    raise BadRequest(field, f"must be a date or a timestamp, such as 2026-01-31, not {text.strip()!r:.60}")
 
 
 def _parse_object(field: str, text: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by
             text = _line_as_text(line, with_task=number is None)
             length += len(text)
             if length > MOST_TEXT:
-                texts.append("… the rest is left out: ask for single tasks\n")
+                texts.append("… the log is cut here: download single tasks\n")
                 return "".join(texts).encode()
             texts.append(text)
     return "".join(texts).encode()
@@ -138,7 +138,7 @@ async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by
 
 def _by_task(run: RunView, wanted: LogFilter) -> list[tuple[str, int | None]]:
     tasks = [task for task in run.tasks if not wanted.tasks or task.task in wanted.tasks]
-    own: list[tuple[str, int | None]] = [] if wanted.tasks else [("the run itself", OWN)]
+    own: list[tuple[str, int | None]] = [] if wanted.tasks else [("Run", OWN)]
     return [*own, *((f"{task.ordinal} {mask_text(task.task)}: {task.status}", task.ordinal) for task in tasks)]
 
 

@@ -84,7 +84,7 @@ def _short_name(text: str) -> str:
 
 
 def _jobs_concern(number: int) -> str:
-    return "1 job waits" if number == 1 else f"{number:,} jobs wait"
+    return "1 waiting job" if number == 1 else f"{number:,} waiting jobs"
 
 
 def _of_queues(visit: Visit, depths: Depths) -> Iterator[Concern]:
@@ -126,8 +126,8 @@ def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Conc
             level="bad",
             href=_link(visit, "/ui/jobs", queue=one.queue, task=one.task, status="queued"),
             label=f"Task {_short_name(one.task)}",
-            says=f"is known by no worker of the queue {_short_name(one.queue)}: {_jobs_concern(one.jobs)}",
-            when="the oldest was added",
+            says=f"has no worker in the queue {_short_name(one.queue)}: {_jobs_concern(one.jobs)}",
+            when="the oldest was created",
             at=one.since,
         )
     for task in overview.paused_tasks:
@@ -149,7 +149,7 @@ def _of_schedules(visit: Visit, overview: Overview) -> Iterator[Concern]:
             href=_link(visit, "/ui/schedule", name=one.name),
             label=f"Schedule {_short_name(one.name)}",
             says=_trouble_words(one),
-            when={"paused": None, "late": "it was due", "missed": "noted"}[one.what],
+            when={"paused": None, "late": "due", "missed": "noted"}[one.what],
             at=one.since,
         )
 
@@ -157,9 +157,9 @@ def _of_schedules(visit: Visit, overview: Overview) -> Iterator[Concern]:
 def _trouble_words(one: TroubledSchedule) -> str:
     match one.what:
         case "paused":
-            return f"has paused itself: {mask_text(one.why or 'a failure')}"
+            return f"was paused automatically: {mask_text(one.why or 'a failure')}"
         case "late":
-            return "is late: no process adds its jobs"
+            return "is late: no process enqueues its jobs"
         case _:
             return f"has missed {one.times} planned {'time' if one.times == 1 else 'times'} since yesterday"
 
@@ -200,7 +200,7 @@ def _of_processes(visit: Visit, overview: Overview) -> Iterator[Concern]:
             href=_link(visit, "/ui/workers"),
             label=f"Process {_short_name(one.worker)}",
             says="ended without signing off",
-            when="seen last",
+            when="last seen",
             at=one.since,
         )
 

@@ -75,7 +75,7 @@ async def refuse_page(error: Exception, services: Services, request: HttpRequest
     visitor = await _visitor(visit, needed=False)
     problem = problem_of(error)
     if problem is not None and problem.status is HTTPStatus.NOT_FOUND:
-        error = ProblemError(HTTPStatus.NOT_FOUND, "No page has this address.")
+        error = ProblemError(HTTPStatus.NOT_FOUND, "There is no page at this address.")
     return await error_page(error, visit if visitor is None else attrs.evolve(visit, visitor=visitor))
 
 
@@ -104,7 +104,9 @@ async def _visitor(visit: Visit, *, needed: bool) -> Visitor | None:
 def _check_role(visitor: Visitor, needed: Role) -> None:
     if not visitor.may(needed):
         has, needs = visitor.role.name.lower(), needed.name.lower()
-        raise ProblemError(HTTPStatus.FORBIDDEN, f"The token {visitor.name!r} has the role {has}; this needs {needs}.")
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN, f"The token {visitor.name!r} has the role {has}; this page needs {needs}."
+        )
 
 
 @asynccontextmanager
@@ -113,7 +115,7 @@ async def _at_work(route: PageRoute, visit: Visit) -> AsyncIterator[None]:
     services = visit.services
     if not services.at_work.take(1):
         services.refusals.count(Refusal.BUSY)
-        raise too_busy("The server handles too many requests now; try again.")
+        raise too_busy("The server is handling too many requests; try again.")
     try:
         with trio.fail_after(route.deadline_s):
             name = await services.sessions.name_of(visit.session)
@@ -150,12 +152,12 @@ async def _form_fields(request: HttpRequest) -> dict[str, list[str]]:
     if not (request.content_length or "Transfer-Encoding" in request.headers):
         return {}
     if request.mimetype != FORM:
-        raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"A form is sent as `{FORM}`.")
+        raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"A form must be sent as `{FORM}`.")
     data = await request.received.read(MOST_FORM)
     try:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, f"The form can't be read: {error}.") from error
+        raise ProblemError(HTTPStatus.BAD_REQUEST, f"The form is invalid: {error}.") from error
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         if value:  # an empty field means not given

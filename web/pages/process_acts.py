@@ -95,7 +95,7 @@ def _call_form(form: ProcessCallForm) -> HtmlPage:
     return Question(
         title=f"Call {_process_name(form)}",
         sentences=[
-            "Calls run one after the other, the oldest first, and before the timer.",
+            "Calls run one at a time, oldest first, and before the timer.",
             "The answer is shown in the timeline.",
         ],
         path="/ui/process/call",
@@ -124,7 +124,7 @@ async def call_process_from_page(visit: Visit, form: ProcessCallForm) -> PageAns
         answer = await _processes(visit).ask(request)
     except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
         return _refused_form(_call_form(form), error)
-    return Redirect(_process_path(form), f"Asked for the {what_of('call', form.method)}: task {answer.task_id}.")
+    return Redirect(_process_path(form), f"Requested the {what_of('call', form.method)}: task {answer.task_id}.")
 
 
 @pages.show("/process/repair", role=Role.OPERATE, query=WhichProcess)
@@ -137,9 +137,9 @@ def _repair_form(form: ProcessRepairForm) -> HtmlPage:
     return Question(
         title=f"Repair {_process_name(form)}",
         sentences=[
-            "The repair of its type runs. If it succeeds, the process runs again.",
-            "The timeout that had failed is tried again then, unless the repair sets another timer.",
-            "If it fails, the process stays as it is.",
+            "Runs the repair of the process type. If it succeeds, the process continues.",
+            "A failed timeout is then tried again, unless the repair sets another timer.",
+            "If it fails, the process does not change.",
         ],
         path="/ui/process/repair",
         verb="Repair",
@@ -159,7 +159,7 @@ async def repair_process_from_page(visit: Visit, form: ProcessRepairForm) -> Pag
         answer = await _processes(visit).ask(request)
     except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
         return _refused_form(_repair_form(form), error)
-    return Redirect(_process_path(form), f"Asked for the repair: task {answer.task_id}.")
+    return Redirect(_process_path(form), f"Requested the repair: task {answer.task_id}.")
 
 
 @pages.show("/processes/new", role=Role.OPERATE, query=ProcessStartForm)
@@ -172,7 +172,7 @@ async def _start_form(visit: Visit, form: ProcessStartForm) -> HtmlPage:
     types = [(name, name) for name in await known_types(visit.services.database) if mask_text(name) == name]
     return Question(
         title="Start a process",
-        sentences=["Its first step runs as soon as a worker of its type is free."],
+        sentences=["The first step runs as soon as a worker of the type is free."],
         path="/ui/processes/new",
         verb="Start",
         back=_LIST,
@@ -185,7 +185,7 @@ async def _start_form(visit: Visit, form: ProcessStartForm) -> HtmlPage:
             FormField(name="args", label="Args of the first step", kind="area", value=form.args or "", hint=_JSON_HINT),
             FormField(
                 name="metadata", label="Metadata", kind="area", value=form.metadata or "",
-                hint='A flat JSON object, by which it is found, such as {"customer": "ann"}.',
+                hint='A flat JSON object for searches, such as {"customer": "ann"}.',
             ),
         ],
     ).page  # fmt: skip
@@ -225,16 +225,16 @@ def _refused_form(page: HtmlPage, error: _Refusal) -> HtmlPage:
         case BadRequest():
             fault, status = f"{error.field}: {error.message}", HTTPStatus.UNPROCESSABLE_ENTITY
         case ProcessConflict():
-            fault, status = f"Nothing was done: {_conflict_words(error)}", HTTPStatus.CONFLICT
+            fault, status = f"No change: {_conflict_words(error)}", HTTPStatus.CONFLICT
         case _:
-            fault = "Nothing was done: this form was sent before, with other values. Begin anew."
+            fault = "No change: this form was already sent, with other values. Open the form again."
             status = HTTPStatus.CONFLICT
     ask = attrs.evolve(page.values["ask"], fault=fault)
     return attrs.evolve(page, values={"ask": ask}, status=status)
 
 
 def _conflict_words(error: ProcessConflict) -> str:
-    status = {"init": "has not done its first step", "running": "is running", "error": "is in error"}[error.status]
+    status = {"init": "has not completed its first step", "running": "is running", "error": "is in error"}[error.status]
     return f"the process {mask_text(error.process_id)} {status}; {error.message}."
 
 
@@ -242,24 +242,24 @@ _Act = Literal["resume", "stop", "remove"]
 _ACTS: Final[dict[_Act, tuple[str, Sequence[str], str, str]]] = {
     "resume": (
         "Resume",
-        ["It goes on as it is: the timeout that had failed is tried again at once; without one it waits for calls."],
+        ["The process continues in its current state: it tries a failed timeout again now, or waits for calls."],
         "Resume the process",
         "Resumed.",
     ),
     "stop": (
         "Stop the step of",
         [
-            "The step that runs now is asked to stop, and fails: the process is in error then.",
-            "Its timer and the calls that wait are cancelled. It can be repaired or resumed.",
+            "The running step is asked to stop, and fails. The process is in error afterwards.",
+            "Its timer and its waiting calls are cancelled. The process can be repaired or resumed.",
         ],
         "Stop the step",
-        "Asked the step to stop.",
+        "Requested the stop of the step.",
     ),
     "remove": (
         "Remove",
         [
-            "It is gone with its state and its events, and its id may be used again.",
-            "A step that runs is stopped, and calls that wait are cancelled.",
+            "The process is deleted with its state and events. Its ID can be used again.",
+            "A running step is stopped, and waiting calls are cancelled.",
         ],
         "Remove the process",
         "Removed.",
@@ -288,7 +288,7 @@ async def _act_and_say(visit: Visit, which: WhichProcess, act: _Act) -> Redirect
             which.type, which.id
         )
     except ProcessConflict as error:
-        return Redirect(_process_path(which), f"Nothing was done: {_conflict_words(error)}")
+        return Redirect(_process_path(which), f"No change: {_conflict_words(error)}")
     if act == "remove":
         return Redirect(PublicAddress().url(_LIST, {"type": which.type}), f"Removed {_process_name(which)}.")
     return Redirect(_process_path(which), _ACTS[act][3])
@@ -338,7 +338,7 @@ async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAns
     back = f"/ui/process/task/{task_id}" if visit.conceals(task.type, task.process_id) else _process_path(which)
     return Question(
         title=f"Withdraw the {what_of(task.kind, task.method)}?",
-        sentences=["It never runs if it has not begun by then, and who waits for its answer is told so."],
+        sentences=["If the call has not begun, it never runs, and waiting callers get an error."],
         path=f"/ui/process/task/{task_id}/withdraw",
         verb="Withdraw the call",
         back=back,
@@ -351,5 +351,7 @@ async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAns
 async def withdraw_call(visit: Visit, task_id: int, form: WhichIdent) -> PageAnswer:
     """Withdraw a call."""
     answer = await _processes(visit).withdraw(task_id, ident=form.ident)
-    said = "Withdrawn: it never runs." if answer.status == "cancelled" else "Nothing was done: it has begun or ended."
+    said = (
+        "Withdrawn. The call never runs." if answer.status == "cancelled" else "No change: the call has begun or ended."
+    )
     return Redirect(f"/ui/process/task/{task_id}", said)

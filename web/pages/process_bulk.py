@@ -29,8 +29,8 @@ pages: Final = PageRoutes()
 
 Action = Literal["repair", "resume"]
 _DOES: Final[dict[Action, str]] = {
-    "repair": "The repair of their type runs for each, with these args. Where it succeeds the process runs again.",
-    "resume": "Each goes on as it is: the timeout that had failed is tried again, or it waits for calls.",
+    "repair": "Runs the repair of the type for each process, with these args. If it succeeds, the process continues.",
+    "resume": "Each process continues in its current state: it tries a failed timeout again, or waits for calls.",
 }
 
 
@@ -76,16 +76,16 @@ async def _group_question(visit: Visit, choice: ProcessGroupForm, fault: str | N
         hint = 'A JSON value, such as 5, "text" or {"amount": 5}; empty: null.'
         fields.append(FormField(name="args", label="Args", kind="area", value=choice.args or "", hint=hint))
     if number > MOST_UNTYPED and choice.after is None:
-        fields.append(FormField(name="typed", label=f"Type {number} to go on", required=True))
+        fields.append(FormField(name="typed", label=f"Type {number} to continue", required=True))
     verb = choice.action.capitalize()
     question = Question(
-        title=f"Go on with the {choice.action}" if choice.after else f"{verb} {processes}?",
+        title=f"Continue: {choice.action}" if choice.after else f"{verb} {processes}?",
         sentences=[
-            "None is in error for this any more."
+            "No process has this error anymore."
             if group is None
             else f"{mask_text(choice.type)}: {shown.process_error_group(group).error}",
             _DOES[choice.action],
-            "Those that are being mended already are left.",
+            "Processes that are already being repaired are skipped.",
         ],
         path="/ui/processes/errors/mend",
         verb=verb,
@@ -115,7 +115,7 @@ async def mend(visit: Visit, form: ProcessGroupForm) -> PageAnswer:
     wanted = ProcessFilter(type=form.type, error_group=form.error_group)
     changed, after = 0, form.after
     until = trio.current_time() + visit.services.http_limits.batches_s
-    did = "Resumed" if form.action == "resume" else "Asked for the repair of"
+    did = "Resumed" if form.action == "resume" else "Requested the repair of"
     while True:
         done = await visit.processes.change_some(change, wanted, limit=BATCH, after=after)
         changed, after = changed + done.changed, done.next
@@ -124,7 +124,9 @@ async def mend(visit: Visit, form: ProcessGroupForm) -> PageAnswer:
         if trio.current_time() > until:
             # Args may have values that no address should contain: the answer itself is the form that continues.
             left = msgspec.structs.replace(form, after=after)
-            return await _group_question(visit, left, f"{did} {changed:,} processes so far; there are more: go on.")
+            return await _group_question(
+                visit, left, f"{did} {changed:,} processes so far. Continue with the remaining processes."
+            )
 
 
 def _args_of_form(form: ProcessGroupForm) -> Any:
@@ -134,8 +136,10 @@ def _args_of_form(form: ProcessGroupForm) -> Any:
 async def _check_number(visit: Visit, form: ProcessGroupForm) -> None:
     if form.shown > MOST_UNTYPED:
         if form.typed is None or form.typed.replace(",", "").strip() != str(form.shown):
-            raise BadRequest("typed", f"must be {form.shown}, the number of processes")
+            raise BadRequest("typed", f"must be {form.shown}, the number of processes, to confirm")
         return
     group = await get_process_error(visit.services.database, form.type, form.error_group)
     if group is not None and group.processes > MOST_UNTYPED:
-        raise BadRequest("shown", f"must be the number of processes, which is more than {MOST_UNTYPED:,} by now")
+        raise BadRequest(
+            "shown", f"is outdated: there are more than {MOST_UNTYPED:,} processes now; check the number again"
+        )

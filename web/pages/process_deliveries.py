@@ -59,7 +59,7 @@ async def show_deliveries(visit: Visit, query: DeliveriesQuery) -> PageAnswer:
         "query": query,
         "given": query.given,
     }
-    return HtmlPage("process_deliveries.html", "Deliveries held up", values, refresh_s=REFRESH_S)
+    return HtmlPage("process_deliveries.html", "Failed deliveries", values, refresh_s=REFRESH_S)
 
 
 def _masked_delivery(one: HeldDelivery) -> HeldDelivery:
@@ -72,8 +72,8 @@ async def ask_release(_visit: Visit, query: WhichDeliveries) -> PageAnswer:
     return Question(
         title="Release deliveries?",
         sentences=[
-            "The deliveries that fit are tried again now, each process in its order, as if they had not failed.",
-            "What fails again is tried with growing pauses, and held once more after its tries.",
+            "The matching deliveries are tried again now, in the order of each process, with a new number of tries.",
+            "Deliveries that fail again are retried with growing pauses, and held again after the last try.",
         ],
         told=[f"{name}: {mask_text(str(value))}" for name, value in query.given.items()],
         path=f"{_HERE}/release",

@@ -113,20 +113,20 @@ def json_of(name: str, text: str) -> Any:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise BadRequest(
-            name, f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. A text stands in quotes."
+            name, f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Strings need quotes."
         ) from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(name, f"is not JSON: {str(error)[:100] or 'it is nested too deeply'}") from error
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):  # it would be stored as null
-        raise ValueError(f"{digits} is larger than any number that is stored")
+        raise ValueError(f"{digits} is larger than any stored number")
     return number
 
 
@@ -211,4 +211,4 @@ async def show_process_errors(visit: Visit, query: ProcessErrorsQuery) -> PageAn
     page = await visit.processes.errors(process_type=query.type, limit=GROUPS, after=query.after)
     groups = [(one, attrs.evolve(shown.process_error_group(one), type=mask_text(one.type))) for one in page.groups]
     values = {"groups": groups, "next": page.next, "query": query}
-    return HtmlPage("process_errors.html", "Errors of processes", values, refresh_s=GROUPS_REFRESH_S)
+    return HtmlPage("process_errors.html", "Process errors", values, refresh_s=GROUPS_REFRESH_S)

@@ -39,20 +39,20 @@ def state_words(story: ProcessStory) -> ProcessState:
         return _of_step(story)
     has_work = story.waiting > 0 or story.is_due
     if story.status == "error" and not has_work and story.timer is None:
-        text = "repair it, or resume it, which tries what has failed once more"
+        text = "repair it, or resume it to try the failed timeout again"
         if story.corrupted_by is None:
-            text = "repair it, or resume it: then it waits for calls"
-        return ProcessState(lead="It has failed:", text=f"{text}.", is_bad=True)
+            text = "repair it, or resume it to wait for calls"
+        return ProcessState(lead="In error:", text=f"{text}.", is_bad=True)
     if has_work:
         return _of_work(story)
     if story.timer is not None:
-        what = "It is removed" if story.timer.kind == "remove" else "Its timeout runs"
+        what = "The process is removed" if story.timer.kind == "remove" else "Its timeout runs"
         again = f", try {story.timer.attempt + 1}" if story.timer.attempt else ""
-        return ProcessState(lead="It waits for its timer.", text=f"{what}{again}, unless a call comes first:",
+        return ProcessState(lead="Waiting for its timer.", text=f"{what}{again}, unless a call arrives first:",
                             until=story.timer.at)  # fmt: skip
     if story.status == "init":
-        return ProcessState(lead="It has not begun:", text="its first step waits for a worker.")
-    return ProcessState(lead="It rests:", text="nothing waits and it has no timer. It goes on when it is called.")
+        return ProcessState(lead="Not started:", text="its first step waits for a worker.")
+    return ProcessState(lead="Idle:", text="it has no waiting requests and no timer. It continues when it is called.")
 
 
 def _of_step(story: ProcessStory) -> ProcessState:
@@ -60,29 +60,29 @@ def _of_step(story: ProcessStory) -> ProcessState:
     job = story.wake_up
     path = None if job is None else f"/ui/jobs/{job.job_id}"
     if job is None or job.status != "running":
-        text = f"its {what} has lost its worker; the next one that takes its wake-up job decides what becomes of it."
-        return ProcessState(lead="It is interrupted:", text=text, path=path, label="Its wake-up job", is_bad=True)
+        text = f"its {what} has lost its worker. The next worker that claims its wake-up job decides how it continues."
+        return ProcessState(lead="Interrupted:", text=text, path=path, label="Its wake-up job", is_bad=True)
     worker = "another service" if job.worker is None else mask_text(job.worker)
     if job.is_silent:
-        text = f"its {what} on {worker}, which is silent: the next service that looks takes it back."
-        return ProcessState(lead="It runs no more:", text=text, path=path, label="Its wake-up job", is_bad=True)
-    stops = " It was asked to stop." if job.is_stopping else ""
-    return ProcessState(lead="It runs", text=f"its {what} on {worker}.{stops}", path=path, label="Its wake-up job")
+        text = f"its {what} runs on {worker}, which sends no heartbeats. The next sweep recovers it."
+        return ProcessState(lead="Worker lost:", text=text, path=path, label="Its wake-up job", is_bad=True)
+    stops = " A stop was requested." if job.is_stopping else ""
+    return ProcessState(lead="Running:", text=f"its {what} on {worker}.{stops}", path=path, label="Its wake-up job")
 
 
 def _of_work(story: ProcessStory) -> ProcessState:
     calls = f"{at_least(story.waiting, MOST_WAITING)} {'request waits' if story.waiting == 1 else 'requests wait'}"
     work = calls if story.waiting else "its timer is due"
-    lead, queue, job = "Why it does not run:", f"process.{story.type}", story.wake_up
+    lead, queue, job = "Why it waits:", f"process.{story.type}", story.wake_up
     serving, name = story.serving, mask_text(story.type)
-    at_queue: dict[str, Any] = {"path": "/ui/queue", "name": queue, "label": "Its queue and who serves it"}
+    at_queue: dict[str, Any] = {"path": "/ui/queue", "name": queue, "label": "Its queue and workers"}
     if job is None or job.status not in {"queued", "running"}:
-        text = f"{work}, but it has no wake-up job. Services look for such processes, and add one."
+        text = f"{work}, but it has no wake-up job. Services check for such processes, and add one."
         return ProcessState(lead=lead, text=text, is_bad=True)
     own: dict[str, Any] = {"path": f"/ui/jobs/{job.job_id}", "label": "Its wake-up job"}
     if job.status == "running":
         worker = "another service" if job.worker is None else mask_text(job.worker)
-        return ProcessState(lead="It runs:", text=f"{work}, and {worker} is at it.", **own)
+        return ProcessState(lead="Running:", text=f"{work}, and {worker} runs its wake-up job.", **own)
     if serving.paused:
         text = f"{work}, but its queue process.{name} is paused."
         return ProcessState(lead=lead, text=text, is_bad=True, **at_queue)
@@ -90,10 +90,10 @@ def _of_work(story: ProcessStory) -> ProcessState:
         text = f"{work}, but no worker serves the queue process.{name}. Start a program that defines the type."
         return ProcessState(lead=lead, text=text, is_bad=True, **at_queue)
     if not serving.knowing:
-        text = f"{work}, but no worker of the queue process.{name} knows version {story.version} of the type."
+        text = f"{work}, but no worker of the queue process.{name} has version {story.version} of the type."
         return ProcessState(lead=lead, text=text, is_bad=True, **at_queue)
-    text = f"{work}. A worker takes its wake-up job as soon as it has a slot."
-    return ProcessState(lead="It is ready:", text=text, **own)
+    text = f"{work}. A worker claims its wake-up job as soon as it has a free slot."
+    return ProcessState(lead="Ready:", text=text, **own)
 
 
 def what_of(kind: str, method: str | None) -> str:

@@ -88,7 +88,7 @@ async def pause_queue(visit: Visit, form: QueueForm) -> PageAnswer:
     """Pause a queue."""
     await visit.jobs.pause(form.queue)
     undo = Undo("/ui/queues/resume", {"queue": form.queue, "to": own_path(form.to)})
-    return Redirect(own_path(form.to), f"Paused {mask_text(form.queue)}: none of its jobs starts.", undo)
+    return Redirect(own_path(form.to), f"Paused {mask_text(form.queue)}: none of its jobs start.", undo)
 
 
 @pages.act("/queues/resume", role=Role.OPERATE, form=QueueForm)

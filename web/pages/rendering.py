@@ -126,7 +126,7 @@ async def error_page(error: Exception, visit: Visit) -> Response:
         log.error("a page failed", path=visit.path, exc_info=error)
         problem = ProblemError(
             HTTPStatus.INTERNAL_SERVER_ERROR,
-            f"This should not happen. The log has it under {visit.operator.request_id}.",
+            f"This is a bug. The log has the details under {visit.operator.request_id}.",
         )
     shown = problem.problem(visit.operator.request_id or "", visit.path)
     if visit.part is not None:

@@ -23,14 +23,14 @@ async def ask_run_cancel(visit: Visit, run_id: UUID) -> PageAnswer:
     """Ask for confirmation of a cancel of the run, and say what it does."""
     run = await get_run_view(visit.services.database, run_id)
     if run.is_over:
-        sentences = [f"It has ended already: {run.status}. A cancel changes nothing."]
+        sentences = [f"The run has already ended ({run.status}). A cancel has no effect."]
     elif run.job_status == Status.RUNNING:
         sentences = [
-            "It stops asking its source at once. What has arrived is still processed and written.",
-            "Its other tasks do not begin. It ends as canceled, with the counts so far; a retry goes on from there.",
+            "The run sends no more requests. Responses already received are still processed and written.",
+            "Its other tasks do not start. It ends as canceled, with the counts so far. A retry continues from there.",
         ]
     else:
-        sentences = ["It waits to go on, and is canceled at once. A retry goes on with what is not done."]
+        sentences = ["The run is queued, and is canceled immediately. A retry continues with the remaining work."]
     title, path = f"Cancel {mask_text(run.name)}?", f"/ui/runs/{run_id}"
     return Question(
         title=title, sentences=sentences, path=f"{path}/cancel", verb="Cancel the run", back=path, is_harsh=True
@@ -41,13 +41,13 @@ async def ask_run_cancel(visit: Visit, run_id: UUID) -> PageAnswer:
 async def cancel_run(visit: Visit, run_id: UUID, form: CancelForm) -> PageAnswer:
     """Cancel the run's job."""
     if form.waiting and (job := await visit.jobs.get(run_id)).status is not Status.QUEUED:
-        return Redirect(f"/ui/runs/{run_id}", f"Nothing was done: the run's job is {job.status} by now.")
+        return Redirect(f"/ui/runs/{run_id}", f"No change: the run's job is {job.status} now.")
     job = await visit.jobs.cancel(run_id)
     name = mask_text(job.task)
     said = {
-        Status.RUNNING: f"Asked {name} to stop: what has arrived is still written.",
+        Status.RUNNING: f"Requested the cancel of {name}. Data already received is still written.",
         Status.CANCELED: f"Canceled {name}.",
-    }.get(job.status, f"{name} had ended before: it stays {job.status}.")
+    }.get(job.status, f"{name} had already ended ({job.status}).")
     return Redirect(f"/ui/runs/{run_id}", said)
 
 
@@ -57,7 +57,7 @@ async def retry_run(visit: Visit, run_id: UUID, form: JobRetryForm) -> PageAnswe
     path = f"/ui/runs/{run_id}"
     job = await visit.jobs.get(run_id)
     if form.seen is not None and (job.finished_at is None or job.finished_at.isoformat() != form.seen):
-        return Redirect(path, f"Nothing was done: the run's job is {job.status} by now.")
+        return Redirect(path, f"No change: the run's job is {job.status} now.")
     await visit.jobs.retry(run_id)
-    said = f"Queued {mask_text(job.task)} again: it goes on with what is not done."
+    said = f"Queued {mask_text(job.task)} again. It continues with the remaining work."
     return Redirect(path, said, Undo(f"{path}/cancel", {"waiting": "true"}))

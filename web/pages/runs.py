@@ -30,9 +30,9 @@ REFRESH_S: Final = 1.0
 
 _WAITS: Final = {
     "pause": "after the pause",
-    "retry-after": "when the source allows it",
-    "request": "after that of another run",
-    "budget": "when the rate limit allows it",
+    "retry-after": "after the source's Retry-After",
+    "request": "after another run's request",
+    "budget": "when the rate limit has a free unit",
     "period": "in the next work period",
     "paused": "when the supplier is resumed",
     "error": "when the supplier's limits are corrected",
@@ -155,7 +155,7 @@ def _live(run: RunView) -> Mapping[str, Any] | None:
         # Days are named by their midnights.
         "segment": segment.replace("T00:00:00+0000", "") if isinstance(segment, str) and segment else None,
         "load": run.progress.get("load"),
-        "waits_for": _WAITS.get(str(waits.get("for")), "when the answers are processed") if waits else None,
+        "waits_for": _WAITS.get(str(waits.get("for")), "when the received answers are processed") if waits else None,
         "waits_until": _instant_of(waits.get("until")),
     }
 

@@ -14,11 +14,11 @@ from dataloader.jobs.schedules import COUNTED, Missed, Overlap, Schedule
 from dataloader.web.pages.formats import duration, number
 
 _OVERLAPS: Final = {
-    Overlap.BUFFER_ONE: "While a job has not ended, the next one waits for its end; further times are left out.",
-    Overlap.SKIP: "While a job has not ended, times are left out.",
-    Overlap.BUFFER_ALL: "While a job has not ended, all later ones wait, and run one after the other.",
-    Overlap.CANCEL: "A job that has not ended is canceled when the next is due, which starts after it.",
-    Overlap.ALLOW: "Jobs run side by side: none waits for another.",
+    Overlap.BUFFER_ONE: "While a job has not ended, the next job waits for its end. Further times are skipped.",
+    Overlap.SKIP: "While a job has not ended, times are skipped.",
+    Overlap.BUFFER_ALL: "While a job has not ended, all later jobs wait. They run one at a time.",
+    Overlap.CANCEL: "A job that has not ended is canceled when the next job is due. The next job starts afterwards.",
+    Overlap.ALLOW: "Jobs run concurrently.",
 }
 
 
@@ -42,20 +42,17 @@ def policies(schedule: Schedule) -> Iterator[str]:
     """Yield sentences about how its times are handled."""
     match schedule.missed:
         case Missed.ONCE:
-            yield "Of times that passed while nobody could start them, the latest is made up for."
+            yield "Of missed times, only the latest is caught up."
         case Missed.SKIP:
-            yield f"Times that nobody could start within {duration(schedule.grace_s)} are left out."
+            yield f"Times missed by more than {duration(schedule.grace_s)} are skipped."
         case Missed.ALL:
             within = "" if schedule.missed_within_s is None else f" of the last {duration(schedule.missed_within_s)}"
-            yield (
-                "Of times that passed while nobody could start them, "
-                f"the newest {number(schedule.missed_limit)}{within} are made up for, oldest first."
-            )
+            yield (f"Of missed times, the newest {number(schedule.missed_limit)}{within} are caught up, oldest first.")
     yield _OVERLAPS[schedule.overlap]
     if schedule.jitter_s:
-        yield f"Each job starts up to {duration(schedule.jitter_s)} later than planned, so that not all start at once."
+        yield f"Each job starts at a random time, up to {duration(schedule.jitter_s)} after its planned time."
     if schedule.pause_on_failure:
-        yield "A job that fails for good pauses the schedule."
+        yield "The schedule is paused when a job has failed for good."
 
 
 @attrs.frozen
@@ -76,7 +73,7 @@ def planned_times(times: Sequence[datetime], zone: tzinfo, last: datetime | None
         changed = None
         if before is not None and ahead is not None and ahead != before:
             way = "forward" if ahead > before else "back"
-            changed = f"clock put {way} by {duration(abs(ahead - before))} since the time before"
+            changed = f"clock moved {way} by {duration(abs(ahead - before))} since the previous time"
         yield PlannedTime(at, f"{there:%a %Y-%m-%d %H:%M:%S} {there:%z}", changed)
         before = ahead
 
@@ -87,9 +84,9 @@ def zone_of(schedule: Schedule) -> ZoneInfo:
 
 
 _WHY: Final = {
-    "missed": "missed: nobody could start them",
+    "missed": "missed: no process could start them",
     "overlap": "an earlier job had not ended",
-    "unique": "another job stands for them",
+    "unique": "another job covers them",
 }
 
 
@@ -118,7 +115,7 @@ def event_line(event: ScheduleEvent) -> EventLine:
             many = f"{times:,}" if isinstance(times, int) else str(times)
             if why == "missed" and isinstance(times, int) and times >= COUNTED:
                 many += " or more"
-            text = f"{many} left out: {_WHY.get(str(why), why)}"
+            text = f"{many} skipped: {_WHY.get(str(why), why)}"
         case "backfilled":
             text = f"backfilled: {given.get('jobs', 0)} jobs"
         case _:

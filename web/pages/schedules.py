@@ -148,7 +148,7 @@ async def pause_schedule(visit: Visit, form: ScheduleForm) -> PageAnswer:
     """Pause a schedule."""
     await visit.schedules.pause(form.name)
     undo = Undo("/ui/schedules/resume", {"name": form.name, "to": own_path(form.to)})
-    return Redirect(own_path(form.to), f"Paused {mask_text(form.name)}: it adds no jobs.", undo)
+    return Redirect(own_path(form.to), f"Paused {mask_text(form.name)}: it enqueues no jobs.", undo)
 
 
 @pages.act("/schedules/resume", role=Role.OPERATE, form=ScheduleForm)
@@ -166,8 +166,8 @@ async def ask_schedule_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
     return Question(
         title=f"Run {mask_text(record.name)} now",
         sentences=[
-            f"A job of {mask_text(record.task)} is added, with the schedule's args.",
-            "It stands beside the plan: the next planned time stays as it is.",
+            f"A job of {mask_text(record.task)} is enqueued, with the schedule's args.",
+            "The plan does not change: the next planned time stays.",
         ],
         path="/ui/schedules/run",
         hidden={"name": query.name, "once": once(), "to": "/ui/schedules"},
@@ -180,7 +180,7 @@ async def ask_schedule_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
 async def run_schedule(visit: Visit, form: RunForm) -> PageAnswer:
     """Add a job of a schedule in addition to its plan; the same form sent again adds none."""
     added = await visit.schedules.run(form.name, job_id=form.once)
-    did = "Added the job" if added.created else "The job was added before:"
+    did = "Enqueued the job" if added.created else "The job was already enqueued:"
     return Redirect(own_path(form.to), f"{did} {added.job_id} in {mask_text(added.queue)}.")
 
 
@@ -193,12 +193,12 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
     if begin is None or end is None:
         record = await visit.schedules.get(query.name)
         midnight = datetime.now(UTC).astimezone(tz).replace(hour=0, minute=0)
-        label = "Also times that have a job already: they get another one"
+        label = "Also enqueue jobs for times that already have one"
         return Question(
             title=f"Backfill {name}",
             sentences=[
-                f"Its times: {schedule_words.when(record.schedule)} by the clock of {record.schedule.zone}.",
-                "Those of the past get the jobs that they lack. First you see which they are.",
+                f"Times: {schedule_words.when(record.schedule)} (time zone {record.schedule.zone}).",
+                "Enqueues the missing jobs of past times. The times are shown first.",
             ],
             path="/ui/schedules/backfill",
             is_read=True,
@@ -213,10 +213,10 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
                 ),
                 FormField(
                     name="end",
-                    label="To, exclusive",
+                    label="To (exclusive)",
                     kind="datetime-local",
                     value=field_of_instant(midnight, tz),
-                    hint=f"By the clock of {zone}.",
+                    hint=f"Time zone: {zone}.",
                     required=True,
                 ),
                 FormField(name="again", label=label, kind="checkbox", value="true" if query.again else ""),
@@ -230,9 +230,11 @@ async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
 
 def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_jobs: int) -> HtmlPage:
     count, tz = len(times), visit.preferences.tz
-    sentences = [f"{count:,} planned times get a job." if times else "No planned time of this span lacks a job."]
+    sentences = [
+        f"Jobs are enqueued for {count:,} planned times." if times else "All planned times of this period have a job."
+    ]
     if had_jobs:
-        sentences.append(f"{had_jobs:,} have one already, and get none.")
+        sentences.append(f"{had_jobs:,} times already have a job, and are skipped.")
     told: list[object] = [instant(at, tz) for at in times[:_TOLD]]
     if count > _TOLD:
         told.append(f"… and {count - _TOLD:,} more, until {times[-1].astimezone(tz):%Y-%m-%d %H:%M:%S}")
@@ -244,10 +246,10 @@ def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_
             path="/ui/schedules/backfill",
             is_read=True,
             hidden={"name": query.name},
-            verb="Choose another span",
+            verb="Choose another period",
             back=schedule_page(query.name),
         ).page
-    typed = FormField(name="typed", label=f"Type {count} to add so many jobs", kind="number", required=True)
+    typed = FormField(name="typed", label=f"Type {count} to enqueue this many jobs", kind="number", required=True)
     return Question(
         title=f"Backfill {mask_text(query.name)}",
         sentences=sentences,
@@ -255,7 +257,7 @@ def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_
         path="/ui/schedules/backfill",
         hidden=span | {"once": once(), "shown": count},
         fields=[typed] if count > MOST_UNTYPED else [],
-        verb=f"Add {count:,} jobs" if count > 1 else "Add the job",
+        verb=f"Enqueue {count:,} jobs" if count > 1 else "Enqueue the job",
         back=schedule_page(query.name),
     ).page
 
@@ -266,8 +268,8 @@ async def backfill_schedule(visit: Visit, form: BackfillForm) -> PageAnswer:
     tz = visit.preferences.tz
     begin, end = instant_of_field("begin", form.begin, tz), instant_of_field("end", form.end, tz)
     if begin is None or end is None:
-        raise BadRequest("begin" if begin is None else "end", "must be given")
+        raise BadRequest("begin" if begin is None else "end", "is required")
     if form.shown > MOST_UNTYPED and (form.typed or "").replace(",", "").strip() != str(form.shown):
-        raise BadRequest("typed", f"must be {form.shown}, the number of jobs: so many are not added by mistake")
+        raise BadRequest("typed", f"must be {form.shown}, the number of jobs, to confirm")
     done = await visit.schedules.backfill(form.name, begin, end, again=form.again, backfill_id=form.once)
-    return Redirect(schedule_page(form.name), f"Added {len(done.times):,} jobs of planned times.")
+    return Redirect(schedule_page(form.name), f"Enqueued {len(done.times):,} jobs of planned times.")

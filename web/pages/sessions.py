@@ -149,7 +149,7 @@ def check_origin(method: str, headers: Headers, public: PublicAddress, *, tokens
         expected = public.origin or f"the host {host[:100]!r}"
         raise ProblemError(
             HTTPStatus.FORBIDDEN,
-            f"This came from another site (Origin: {shown}), not from {expected}. Behind a proxy, set DL_PUBLIC_URL.",
+            f"The request is from another site (Origin: {shown}), not {expected}. Behind a proxy, set DL_PUBLIC_URL.",
         )
 
 

@@ -63,7 +63,7 @@ async def show_stats(visit: Visit, query: StatsQuery) -> PageAnswer:
     begin = instant_of_field("from", query.begin, tz) or max(until, _FIRST) - timedelta(days=1)
     span = until - begin
     if not timedelta() < span <= timedelta(days=MOST_DAYS):
-        raise BadRequest("to", f"must be later than from, by {MOST_DAYS} days at most")
+        raise BadRequest("to", f"must be after `from`, by at most {MOST_DAYS} days")
     by: Span = query.by or ("hour" if span <= timedelta(days=DAYS_BY_HOUR) else "day")
     wanted = StatsFilter(begin=begin, end=end, queue=query.queue, task=query.task, by=by)
     database = visit.services.database

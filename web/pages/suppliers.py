@@ -92,7 +92,7 @@ async def pause_supplier(visit: Visit, form: SupplierForm) -> PageAnswer:
     """Pause a supplier."""
     await visit.limits.pause_supplier(form.name)
     undo = Undo("/ui/suppliers/resume", {"name": form.name, "to": own_path(form.to)})
-    said = f"Paused {mask_text(form.name)}: no job of the tasks that name it starts."
+    said = f"Paused {mask_text(form.name)}: no jobs of its tasks start."
     return Redirect(own_path(form.to), said, undo)
 
 
@@ -111,8 +111,8 @@ async def ask_supplier_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
     return Question(
         title=f"Limits of {mask_text(record.supplier)}",
         sentences=[
-            "What you set here holds in place of what programs declare, in all processes, and outlives deploys.",
-            "An empty field: the programs' own.",
+            "Values set here override the declarations of programs, in all processes. They survive deployments.",
+            "Empty: as declared by the programs.",
         ],
         path="/ui/suppliers/limits",
         hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.SUPPLIER_LIMITS, record.override)},
@@ -129,10 +129,10 @@ async def set_supplier_limits(visit: Visit, form: SupplierLimitsForm) -> PageAns
     given = {limit.name: getattr(form, limit.name) for limit in limit_words.SUPPLIER_LIMITS}
     changed = limit_words.changes(limit_words.SUPPLIER_LIMITS, form.was, given)
     if not changed:
-        return Redirect(supplier_page(form.name), "Nothing was changed in the form.")
+        return Redirect(supplier_page(form.name), "The form has no changes.")
     await visit.limits.set_supplier(form.name, changed)
     labels = [limit.label for limit in limit_words.SUPPLIER_LIMITS if limit.name in changed]
-    return Redirect(supplier_page(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
+    return Redirect(supplier_page(form.name), f"Set: {', '.join(labels)}. Applies from the next claim on.")
 
 
 @pages.show("/suppliers/remove", role=Role.ADMIN, query=SupplierQuery)
@@ -142,8 +142,8 @@ async def ask_supplier_removal(visit: Visit, query: SupplierQuery) -> PageAnswer
     return Question(
         title=f"Remove {mask_text(record.supplier)}",
         sentences=[
-            "The supplier and its limits are forgotten until a process declares it again.",
-            "It stays while a task names it, or a load's request is under way.",
+            "The supplier and its limits are removed until a process declares it again.",
+            "It cannot be removed while a task uses it or a load's request is in progress.",
         ],
         path="/ui/suppliers/remove",
         hidden={"name": query.name},

@@ -110,7 +110,7 @@ async def pause_task(visit: Visit, form: TaskForm) -> PageAnswer:
     """Pause a task."""
     await visit.limits.pause_task(form.name)
     undo = Undo("/ui/tasks/resume", {"name": form.name, "to": own_path(form.to)})
-    return Redirect(own_path(form.to), f"Paused {mask_text(form.name)}: none of its jobs starts, in any queue.", undo)
+    return Redirect(own_path(form.to), f"Paused {mask_text(form.name)}: none of its jobs start, in any queue.", undo)
 
 
 @pages.act("/tasks/resume", role=Role.OPERATE, form=TaskForm)
@@ -128,8 +128,8 @@ async def ask_task_limits(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
     return Question(
         title=f"Limits of {mask_text(state.task)}",
         sentences=[
-            "What you set here holds in place of what the program declares, in all processes, and outlives deploys.",
-            "An empty field: the program's own.",
+            "Values set here override the declaration of the program, in all processes. They survive deployments.",
+            "Empty: as declared by the program.",
         ],
         path="/ui/tasks/limits",
         hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.TASK_LIMITS, state.override)},
@@ -145,10 +145,10 @@ async def set_task_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
     given = {limit.name: getattr(form, limit.name) for limit in limit_words.TASK_LIMITS}
     changed = limit_words.changes(limit_words.TASK_LIMITS, form.was, given)
     if not changed:
-        return Redirect(task_page(form.name), "Nothing was changed in the form.")
+        return Redirect(task_page(form.name), "The form has no changes.")
     await visit.limits.set_tasks({form.name: changed})
     labels = [limit.label for limit in limit_words.TASK_LIMITS if limit.name in changed]
-    return Redirect(task_page(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
+    return Redirect(task_page(form.name), f"Set: {', '.join(labels)}. Applies from the next claim on.")
 
 
 @pages.show("/tasks/remove", role=Role.ADMIN, query=TaskTypeQuery)
@@ -156,15 +156,15 @@ async def ask_task_removal(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
     """Ask for confirmation of a task's removal, and say what it does."""
     state = await visit.limits.task(query.name)
     choices = (
-        ("", "leave the task here while it has any"),
-        ("keep", "keep them: they wait until a process declares it"),
+        ("", "keep the task while it has any"),
+        ("keep", "keep them waiting until a process declares the task"),
         ("cancel", "cancel them"),
     )
     return Question(
         title=f"Remove {mask_text(state.task)}",
         sentences=[
-            "The task and its limits are forgotten until a process declares it again.",
-            "Processes that run start no jobs of it any more. Its ended jobs stay.",
+            "The task and its limits are removed until a process declares it again.",
+            "Running processes start no more of its jobs. Its ended jobs stay.",
         ],
         path="/ui/tasks/remove",
         hidden={"name": query.name},

@@ -21,7 +21,7 @@ def instant_of_field(name: str, text: str | None, tz: tzinfo) -> datetime | None
         said = datetime.fromisoformat(text)
         return (said if said.tzinfo is not None else said.replace(tzinfo=tz)).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise BadRequest(name, f"must be a day and a time, such as 2026-11-23T12:00, not {text!r:.60}") from None
+        raise BadRequest(name, f"must be a date and a time, such as 2026-11-23T12:00, not {text!r:.60}") from None
 
 
 def field_of_instant(value: datetime | None, tz: tzinfo) -> str:

@@ -131,7 +131,7 @@ async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, reque
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             except Exception as error:  # noqa: BLE001 - too late for a problem; the client must see the error
                 told = mask_text(repr(error))
-                log.warning("a streamed answer was given up", path=mask_text(request.path), error=told)
+                log.warning("a streamed answer was aborted", path=mask_text(request.path), error=told)
                 request.client.give_way()
                 return
         if sending.cancelled_caught:

@@ -88,7 +88,7 @@ class Body:
     def give_way(self) -> None:
         """Refuse the body, because other bodies need the room."""
         self._refusals.count(Refusal.BODIES)
-        self._refuse(too_busy("Too many long bodies arrive at the same time; send the request again.", headers=_CLOSE))
+        self._refuse(too_busy("The server is receiving too many long bodies; send the request again.", headers=_CLOSE))
 
     async def read(self, limit: int) -> bytearray:
         """Wait for the whole body and return it.
@@ -120,7 +120,9 @@ class Body:
 
     def _refuse_as_long(self) -> None:
         self._refusals.count(Refusal.LONG_BODY)
-        detail = f"The body must have at most {self._limit:,} bytes." if self._limit else "This address takes no body."
+        detail = (
+            f"The body must have at most {self._limit:,} bytes." if self._limit else "This address accepts no body."
+        )
         self._refuse(ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, headers=_CLOSE))
 
     def _refuse(self, problem: ProblemError) -> None:

@@ -43,7 +43,7 @@ _RECEIVE: Final = 1 << 16
 _HEADER_ALONE: Final = {h11.CLIENT: h11.SEND_BODY, h11.SERVER: h11.SEND_RESPONSE}
 _DETAILS: Final = {
     HTTPStatus.BAD_REQUEST: "This is not a valid HTTP/1.1 request, or the end of its body is ambiguous.",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The header of a request may have {fields} fields and {bytes:,} bytes.",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "The request header may have {fields} fields and {bytes:,} bytes.",
     HTTPStatus.NOT_IMPLEMENTED: "The `Transfer-Encoding` must be `chunked`.",
 }
 
@@ -204,7 +204,7 @@ class ConnectionTasks:
             with getting:
                 await app(scope, getting.receive, send, trio.to_thread.run_sync, trio.from_thread.run)
         except* Exception:
-            log.exception("a request failed outside of its view")
+            log.exception("a request failed outside its view")
         await send(None)
 
 
@@ -235,7 +235,7 @@ class Connection:
         except* OSError:
             pass  # the client has gone
         except* Exception as group:  # noqa: BLE001 - an error of one connection must not end the others
-            log.info("a connection was ended: what came was no HTTP", error=str(group.exceptions[0]))
+            log.info("a connection was closed: its data was not HTTP", error=str(group.exceptions[0]))
 
     async def ask_for_body(self) -> None:
         """Ask the client for the body of its request, if it waits for that."""

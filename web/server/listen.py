@@ -114,7 +114,7 @@ async def _accept(listener: trio.SocketListener, server: Server, serving: trio.N
 def _warn_of_few_files(most: int, wanted: int) -> None:
     if most < wanted:
         log.warning(
-            "fewer connections are served than DL_MAX_CONNECTIONS says: the process may open too few files",
+            "fewer connections than DL_MAX_CONNECTIONS are served, because the limit of open files is too low",
             max_connections=wanted,
             served=most,
             what_to_do="raise the limit of open files (ulimit -n, LimitNOFILE=), or lower DL_MAX_CONNECTIONS",

@@ -56,14 +56,18 @@ class Refusals:
         if now >= self._told_at + QUIET_S:
             self._told_at = now
             log.warning(
-                "the HTTP server is at a limit: clients were refused",
+                "the HTTP server reached a limit and refused clients",
                 **{str(kind): number for kind, number in self._untold.items()},
             )
             self._untold.clear()
 
     def measure(self) -> Counter:
         """Return the counts by kind, for a scrape."""
-        refused = Counter("dataloader_http_refused", "What the HTTP server refused or ended early, by kind.", ("kind",))
+        refused = Counter(
+            "dataloader_http_refused",
+            "Requests and connections that the HTTP server refused or closed early, by kind.",
+            ("kind",),
+        )
         for refusal in Refusal:
             refused.add(refusal, number=self.counts[refusal])
         return refused

@@ -14,7 +14,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> None:
         """Return None: no object has a persistent ID. Raises `ValueError` for objects of the main file."""
         if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
-            raise ValueError(f"{value.__qualname__} must stand in a module, not in the program's main file")
+            raise ValueError(f"{value.__qualname__} must be in a module, not in the main file of the program")
 
 
 def why_not(value: object) -> str | None:

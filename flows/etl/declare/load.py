@@ -76,10 +76,10 @@ class Target:
             ("history", self.history),
         ):
             if needed and not self.key:
-                raise ValueError(f"key: is missing; {name} of table {self.table} needs it")
+                raise ValueError(f"key: is required by {name} of table {self.table}")
         if self.history is not None and self.delete_missing is not None:
             raise ValueError(
-                "delete_missing: can't be combined with history, which closes the last version of a missing key"
+                "delete_missing: cannot be combined with history, which closes the last version of a missing key"
             )
 
 
@@ -158,18 +158,18 @@ class Load:
         # If only one end of the pause is declared, the other one is known when the run begins.
         PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})
         if self.detail is not None and not self.target.key:
-            raise ValueError(f"load {self.name}: target.key: is missing; a list whose details are asked for needs it")
+            raise ValueError(f"load {self.name}: target.key: is required for details")
         for target in (self.target, *(() if self.detail is None else (self.detail.target,))):
             history = target.history
             if history is not None and self.windows is None and history.as_of is None and not history.is_of_changes:
                 raise ValueError(
-                    f"load {self.name}: windows: is missing; history of table {target.table} needs an instant for each"
-                    " snapshot: give windows, or History(as_of=…), such as as_of=lambda snapshot: datetime.now(UTC) for"
-                    " what the source has now, or History(changed_at=…), if rows have the time of their change"
+                    f"load {self.name}: windows: is required; history of table {target.table} needs a timestamp for"
+                    " each snapshot: set windows, or History(as_of=…), such as as_of=lambda snapshot: datetime.now(UTC)"
+                    " for current data, or History(changed_at=…), if rows have the time of their change"
                 )
         if self.target.delete_missing is not None and self.windows is not None and self.windows.column is None:
             raise ValueError(
-                f"load {self.name}: windows.column: is missing; delete_missing needs it to find the rows of a window "
+                f"load {self.name}: windows.column: is required by delete_missing, to find the rows of a window "
                 f"in {self.target.table}"
             )
         if any(rate_limit.per is not None for rate_limit in self.rate_limits):
@@ -187,13 +187,13 @@ class Load:
         if self.dask is None and not self.processes:
             return
         if self.dask is not None and self.processes:
-            raise ValueError(f"load {self.name}: processes, dask: are two places to run: give one of them")
+            raise ValueError(f"load {self.name}: processes, dask: cannot be combined; use one of them")
         if self.dask is not None and self.dask is not True:
-            refusal = refusal_of(self.dask) if isinstance(self.dask, str) else f"{ALLOWED}, or True for that of DL_DASK"
+            refusal = refusal_of(self.dask) if isinstance(self.dask, str) else f"{ALLOWED}, or True for DL_DASK"
             if refusal is not None:
                 raise ValueError(f"load {self.name}: dask: must be {refusal}, not {self.dask!r:.200}")
         if self.reads or (self.detail is not None and self.detail.reads):
-            raise ValueError(f"load {self.name}: reads: can't be combined with processes, which have no connection")
+            raise ValueError(f"load {self.name}: reads: cannot be combined with processes, which have no connection")
         self._check_for_processes()
 
     def _check_for_processes(self) -> None:
@@ -207,6 +207,6 @@ class Load:
         for name, value in needed.items():
             if (why := why_not(value)) is not None:
                 raise ValueError(
-                    f"load {self.name}: {name}: must be possible to send to another process, as functions of a module"
-                    f" are, not {mask_text(repr(value))[:200]} ({why})"
+                    f"load {self.name}: {name}: must be usable in another process, like functions of a module,"
+                    f" not {mask_text(repr(value))[:200]} ({why})"
                 )

@@ -46,7 +46,7 @@ def positive_seconds(_instance: Any, attribute: attrs.Attribute[Any], value: Any
 def nonempty_text(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Check a text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise refuse(attribute.name, value, "a text that is not empty")
+        raise refuse(attribute.name, value, "a non-empty string")
 
 
 def text_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -58,7 +58,7 @@ def text_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> 
 def one_character(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Check a single character that is not a line break."""
     if not isinstance(value, str) or len(value) != 1 or value in "\r\n":
-        raise refuse(attribute.name, value, "one character that is no line break")
+        raise refuse(attribute.name, value, "one character, except a line break")
 
 
 def charset_or_none(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

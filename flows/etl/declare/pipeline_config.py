@@ -91,7 +91,7 @@ def check_names(given: Given, where: str) -> None:
     known = [field.name for field in attrs.fields(PipelineConfig)]
     for name in given:
         if name not in known:
-            raise ValueError(f"{where}: {name!r} is no setting of a pipeline; {', '.join(known)} are")
+            raise ValueError(f"{where}: {name!r} is not a pipeline setting; the settings are {', '.join(known)}")
 
 
 def variable_of(load: str) -> str:
@@ -126,7 +126,7 @@ class PipelineSettings:
         sentences = []
         for name in sorted(set(self.of_one) - set(known)):
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {PREFIX}{near[0]}__…, of the load {known[near[0]]}?" if near else ""
+            hint = f"; did you mean {PREFIX}{near[0]}__…, for the load {known[near[0]]}?" if near else ""
             sentences.append(
                 f"{PREFIX}{name}__… is for a load that this process does not have, and has no effect{hint}"
             )

@@ -21,7 +21,7 @@ def check_task_options(queue: str, schedule: Mapping[str, Any] | None) -> None:
         raise BadRequest("schedule", f"must be a dictionary, such as {{'cron': '30 3 * * *'}}, not {schedule!r:.80}")
     for name in ("name", "task"):
         if name in schedule:
-            raise BadRequest(f"schedule.{name}", "must not be given: it is the name of the declaration")
+            raise BadRequest(f"schedule.{name}", "is not allowed; it is the name of the declaration")
     try:
         Schedule.of_spec("name", {**schedule, "task": "task"})
     except BadRequest as error:

@@ -77,12 +77,12 @@ class Windows:
     def __attrs_post_init__(self) -> None:
         if isinstance(self.segment, timedelta):
             if self.segment < timedelta(seconds=1):
-                raise ValueError(f"segment: must be a second or more, not {self.segment}")
+                raise ValueError(f"segment: must be at least a second, not {self.segment}")
         elif self.segment not in SEGMENTS:
             raise ValueError(f"segment: must be {', '.join(SEGMENTS)} or a timedelta, not {self.segment!r}")
         for name in ("look_back", "delay"):
             if getattr(self, name) < timedelta():
-                raise ValueError(f"{name}: must be a timedelta not below zero, not {getattr(self, name)}")
+                raise ValueError(f"{name}: must be a timedelta, at least zero, not {getattr(self, name)}")
         try:
             self._zone()
         except (KeyError, ValueError):
@@ -115,9 +115,9 @@ class Windows:
         # Never later than now, even if requested: the watermark would move over records of the future.
         end, told = now.astimezone(zone) - self.delay, "now"
         if self.delay:
-            told = f"now, less the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
+            told = f"now minus the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
         if until is not None and as_instant(until, zone).astimezone(UTC) < end.astimezone(UTC):
-            end, told = as_instant(until, zone), "what is given as to"
+            end, told = as_instant(until, zone), "the value of to"
         if since is not None:
             begin = as_instant(since, zone)
             if begin.astimezone(UTC) >= end.astimezone(UTC):

@@ -79,7 +79,7 @@ class Fetcher:
             try:
                 request = detail.of(given)
             except Exception as error:  # noqa: BLE001 - any error of a load's own function
-                told = f"its request can't be made: {said_by(error)}"
+                told = f"its request cannot be created: {said_by(error)}"
                 self.shared.progress.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
             else:
                 yield attrs.evolve(request, segment=segment) if segment else request

@@ -64,7 +64,7 @@ class Dimension:
 
     def __attrs_post_init__(self) -> None:
         if not self.key:
-            raise ValueError(f"table {self.table}: key: is missing; the names of columns, such as ('code',)")
+            raise ValueError(f"table {self.table}: key: is required: column names such as ('code',)")
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +97,7 @@ class Dimensions:
             raise ValueError(f"parallel: must be an integer from 1 to 100, not {self.parallel!r}")
         names = [dimension.table for dimension in self.tables]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"tables: must be one or more, each table once, not {', '.join(names) or 'none'}")
+            raise ValueError(f"tables: must have at least one table, each only once, not {', '.join(names) or 'none'}")
 
 
 async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:

@@ -61,7 +61,9 @@ class Flow:
         check_task_options(self.queue, self.schedule)
         names = [task.name for _, task in self.tasks]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"layers: must be one or more tasks, each name once, not {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"layers: must have at least one task, each name only once, not {', '.join(names) or 'none'}"
+            )
 
     @property
     def tasks(self) -> list[tuple[str, Load | Dimensions]]:
@@ -173,5 +175,5 @@ def _read_args(args: Mapping[str, Any], limits: PipelineLimits = LIMITS) -> tupl
     try:
         as_of = None if text is None else date.fromisoformat(text)
     except (TypeError, ValueError):
-        raise BadRequest("args.as_of", f"must be a day, such as 2026-01-31, not {text!r:.200}") from None
+        raise BadRequest("args.as_of", f"must be a date, such as 2026-01-31, not {text!r:.200}") from None
     return as_of, read_args(rest, limits)

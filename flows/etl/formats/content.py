@@ -50,7 +50,7 @@ class Content:
         self.broken.append(Broken(key, error, sample))
         if len(self.broken) > MAX_BROKEN:
             raise SourceError(
-                f"more than {MAX_BROKEN:,} parts are broken, the last one at {key}: {error}; is the format right?",
+                f"more than {MAX_BROKEN:,} parts are broken, the last one at {key}: {error}; check the format",
                 is_retryable=False,
             )
 
@@ -100,7 +100,7 @@ class Bounded(io.RawIOBase):
         self.left -= len(data)
         if self.left < 0:
             raise SourceError(
-                f"{self._what} unpacks to more than the {self._limit:,} bytes allowed", is_retryable=False
+                f"{self._what} unpacks to more than the limit of {self._limit:,} bytes", is_retryable=False
             )
         buffer[: len(data)] = data
         return len(data)
@@ -120,7 +120,7 @@ def names_in_path(path: str) -> tuple[str, ...]:
 def refuse_html(beginning: str) -> None:
     """Raise `SourceError` for a text that begins like an HTML page, which a proxy may send instead of the response."""
     if _HTML.match(beginning):
-        raise SourceError(f"this is a page of HTML: it begins {beginning[:SAMPLE]!r}", is_retryable=True)
+        raise SourceError(f"this is an HTML page, beginning with {beginning[:SAMPLE]!r}", is_retryable=True)
 
 
 _HTML: Final = re.compile(r"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
@@ -137,7 +137,7 @@ def look_up(document: Any, path: str) -> Any:
     return document
 
 
-_KINDS: Final[Mapping[type, str]] = {str: "a text", list: "a list", bool: "a truth value"}
+_KINDS: Final[Mapping[type, str]] = {str: "a string", list: "a list", bool: "a boolean"}
 
 
 def describe_document(document: Any) -> str:

@@ -53,7 +53,7 @@ class Csv:
 
     @columns.validator
     def _check_columns(self, attribute: attrs.Attribute[Any], value: Sequence[str] | None) -> None:
-        allowed = "a list of names, each once, or None for a file that has them in its first line"
+        allowed = "a list of unique names, or None for a file with a header line"
         if value is None:
             return
         if isinstance(value, str) or not value or not all(isinstance(name, str) for name in value):
@@ -113,7 +113,7 @@ class Csv:
                 lines.is_undecoded = False
                 continue
             if lines.is_undecoded:
-                undecoded = "bytes that are not text in the file's encoding"
+                undecoded = "bytes that are invalid in the file's encoding"
                 if len(row) == width:
                     content.add_broken(f"line {first}", undecoded, _printable(self.delimiter.join(row)))
                 else:
@@ -165,7 +165,7 @@ class _CsvLines:
             other = codecs.BOM_UTF8.decode(encoding)
         if other and self._first[0].startswith(other):
             raise SourceError(
-                f"the text begins with the byte order mark of UTF-8, but its encoding is given as {encoding}",
+                f"the text begins with the byte order mark of UTF-8, but its declared encoding is {encoding}",
                 is_retryable=False,
             )
         self._first[0] = self._first[0].removeprefix(_MARK)
@@ -183,7 +183,7 @@ def _header(rows: Iterator[list[str]], lines: _CsvLines, encoding: str) -> list[
     try:
         columns = next(rows, None)
     except csv.Error as error:
-        raise SourceError(f"the header line can't be read: {error}", is_retryable=True) from error
+        raise SourceError(f"the header line cannot be read: {error}", is_retryable=True) from error
     if not columns or not any(columns):
         raise SourceError("there is no header line, and no columns are declared", is_retryable=True)
     told = _printable(", ".join(columns))[:SAMPLE]
@@ -191,7 +191,9 @@ def _header(rows: Iterator[list[str]], lines: _CsvLines, encoding: str) -> list[
         name = encoding.removesuffix("-sig")
         raise SourceError(f"the header line is not {name}: {told}; set Csv(encoding=…)", is_retryable=True)
     if any("\0" in name for name in columns):
-        raise SourceError(f"the header line has NUL characters: {told!r}; is it {encoding}?", is_retryable=True)
+        raise SourceError(
+            f"the header line has NUL characters: {told!r}; check whether the file is {encoding}", is_retryable=True
+        )
     if repeated := _repeated(columns):
         raise SourceError(f"the header line names {repeated!r} more than once", is_retryable=False)
     return columns

@@ -33,9 +33,7 @@ _DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 
 def _check_path(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
     if not isinstance(value, str) or (value and not all(value.split("."))):
-        raise option_checks.refuse(
-            attribute.name, value, "names with dots between them, such as data.items, or nothing"
-        )
+        raise option_checks.refuse(attribute.name, value, "names separated by dots, such as data.items, or empty")
 
 
 @attrs.frozen
@@ -69,7 +67,7 @@ class Json:
         """Return the records at `path`. Raises `SourceError` if it is not JSON, lacks the path, or reports an error."""
         document = _decode_document(_as_utf8(stream.read(), charset), names_in_path(self.path))
         if self.errors is not None and (error := self.errors(document)) is not None:
-            raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_retryable=True)
+            raise SourceError(f"the answer reports an error: {mask_text(str(error))[:SAMPLE]}", is_retryable=True)
         found = look_up(document, self.path)
         if found is MISSING:
             raise SourceError(f"path: there is no {self.path} in {describe_document(document)}", is_retryable=False)
@@ -125,9 +123,7 @@ def _check_last_line(body: bytes) -> None:
         try:
             _DECODER.decode(last)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            told = (
-                f"the last line has no end and is no JSON ({error}): the body was cut; it is {_sample_of_bytes(last)!r}"
-            )
+            told = f"the last line is incomplete, so the body was truncated: {_sample_of_bytes(last)!r} ({error})"
             raise SourceError(told, is_retryable=True) from error
 
 
@@ -178,7 +174,7 @@ def _decode_document(body: bytes, path: Sequence[str]) -> Any:
             return found
         look_up(around, ".".join(path[:-1]))[path[-1]] = found
         return around
-    raise SourceError(f"this is not JSON: {document.error}; it begins {document.sample!r}", is_retryable=True)
+    raise SourceError(f"this is not JSON: {document.error}; it begins with {document.sample!r}", is_retryable=True)
 
 
 def _decode_or_unreadable(text: bytes) -> Any:

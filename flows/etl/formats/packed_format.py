@@ -69,7 +69,7 @@ class Zip:
             raise SourceError(f"the zip archive is damaged: {text_or_name(error)}", is_retryable=True) from error
         except NotImplementedError as error:
             raise SourceError(
-                f"the zip archive can't be unpacked: {text_or_name(error)}", is_retryable=False
+                f"the zip archive cannot be unpacked: {text_or_name(error)}", is_retryable=False
             ) from error
         return whole
 
@@ -108,7 +108,7 @@ class Compressed:
         start = body.tell()
         opener = decompressor(body.read(len(XZ)))
         if opener is None:
-            raise SourceError("the body is compressed neither by gzip nor by xz", is_retryable=False)
+            raise SourceError("the body is not compressed with gzip or xz", is_retryable=False)
         body.seek(start)
         try:
             with opener(body) as unpacking:
@@ -124,7 +124,7 @@ def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
     chosen = sorted(fnmatch.filter(files, pattern))
     if not chosen:
         there = ", ".join(list(files)[:10]) or "nothing"
-        raise SourceError(f"the archive has no file that matches {pattern}; it has {there}", is_retryable=False)
+        raise SourceError(f"the archive has no file that matches {pattern}; its files: {there}", is_retryable=False)
     for name in chosen:
         if files[name].flag_bits & 1:
             raise SourceError(f"{name} in the archive is encrypted, which is not supported", is_retryable=False)

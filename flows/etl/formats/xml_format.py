@@ -39,7 +39,7 @@ _BOMS: Final = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"),
 def _check_item(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
     if not isinstance(value, str) or not value or not all(value.split("/")):
         raise option_checks.refuse(
-            attribute.name, value, "an element's name, or some with / between them, the item's last"
+            attribute.name, value, "an element name, or several separated by /, ending with that of the items"
         )
 
 
@@ -113,7 +113,7 @@ class Xml:
         except UnicodeError as error:
             raise SourceError(f"the text is not {encoding}: {error}", is_retryable=True) from error
         if not collector.content.records and collector.root.lower() == "html":
-            raise SourceError(f"this is a page of HTML, without {self.item}", is_retryable=True)
+            raise SourceError(f"this is an HTML page without {self.item}", is_retryable=True)
         return collector.content
 
 
@@ -141,7 +141,7 @@ class _Collector:
         self._path.append(_local(name))
         self.root = self.root or self._path[0]
         if len(self._path) > MAX_DEPTH:
-            raise SourceError(f"elements are nested deeper than the {MAX_DEPTH} allowed", is_retryable=False)
+            raise SourceError(f"elements are nested deeper than the limit of {MAX_DEPTH} levels", is_retryable=False)
         if self._item is not None:
             self._is_leaf[-1] = False
         elif tuple(self._path[-len(self._wanted) :]) == self._wanted:
@@ -197,10 +197,10 @@ class _Collector:
         self._item_left -= size
         self.left -= size
         if self._item_left < 0:
-            raise SourceError(f"a record has more than the {MAX_RECORD:,} characters allowed", is_retryable=False)
+            raise SourceError(f"a record has more than the limit of {MAX_RECORD:,} characters", is_retryable=False)
         if self.left < 0:
             raise SourceError(
-                f"the records have more than {MAX_GROWTH} times the characters of the document, which is not allowed",
+                f"the records have more than {MAX_GROWTH} times the characters of the document (limit)",
                 is_retryable=False,
             )
         return value
@@ -209,13 +209,13 @@ class _Collector:
         for attributes in reversed(self._around):
             if name in attributes:
                 return attributes[name]
-        raise SourceError(f"inherit: no element around {self._path[-1]} has an attribute {name}", is_retryable=False)
+        raise SourceError(f"inherit: no parent of {self._path[-1]} has an attribute {name}", is_retryable=False)
 
 
 def _check_name(name: str) -> None:
     if len(name) > MAX_NAME:
         raise SourceError(
-            f"a name has more than the {MAX_NAME:,} characters allowed: {name[:60]!r}…", is_retryable=False
+            f"a name has more than the limit of {MAX_NAME:,} characters: {name[:60]!r}…", is_retryable=False
         )
 
 
@@ -226,11 +226,11 @@ def _check_namespace(_prefix: str | None, uri: str | None) -> None:
 
 def _refuse_internal_subset(_name: str, _system: str | None, _public: str | None, has_subset: int) -> None:
     if has_subset:
-        raise SourceError("the document has declarations of its own, which is not allowed", is_retryable=False)
+        raise SourceError("the document has declarations, which are not allowed", is_retryable=False)
 
 
 def _refuse_entity(*_declaration: Any) -> NoReturn:
-    raise SourceError("the document declares or uses entities of its own, which is not allowed", is_retryable=False)
+    raise SourceError("the document declares or uses custom entities, which are not allowed", is_retryable=False)
 
 
 def _local(name: str) -> str:

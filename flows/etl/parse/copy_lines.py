@@ -106,11 +106,11 @@ class LineEncoder:
             text = _cell_of(cell)(cell)
             text.encode()
         except UnicodeEncodeError as error:
-            raise Unstorable(f"column {name}: half of a surrogate pair is no text") from error
+            raise Unstorable(f"column {name}: contains an unpaired surrogate") from error
         except Exception as error:
             raise Unstorable(f"column {name}: {text_of(error)}") from error
         if "\0" in text:
-            raise Unstorable(f"column {name}: a NUL character is no text for PostgreSQL")
+            raise Unstorable(f"column {name}: contains a NUL character, which PostgreSQL does not support")
         return text
 
 
@@ -129,7 +129,7 @@ def _duration(value: dt.timedelta) -> str:
 def _document(value: object) -> str:
     text = _json(value).decode()
     if "\\u0000" in text and _escaped_nul(text):
-        raise ValueError("a NUL character is no text for PostgreSQL")
+        raise ValueError("contains a NUL character, which PostgreSQL does not support")
     return text
 
 
@@ -154,7 +154,7 @@ def _quoted(text: str) -> str:
 
 
 def _refuse_value(value: object) -> str:
-    raise TypeError(f"a {type(value).__name__} is no value of a row")
+    raise TypeError(f"a {type(value).__name__} cannot be a value of a row")
 
 
 # Texts as the types' input functions read them. For subtypes, such as numpy's, not their own repr.

@@ -28,4 +28,4 @@ def read_page(source: Source, response: Response) -> Page:
     except SourceError:
         raise
     except Exception as error:
-        raise SourceError(f"the answer can't be read: {said_by(error)}", is_retryable=False) from error
+        raise SourceError(f"the answer cannot be read: {said_by(error)}", is_retryable=False) from error

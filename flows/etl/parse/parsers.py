@@ -103,7 +103,7 @@ class Parsers:
         is_again = self.shared.is_to_be_tried_again(error, fetched.tries)
         if is_again:
             told = {"error": str(error), "tries": fetched.tries}
-            self.shared.log.warning("an answer can't be read: its request is sent again", phase="processing", **told)
+            self.shared.log.warning("repeating a request whose answer cannot be read", phase="processing", **told)
         if part.table.source.needs_answer and fetched.page is None:
             # The fetcher waits for the response, and retries or reports it.
             await self.shared.drop_answer(part, request)
@@ -141,7 +141,7 @@ class Parsers:
         told = {"responses": waiting, "rows": self.shared.progress.unwritten}
         if not self._is_writer_behind and waiting > 2 * queue_size:
             self._is_writer_behind = True
-            self.shared.log.warning("the writer lags behind", phase="processing", **told)
+            self.shared.log.warning("the writer is slower than the parsers", phase="processing", **told)
         elif self._is_writer_behind and waiting <= queue_size:
             self._is_writer_behind = False
             self.shared.log.info("the writer has caught up", phase="processing", **told)
@@ -153,7 +153,7 @@ class Parsers:
             told = sorted(map(str, names - known))
             known |= names
             self.shared.log.info(
-                "fields are left out: the table has no columns of these names, and no payload",
+                "ignoring fields: the table has no columns with these names, and no payload",
                 phase="processing",
                 table=table,
                 fields=told[:MOST_TOLD],

@@ -83,7 +83,7 @@ class _InProcess:
         try:
             answer = page_wire.decode(head)
         except msgspec.DecodeError as error:
-            raise BodyFailed(f"the load's process sent what is no answer: {error}") from error
+            raise BodyFailed(f"the load's process sent an invalid answer: {error}") from error
         if isinstance(answer, page_wire.Unread):
             raise answer.error()
         return answer, body
@@ -93,5 +93,5 @@ class _InProcess:
         if self._printed <= MOST_PRINTED:
             self.log.info(line, phase="processing", stream=stream)
         elif self._printed == MOST_PRINTED + 1:
-            self.log.warning("more lines are printed than are kept", phase="processing", kept=MOST_PRINTED)
+            self.log.warning("the process printed more lines than are stored", phase="processing", kept=MOST_PRINTED)
         return self._printed <= MOST_PRINTED

@@ -151,7 +151,7 @@ def _ids_of(detail: str | int | None) -> list[str | int]:
         detail.encode()  # raises an error for a lone surrogate, which is invalid in a request
     if detail is None or isinstance(detail, (str, int)):
         return [] if detail is None else [detail]
-    raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
+    raise TypeError(f"the ID of its details must be a string or a number, not {detail!r:.80}")
 
 
 class _LineGroup:
@@ -210,7 +210,7 @@ class _Table:
                 raise ValueError(f"column {name} of the key has no value")
         changed_at = self._recipe.changed_at
         if changed_at is not None and row.get(changed_at) is None:
-            raise ValueError(f"column {changed_at}, the time of the row's change, has no value")
+            raise ValueError(f"column {changed_at}, the change time of the row, has no value")
         self._place += 1
         cells = {**self._metadata, **row, SEQUENCE: self._place}
         if shape.payload is not None:

@@ -53,7 +53,7 @@ class KnownHistory:
                 "to",
                 f"must be after {unrecorded.isoformat()}, not {_end_text(windows[-1].end)}: the snapshots of table"
                 f" {self.table.sql} up to then were merged by an earlier release, which did not record unchanged rows;"
-                " leave out to, so that they are loaded again",
+                " omit `to`, so that they are loaded again",
             )
 
     def check_undated(self, window: Window, name: str) -> None:
@@ -65,8 +65,8 @@ class KnownHistory:
         if self.history.as_of is None and newest is not None and self._instant(KnownSnapshot(name, window)) < newest:
             raise BadRequest(
                 "to",
-                f"must be after {newest.isoformat()}, not {_end_text(window.end)}: {name} has no window of its own, so"
-                f" what it has now would become a past snapshot of table {self.table.sql}; declare window_of or as_of",
+                f"must be after {newest.isoformat()}, not {_end_text(window.end)}: {name} has no window, so"
+                f" its current data would become a past snapshot of table {self.table.sql}; declare window_of or as_of",
             )
 
     def _instant(self, snapshot: SegmentSnapshot) -> datetime:

@@ -62,13 +62,11 @@ def read_args(args: Mapping[str, Any], limits: PipelineLimits = LIMITS) -> LoadA
     elif failures is not None and (
         not isinstance(failures, list) or not failures or any(type(number) is not int for number in failures)
     ):
-        raise BadRequest("args.failures", f'must be "all", or a list of numbers of failures, not {failures!r:.80}')
+        raise BadRequest("args.failures", f'must be "all" or a list of failure numbers, not {failures!r:.80}')
     if failures is not None and (given := [name for name in ("from", "to") if args.get(name) is not None]):
-        raise BadRequest(
-            f"args.{given[0]}", "can't be combined with failures, which are retried whatever their windows"
-        )
+        raise BadRequest(f"args.{given[0]}", "cannot be combined with failures, which are retried in all windows")
     if failures and len(failures) > (most := limits.most_retried):
-        raise BadRequest("args.failures", f'must be {most:,} numbers at most, or "all", not {len(failures):,}')
+        raise BadRequest("args.failures", f'must have at most {most:,} numbers, or be "all", not {len(failures):,}')
     return LoadArgs(
         since=_instant_of_args(args, "from"),
         until=_instant_of_args(args, "to"),
@@ -86,7 +84,7 @@ def _instant_of_args(args: Mapping[str, Any], name: str) -> date | datetime | No
             return kind.fromisoformat(text)
         except (TypeError, ValueError):
             continue
-    raise BadRequest(f"args.{name}", f"must be a day or an instant, such as 2026-01-31, not {text!r:.200}")
+    raise BadRequest(f"args.{name}", f"must be a date or a timestamp, such as 2026-01-31, not {text!r:.200}")
 
 
 def refuse_span(load: Load, asked: LoadArgs) -> None:
@@ -94,7 +92,7 @@ def refuse_span(load: Load, asked: LoadArgs) -> None:
     if load.windows is None and asked.is_span:
         name, value = ("from", asked.since) if asked.since is not None else ("to", asked.until)
         raise BadRequest(
-            name, f"must be left out, not {value}: {load.name} has no windows, so each run loads everything"
+            name, f"must be omitted, not {value}: {load.name} has no windows, so each run loads everything"
         )
 
 
@@ -112,10 +110,8 @@ def why_idle(load: Load, asked: LoadArgs, windows: Sequence[Window], watermark: 
     """Return the reason why a run of these windows sends no request."""
     if not windows:
         before = "now" if asked.until is None else str(asked.until)
-        loaded = (
-            "the load begins later" if watermark is None else f"everything before {watermark.isoformat()} is loaded"
-        )
-        return f"there is nothing to load before {before}: {loaded}; give from to load a span again"
+        loaded = "the load's begin is later" if watermark is None else f"data before {watermark.isoformat()} is loaded"
+        return f"there is nothing to load before {before}: {loaded}; set `from` to load a period again"
     span = Window(windows[0].start, windows[-1].end)
     return f"the source of {load.name} has nothing to request{'' if load.windows is None else f' for {span}'}"
 
@@ -211,10 +207,12 @@ _EVER: Final = datetime.min.replace(tzinfo=UTC)
 def check_failures(asked: Sequence[int], kept: Kept) -> None:
     """Refuse the numbers of failures that cannot be retried. Raises `BadRequest`."""
     if unknown := [number for number in asked if number not in kept]:
-        told = f"the load has no unresolved failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
+        told = (
+            f"the load has no unresolved failure {_listed(unknown)}; list its failures with `dataloader etl failures`"
+        )
         raise BadRequest("args.failures", told)
     if whole := [number for number in asked if not kept[number]]:
-        told = f"a whole segment failed ({_listed(whole)}), which can't be retried alone; run the load again"
+        told = f"failure {_listed(whole)} is a whole segment, which cannot be retried alone; run the load again"
         raise BadRequest("args.failures", told)
 
 

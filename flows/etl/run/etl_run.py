@@ -82,7 +82,7 @@ class EtlRun:
 
     @asynccontextmanager
     async def noted(self) -> AsyncIterator[None]:
-        """After the block, record the run's end in any case, and keep its summary as the job's result."""
+        """Record the end of the run after the block in any case, and keep its summary as the job's result."""
         is_over = False
         try:
             yield

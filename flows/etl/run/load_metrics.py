@@ -14,12 +14,12 @@ class LoadMetrics:
         """Begin with empty counters."""
         self._counts = Counter(
             "dataloader_etl",
-            "What pipelines have done: requests sent, records, rows inserted, updated and so on, and what failed.",
+            "Counts of loads: requests sent, records, rows inserted, updated and so on, and failures.",
             ("load", "count"),
         )
         self._runs = Counter(
             "dataloader_etl_runs",
-            "Runs of loads that ended: succeeded, succeeded_with_failures, failed, canceled or interrupted.",
+            "Ended runs of loads: succeeded, succeeded_with_failures, failed, canceled or interrupted.",
             ("load", "status"),
         )
         self.measures: tuple[Measure, ...] = (self._counts, self._runs)

@@ -141,7 +141,7 @@ class LoadProgress:
             self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
         if processed.more_refused:
             more = f"{processed.more_refused} more records"
-            why = "their errors are not kept: too many records of one answer failed"
+            why = "their errors are not stored: too many records of one answer failed"
             failure = self._of_record(segment, requests, more, why, "")
             self.failed(attrs.evolve(failure, times=processed.more_refused))
         refused_in_all = len(processed.refused) + processed.more_refused

@@ -207,7 +207,7 @@ class _Loading:
         self.progress.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
         if self.asked.failures is not None:
             if not load.target.key:
-                told = "is not allowed: without a key rows that are there would come twice; run the load again"
+                told = "is not allowed: without a key, existing rows would be duplicated; run the load again"
                 raise BadRequest("args.failures", told)
             self.progress.idle = f"{load.name} has no failure that can be retried alone"
             segments = retried_segments(partial(self._kept_behind, bool(done)), tables)
@@ -235,7 +235,7 @@ class _Loading:
         """
         run, load = self.run_of_job, self.load
         if load.windows is None and self.asked.is_span:
-            self._remark(f"{load.name} has no windows: it loads everything; from and to do not apply to it")
+            self._remark(f"{load.name} has no windows and loads everything; from and to do not apply to it")
         watermark, moved_by = await run.database.run(aio_watermark, load.name)
         if moved_by == run.claimed.job_id:
             # The run continues after its last segment, and has already applied look_back.
@@ -243,7 +243,9 @@ class _Loading:
         windows = windows_of(load, self.asked, watermark=watermark, now=state.started_at)
         end, until = windows[-1].end if windows else None, self.asked.until
         if load.windows is not None and end is not None and until is not None and load.windows.ends_before(end, until):
-            self._remark(f"nothing after {end.isoformat(timespec='seconds')} is loaded: to, {until}, is still to come")
+            self._remark(
+                f"nothing after {end.isoformat(timespec='seconds')} is loaded, because `to` ({until}) is in the future"
+            )
         known = [await self._known(table) for table in tables]
         for one in known:
             if one is not None and load.windows is not None and not load.source.walks_are_segments:
@@ -287,8 +289,8 @@ class _Loading:
                 else:
                     yield segment  # noqa: ASYNC119 - the caller closes this generator
         if left_out:
-            self.progress.idle = f"nothing is new: the table has merged {left_out:,} older snapshots before"
-            told = "snapshots older than the newest one are left out: the table has merged them before"
+            self.progress.idle = f"nothing is new: the table has already merged {left_out:,} older snapshots"
+            told = "skipping older snapshots, which the table has already merged"
             LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager

@@ -35,7 +35,9 @@ def load_of(task: Task) -> Load | None:
 def _check_retry(load: Load, asked: LoadArgs) -> None:
     history = load.target.history
     if asked.failures is not None and history is not None and not history.is_of_changes:
-        raise ValueError(f"failures of {load.name} can't be retried alone: its table keeps versions; use from and to")
+        raise ValueError(
+            f"failures of {load.name} cannot be retried alone, because its table keeps versions; use from and to"
+        )
 
 
 async def run_load(

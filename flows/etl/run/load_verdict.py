@@ -52,7 +52,7 @@ def judge(progress: LoadProgress, config: PipelineConfig) -> Verdict:
 
 def give_up(progress: LoadProgress, config: PipelineConfig) -> Verdict:
     """Return the end of a run after too many consecutive failures."""
-    row = f"{config.max_failures + 1} failures in a row (max_failures is {config.max_failures:,})"
+    row = f"{config.max_failures + 1} consecutive failures (max_failures is {config.max_failures:,})"
     return Verdict(
         end="failed", reason=row if progress.last is None else f"{row}; the last one was {_failure_text(progress.last)}"
     )

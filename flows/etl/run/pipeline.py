@@ -93,7 +93,9 @@ class Pipeline:
 
     def _give_up(self) -> None:
         failures = self.shared.config.max_failures + 1
-        self.shared.log.warning("too many failures in a row: the run ends", phase="requests", failures=failures)
+        self.shared.log.warning(
+            "ending the run after too many consecutive failures", phase="requests", failures=failures
+        )
         self._end = "failed"
         self._all.cancel()
         self._behind.cancel()

@@ -56,7 +56,7 @@ class _Header(tarfile.TarInfo):
         info = super().frombuf(buf, encoding, errors)
         if info.type in _EXTENDED and not 0 <= info.size <= MAX_HEADER:
             raise SourceError(
-                f"the archive has an extended header of {info.size:,} bytes, more than the {MAX_HEADER:,} allowed",
+                f"the archive has an extended header of {info.size:,} bytes, more than the limit of {MAX_HEADER:,}",
                 is_retryable=False,
             )
         if info.type == tarfile.GNUTYPE_SPARSE:
@@ -79,7 +79,7 @@ def warn_of_old_python(version: tuple[int, ...] = sys.version_info[:3]) -> None:
     first = _FIXED.get((version[0], version[1]), 0)
     if version[2] < first:
         log.warning(
-            "tarfile of this Python is slow with hostile headers (CVE-2024-6232): update it",
+            "tarfile of this Python is slow with hostile headers (CVE-2024-6232); update Python",
             python=".".join(map(str, version)),
             fixed=f"{version[0]}.{version[1]}.{first}",
         )
@@ -103,7 +103,7 @@ def list_members(path: Path, pattern: str, max_bytes: int, folders: Sequence[Pat
     if not names:
         raise SourceError(f"{path}: the archive has no file that matches {pattern}", is_retryable=False)
     if len(set(names)) < len(names):
-        raise SourceError(f"{path}: the archive has a file of the same name twice", is_retryable=False)
+        raise SourceError(f"{path}: the archive has two files with the same name", is_retryable=False)
     return names
 
 
@@ -158,7 +158,7 @@ class Archive:
         # Members may share their bytes. None unpacks to more than its announced size.
         if sum(archive.NameToInfo[name].file_size for name in names) > self._max_bytes:
             raise SourceError(
-                f"{self._path}: unpacks to more than the {self._max_bytes:,} bytes allowed", is_retryable=False
+                f"{self._path}: unpacks to more than the limit of {self._max_bytes:,} bytes", is_retryable=False
             )
         return names
 
@@ -218,16 +218,16 @@ class Archive:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - tarfile.BLOCKSIZE))
         if size < tarfile.BLOCKSIZE or any(stream.read()):
-            raise tarfile.ReadError("it is no archive, or its end is missing")
+            raise tarfile.ReadError("it is not an archive, or its end is missing")
         stream.seek(0)
 
     def _too_many(self) -> SourceError:
         return SourceError(
-            f"{self._path}: the archive has more than the {MAX_MEMBERS:,} members allowed", is_retryable=False
+            f"{self._path}: the archive has more than the limit of {MAX_MEMBERS:,} members", is_retryable=False
         )
 
     def _missing(self, name: str) -> SourceError:
-        return SourceError(f"{self._path}: there is no {name} in the archive any more", is_retryable=False)
+        return SourceError(f"{self._path}: {name} is no longer in the archive", is_retryable=False)
 
     def _damaged(self, error: Exception) -> SourceError:
-        return SourceError(f"{self._path}: the archive can't be read: {text_or_name(error)}", is_retryable=True)
+        return SourceError(f"{self._path}: the archive cannot be read: {text_or_name(error)}", is_retryable=True)

@@ -76,5 +76,5 @@ class Auth:
 
 def _check_given(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name}: must not be empty; check the setting that it comes from")
+        raise ValueError(f"{name}: must not be empty; check the setting that has its value")
     return value

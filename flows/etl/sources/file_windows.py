@@ -27,7 +27,7 @@ def check_window_of(_instance: Any, attribute: attrs.Attribute[Any], value: Wind
     """Check a `WindowOf`, or None."""
     if value is None or callable(value):
         return
-    allowed = "a regular expression with a group (?P<year>…) and perhaps month and day, or a function"
+    allowed = "a regular expression with a group (?P<year>…), optionally month and day, or a function"
     try:
         groups = set(re.compile(value).groupindex)
     except (re.error, TypeError):

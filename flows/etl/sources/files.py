@@ -139,9 +139,11 @@ class Files(Source):
         changing = [path for path in now if before.get(path) != now[path]]
         for path in changing:
             if str(path) in self.paths:
-                raise SourceError(f"{path}: has changed within {self.settled_s:g} s (settled_s)", is_retryable=True)
+                raise SourceError(
+                    f"{path}: was changed within the last {self.settled_s:g} s (settled_s)", is_retryable=True
+                )
         if changing:
-            log.info("files that change are left to the next run", files=len(changing), first=str(changing[0]))
+            log.info("leaving changing files to the next run", files=len(changing), first=str(changing[0]))
         return [path for path in now if path not in changing]
 
     def folders_of(self, path: Path) -> Sequence[Path] | None:
@@ -248,7 +250,7 @@ def _hung(source: Files) -> str:
     threads = threads_of(source)
     if threads.available_tokens:
         return ""
-    return f"; all of the source's {THREADS} threads wait for the disk: is it there?"
+    return f"; all {THREADS} threads of the source wait for the disk; check it"
 
 
 def _read_member(archive: Archive, name: str, limit: int) -> bytes:
@@ -266,11 +268,11 @@ def _read_settled(path: Path, limit: int, folders: Sequence[Path] | None) -> byt
             body = file.read(limit + 1)
             after = os.fstat(file.fileno())
     except OSError as error:
-        raise SourceError(f"{path}: can't be read: {error.strerror or error}", is_retryable=True) from error
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}", is_retryable=True) from error
     if len(body) > limit:
-        raise SourceError(f"{path}: has more than the {limit:,} bytes allowed", is_retryable=False)
+        raise SourceError(f"{path}: has more than the limit of {limit:,} bytes", is_retryable=False)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(body) != after.st_size:
-        raise SourceError(f"{path}: is being written while it is read", is_retryable=True)
+        raise SourceError(f"{path}: was changed while it was read", is_retryable=True)
     return body
 
 
@@ -303,7 +305,7 @@ def _list_files(patterns: tuple[str, ...], follow_links: bool) -> list[Path]:  #
             continue
         folder = _folder_of(pattern)
         if not folder.is_dir():
-            raise SourceError(f"{pattern}: there is no folder {folder}; is the disk there?", is_retryable=True)
+            raise SourceError(f"{pattern}: there is no folder {folder}; check the disk", is_retryable=True)
         paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob does not accept a whole pattern
         for path in paths:
             if Path(path).is_file():
@@ -312,5 +314,5 @@ def _list_files(patterns: tuple[str, ...], follow_links: bool) -> list[Path]:  #
                 else:
                     outside.append(path)
     if outside:
-        log.warning("files that links out of their folder lead to are left out", files=len(outside), first=outside[0])
+        log.warning("skipping files behind links that lead out of their folder", files=len(outside), first=outside[0])
     return [Path(path) for path in sorted(found)]

@@ -153,11 +153,13 @@ class Http(Source):
         if response.status in self.statuses or not is_redirect(response.status, response.headers):
             return None
         if request.method != "GET":
-            raise self.error(request, f"status {response.status}: a POST is redirected", is_retryable=False)
+            raise self.error(
+                request, f"status {response.status}: redirects of a POST are not supported", is_retryable=False
+            )
         try:
             leads_to = httpx2.URL(response.url).join(response.headers["location"])
         except httpx2.InvalidURL as error:
-            raise self.error(request, f"no URL: {error}", is_retryable=False) from error
+            raise self.error(request, f"invalid URL: {error}", is_retryable=False) from error
         whole = self.resolve(str(leads_to))
         endpoint = whole.copy_with(userinfo=b"", query=None, fragment=None)
         return Hop(endpoint=str(endpoint), key=request.key, page=request.page, mark=request.mark, whole=whole)
@@ -235,6 +237,6 @@ def _query(params: Mapping[str, Any]) -> dict[str, Any]:
         several = value if isinstance(value, (list, tuple)) else [value]
         if not all(part is None or isinstance(part, (str, int, float)) for part in several):
             raise option_checks.refuse(
-                f"params.{name}", value, "a text, a number, true or false, a list of them, or None"
+                f"params.{name}", value, "a string, a number, a boolean, a list of these, or None"
             )
     return {name: value for name, value in params.items() if value is not None}

@@ -64,7 +64,7 @@ class HttpBody:
         while self._unpacking is not None and (piece or is_longer) and not self.damage and not self.is_full:
             # Compressed data may have several members, one after the other (RFC 1952, 2.2).
             if self._unpacking.eof and not _BEGINNING.startswith(piece[: len(_BEGINNING)]):
-                self.damage = "there is more than what is compressed in it"
+                self.damage = "there are data after the compressed part"
                 break
             if self._unpacking.eof:
                 self._unpacking = _gunzip()
@@ -72,7 +72,7 @@ class HttpBody:
             try:
                 self._write(self._unpacking.decompress(piece, STEP))
             except zlib.error as error:
-                self.damage = f"it is no gzip: {error}"
+                self.damage = f"it is not gzip: {error}"
             is_longer = not self._unpacking.eof and len(self) - before == STEP
             piece = self._unpacking.unconsumed_tail or self._unpacking.unused_data
             if is_longer:
@@ -83,7 +83,7 @@ class HttpBody:
         self._has_begun = True
         self._unpacking = _gunzip() if is_compressed(self._encoding) else None
         if self._unpacking is None and self._encoding.strip().lower() not in _PLAIN:
-            self.damage = f"it is compressed by {self._encoding!r}, which was not asked for"
+            self.damage = f"it is compressed with {self._encoding!r}, which was not requested"
 
     def _write(self, piece: bytes) -> None:
         if not self.damage and not self.is_full:
@@ -99,7 +99,7 @@ class HttpBody:
     def end(self) -> None:
         """Note the damage if the compressed data is incomplete."""
         if not self.damage and not self.is_full and self._unpacking is not None and not self._unpacking.eof:
-            self.damage = "what is compressed in it ends before its end"
+            self.damage = "the compressed data are truncated"
 
     def value(self) -> bytes:
         """Return the data that has arrived, unpacked."""

@@ -142,13 +142,13 @@ class HttpConnection:
                     took_s=trio.current_time() - began_at,
                 )
         except httpx2.InvalidURL as error:
-            raise self.source.error(request, f"no URL: {error}", is_retryable=False) from error
+            raise self.source.error(request, f"invalid URL: {error}", is_retryable=False) from error
         except httpx2.RequestError as error:
             raise self.source.error(
                 request, _text_or_cause_with_name(error), is_retryable=not _is_distrust(error)
             ) from error
-        came = f"{len(body):,} bytes came" if len(body) else "nothing came"
-        raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_retryable=True)
+        came = f"received {len(body):,} bytes" if len(body) else "received nothing"
+        raise self.source.error(request, f"no complete answer within {limit_s:g} s; {came}", is_retryable=True)
 
     async def _ask(self, request: Request, body: HttpBody) -> httpx2.Response:
         """Send the request and fill the body of the response."""
@@ -187,11 +187,11 @@ class HttpConnection:
             raise self._refused(request, answer, body.value())
         if body.is_full:
             raise self.source.error(
-                request, f"the answer has more than the {limit:,} bytes allowed", is_retryable=False
+                request, f"the answer has more than the limit of {limit:,} bytes", is_retryable=False
             )
         if answer.status_code == HTTPStatus.PARTIAL_CONTENT and self._is_part(answer.headers):
             told = answer.headers.get("content-range", "no Content-Range")
-            what = f"status 206: only a part of the answer came ({told}), although all of it was requested"
+            what = f"status 206: the server sent only a part of the answer ({told}), although all of it was requested"
             raise self.source.error(request, what, is_retryable=True)
         if body.damage:
             raise self.source.error(request, f"the answer is damaged: {body.damage}", is_retryable=True)
@@ -199,8 +199,8 @@ class HttpConnection:
         has_end = is_framed or self.source.format.has_end or answer.status_code in NO_CONTENT
         if not has_end and not self.source.ends_with_connection:
             what = (
-                "the answer has no length and ends with its connection, so that a part of it may be missing; "
-                "ends_with_connection=True takes it for whole"
+                "the answer has no length and ends with its connection, so a part may be missing; "
+                "set ends_with_connection=True to accept it"
             )
             raise self.source.error(request, what, is_retryable=True)
 

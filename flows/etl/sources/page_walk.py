@@ -38,7 +38,7 @@ def follow(address: str, response: Response, content: Content, secrets: Collecti
     try:
         whole = urldefrag(urljoin(response.url, address.strip())).url
     except ValueError as error:
-        raise SourceError(f"the address of the next page can't be read: {error}", is_retryable=False) from error
+        raise SourceError(f"the address of the next page cannot be read: {error}", is_retryable=False) from error
     endpoint, mark, query = whole.partition("?")
     query = without(query, secrets)
     request = response.request
@@ -89,7 +89,7 @@ def check_circle(following: Request, request: Request, content: Content, max_pag
     mark = _mark_of_request(request) if request.page.bit_count() == 1 else _WalkMemory.of(request).request
     if _mark_of_request(following) in {mark, _mark_of_request(request)}:
         raise SourceError(
-            f"the walk goes in a circle: page {following.page} would repeat an earlier request", is_retryable=False
+            f"the pages form a cycle: page {following.page} would repeat an earlier request", is_retryable=False
         )
     return attrs.evolve(following, mark=str(attrs.evolve(seen, request=mark)))
 
@@ -128,9 +128,9 @@ def _remembered(request: Request, content: Content, *, most: int) -> _WalkMemory
         first, page = request.page - times + 1, request.page
         which = f"page {page} has" if times == 2 else f"pages {first} to {page} have"
         asked = ", ".join(request.params)
-        about = f"know the parameters {asked}" if asked else "lead from each page to another one"
+        about = f"supports the parameters {asked}" if asked else "links each page to the next one"
         raise SourceError(
-            f"{which} the same records{f' as page {first}' if times == 2 else ''}; does the interface {about}?",
+            f"{which} the same records{f' as page {first}' if times == 2 else ''}; check that the API {about}",
             is_retryable=False,
             ends_walk=True,
         )
@@ -157,7 +157,7 @@ def _mark_of_request(request: Request) -> str:
 
 
 def _endless(max_pages: int) -> SourceError:
-    return SourceError(f"max_pages: the walk has not ended after {max_pages:,} pages", is_retryable=False)
+    return SourceError(f"max_pages: there are more than {max_pages:,} pages", is_retryable=False)
 
 
 def links(header: str) -> list[tuple[str, frozenset[str]]]:

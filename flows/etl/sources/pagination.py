@@ -85,8 +85,8 @@ class PageNumber:
             return None
         if count < self.size:
             raise SourceError(
-                f"page {response.request.page} has {count:,} records, not {self.size:,}, though {self.total_path} says "
-                f"{total:,}; does the interface allow {self.size} on a page?",
+                f"page {response.request.page} has {count:,} records, not {self.size:,}, although {self.total_path} is "
+                f"{total:,}; check that the API allows {self.size} records per page",
                 is_retryable=False,
                 ends_walk=count == 0,
             )
@@ -142,7 +142,7 @@ class Offset:
         if done >= total if total is not None else count < self.size:
             return None
         if count == 0:
-            told = f"no records at {done:,}, though {self.total_path} says {total:,}"
+            told = f"no records at {done:,}, although {self.total_path} is {total:,}"
             raise SourceError(told, is_retryable=False, ends_walk=True)
         return step(self._from(response.request, done, total), response, content, self.max_pages)
 

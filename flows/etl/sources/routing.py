@@ -31,7 +31,7 @@ class Routing:
     @recent_for.validator
     def _check_recent_for(self, attribute: attrs.Attribute[timedelta], value: timedelta) -> None:
         if not isinstance(value, timedelta) or value <= timedelta(0):
-            raise option_checks.refuse(attribute.name, value, "a length of time above 0, such as timedelta(days=30)")
+            raise option_checks.refuse(attribute.name, value, "a timedelta greater than 0, such as timedelta(days=30)")
 
     def walks(self, window: Window) -> list[tuple[str, Window]]:
         """Return the endpoints that the window needs, each with its part of the window."""

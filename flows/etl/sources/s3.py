@@ -186,7 +186,7 @@ class S3Connection:
         except botocore.exceptions.BotoCoreError as error:
             text = self.source.hide(f"{what}: {type(error).__name__}: {error}")
             raise SourceError(text, is_retryable=_is_retryable(error)) from error
-        raise SourceError(f"{what}: no whole answer within {timeout_s:g} s", is_retryable=True)
+        raise SourceError(f"{what}: no complete answer within {timeout_s:g} s", is_retryable=True)
 
     def _list(self, following: str) -> tuple[list[str], str | None]:
         place = {"ContinuationToken": following} if following else {}
@@ -202,7 +202,7 @@ class S3Connection:
             while piece := body.read(_PIECE):
                 whole.write(piece)
                 if whole.tell() > limit:
-                    text = f"s3://{self.source.bucket}/{name}: has more than the {limit:,} bytes allowed"
+                    text = f"s3://{self.source.bucket}/{name}: has more than the limit of {limit:,} bytes"
                     raise SourceError(text, is_retryable=False)
                 if time.monotonic() > until:
                     # Nothing waits for this thread any more, so it must not continue forever.

@@ -160,7 +160,7 @@ class Writer:
             for request in batch.requests:
                 part.completed.failed(request.key)
             self.shared.log.warning(
-                "rows of a batch were refused together and are left out",
+                "skipping rows of a batch that were rejected together",
                 phase="writing",
                 rows=number - batch.settled,
                 error=str(error),
@@ -216,7 +216,7 @@ class Writer:
                 part,
                 "row",
                 f"{one.rows} rows from number {one.place + 1} of their batch",
-                f"refused together, after too many single rows: {one.error}",
+                f"rejected together, after too many single rows: {one.error}",
                 sample=_sample_of_cells(_cells(one.line)),
                 requests=list({id(batch.requests[piece]): batch.requests[piece] for piece in one.pieces}.values()),
                 times=one.rows,
@@ -224,7 +224,7 @@ class Writer:
             self.shared.progress.failed(failure)
         for first in search.refused[:1]:
             told = {"rows": len(search.refused), "staged": search.staged, "error": first.error}
-            self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
+            self.shared.log.warning("skipping rejected rows", phase="writing", **told)
 
     async def _keep(self, part: Part) -> None:
         """Merge and record the complete details, so that a resumed run does not request them again."""
@@ -286,13 +286,13 @@ class Writer:
         end = self._order.end(part, is_done=is_done)
         merges = part.merges(self.shared.token, is_complete=end.is_complete)
         if part.keeps_missing(is_complete=end.is_complete):
-            kept = "a source without any record closes no row and marks none as deleted"
+            kept = "the source has no records, so no rows are closed or marked as deleted"
             self.shared.progress.remarks[kept] += 1
             self.shared.log.warning(kept, phase="writing", segment=segment.name, table=part.table.name)
         if merges and end.left_out is not None:
             merges = []
             told = {"segment": segment.name, "rows": part.staged, "why": end.left_out}
-            self.shared.log.warning("a segment is left out", phase="writing", **told)
+            self.shared.log.warning("skipping a segment", phase="writing", **told)
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
@@ -337,7 +337,7 @@ class Writer:
         """Report a segment that the database refused and that was rolled back."""
         segment = part.segment
         self.shared.log.warning(
-            "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
+            "rolling back a rejected segment", phase="writing", segment=segment.name, error=str(error)
         )
         refused = self.shared.failure(part, "segment", segment.name, str(error))
         # The retried failures are still unresolved, and keep their requests for another retry.
@@ -356,7 +356,7 @@ class Writer:
                 return
             # The statement may have succeeded, but failures that are recorded twice are better than lost ones.
             self.shared.progress.put_back(failures)
-            self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))
+            self.shared.log.warning("failures were not stored in time", phase="writing", failures=len(failures))
 
 
 def _cells(line: StagedLines) -> dict[str, str]:

@@ -99,10 +99,10 @@ BEGIN
     )
     SELECT array_agg(v.id) FILTER (WHERE is_ready),
            array_agg(v.id) FILTER (WHERE left_over IS NULL AND NOT is_ready),
-           array_agg(CASE WHEN v.number > 1 THEN format('%s of the %s jobs that this one runs after did not succeed: ',
+           array_agg(CASE WHEN v.number > 1 THEN format('%s of the %s jobs that this job depends on did not succeed: ',
                                                         cardinality(v.failed), v.number) ELSE '' END
-                     || format(CASE v.how[1] WHEN 'failed' THEN 'job %s, which this one runs after, failed'
-                                             ELSE 'job %s, which this one runs after, was ' || v.how[1] END, v.failed[1]))
+                     || format(CASE v.how[1] WHEN 'failed' THEN 'job %s, which this job depends on, failed'
+                                             ELSE 'job %s, which this job depends on, was ' || v.how[1] END, v.failed[1]))
              FILTER (WHERE left_over IS NULL AND NOT is_ready),
            array_agg((SELECT jsonb_object_agg(f.id, f.how) FROM unnest(v.failed[:20], v.how[:20]) AS f (id, how)))
              FILTER (WHERE left_over IS NULL AND NOT is_ready),

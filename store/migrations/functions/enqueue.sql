@@ -17,7 +17,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF p_value IS NOT NULL AND (length(p_value) NOT BETWEEN 1 AND p_most OR p_value ~ E'[\\x01-\\x1f\\x7f-\\x9f\\u2028\\u2029]|^\\s*$') THEN
     PERFORM {schema}.dl_refuse(p_field, format(
-      'must have 1 to %s characters on one line, without control characters, and not be of spaces alone, not %s',
+      'must have 1 to %s characters on one line, without control characters, and not only spaces, not %s',
       p_most, to_json(left(p_value, 60))));
   END IF;
 END $$;
@@ -47,7 +47,7 @@ BEGIN
     v_value := p_args -> v_part.field;
     IF v_value IS NULL OR jsonb_typeof(v_value) NOT IN ('string', 'number', 'boolean') THEN
       PERFORM {schema}.dl_refuse('args.' || v_part.field, format(
-        'must be given, as a string, a number or a boolean: the %s of the task %s is made of it', p_setting, to_json(p_task)));
+        'is required as a string, a number or a boolean for the %s of the task %s', p_setting, to_json(p_task)));
     END IF;
     IF jsonb_typeof(v_value) = 'number' THEN
       v_value := to_jsonb(trim_scale(v_value::numeric));
@@ -99,10 +99,10 @@ DECLARE
   v_first record;
 BEGIN
   IF dl_enqueue_job.task IS NULL THEN
-    PERFORM {schema}.dl_refuse('task', 'must be given');
+    PERFORM {schema}.dl_refuse('task', 'is required');
   ELSIF dl_enqueue_job.task LIKE ANY (ARRAY['process.%', 'notify.%', 'migrate']) THEN
     PERFORM {schema}.dl_refuse('task', format(
-      'must not be %s: the names process.*, notify.*, migrate are those of built-in tasks', to_json(dl_enqueue_job.task)));
+      'must not be %s: process.*, notify.*, migrate are names of built-in tasks', to_json(dl_enqueue_job.task)));
   END IF;
   -- One check of all names together; each is checked separately only if one of them may be wrong.
   IF length(v_names) > 200 OR v_names ~ E'[\\x01-\\x1f\\x7f-\\x9f\\u2028\\u2029]|(^|/)\\s*(/|$)' THEN
@@ -121,20 +121,20 @@ BEGIN
     WHERE n.value NOT BETWEEN n.low AND n.high;
   END IF;
   IF dl_enqueue_job.available_at NOT BETWEEN '1900-01-01 UTC' AND '9000-01-01 UTC' THEN
-    PERFORM {schema}.dl_refuse('available_at', format('must be an instant of the years 1900 to 9000, not %s', dl_enqueue_job.available_at));
+    PERFORM {schema}.dl_refuse('available_at', format('must be between the years 1900 and 9000, not %s', dl_enqueue_job.available_at));
   ELSIF jsonb_typeof(dl_enqueue_job.args) IS DISTINCT FROM 'object' THEN
     PERFORM {schema}.dl_refuse('args', format(
       'must be a JSON object, not %s', coalesce(jsonb_typeof(dl_enqueue_job.args), 'null')));
   ELSIF octet_length(dl_enqueue_job.args::text) > 16777216 THEN
     PERFORM {schema}.dl_refuse('args', format(
-      'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue_job.args::text)));
+      'must have at most 16777216 bytes in PostgreSQL''s format, not %s', octet_length(dl_enqueue_job.args::text)));
   END IF;
   IF v_waits THEN
     -- Each job ID only once.
     v_after := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue_job.after) AS a (id));
   END IF;
   IF cardinality(v_after) > 10000 THEN
-    PERFORM {schema}.dl_refuse('after', format('must have at most 10000 ids, not %s', cardinality(v_after)));
+    PERFORM {schema}.dl_refuse('after', format('must have at most 10000 IDs, not %s', cardinality(v_after)));
   ELSIF dl_enqueue_job.when_failed NOT IN ('cancel', 'run') THEN
     PERFORM {schema}.dl_refuse('when_failed', format('must be cancel or run, not %s', to_json(left(dl_enqueue_job.when_failed, 60))));
   END IF;
@@ -152,8 +152,8 @@ BEGIN
     INTO v_task FROM {schema}.dl_tasks t WHERE t.task = dl_enqueue_job.task;
     IF v_task.uniqueness IS NULL AND dl_enqueue_job.version IS NULL THEN
       v_queue := coalesce(dl_enqueue_job.queue, v_task.queue, {schema}.dl_refuse('queue', format(
-        'must be given: the task %s has no queue of its own', to_json(dl_enqueue_job.task)) || CASE WHEN v_task.task IS NULL
-        THEN '; no process has declared it yet: start `dataloader serve` with it once, or give queue' ELSE '' END));
+        'is required, because the task %s has no queue', to_json(dl_enqueue_job.task)) || CASE WHEN v_task.task IS NULL
+        THEN '; no process has declared it yet: start `dataloader serve` with it once, or set queue' ELSE '' END));
       v_lock_key := dl_enqueue_job.lock_key;
       IF v_lock_key IS NULL AND v_task.lock_key IS NOT NULL THEN
         v_lock_key := {schema}.dl_key('lock_key', v_task.lock_key, dl_enqueue_job.task, dl_enqueue_job.args);
@@ -183,7 +183,7 @@ BEGIN
         job_id := v_id;
         did := 'added';
         IF v_waits THEN
-          PERFORM {schema}.dl_refuse('after', format('must be the ids of jobs that exist; no job has the id %s', coalesce(a.id::text, 'null')))
+          PERFORM {schema}.dl_refuse('after', format('must have IDs of existing jobs; no job has the ID %s', coalesce(a.id::text, 'null')))
           FROM unnest(v_after) AS a (id) WHERE (SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.job_id = a.id) IS NULL;
           INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT job_id, a.id FROM unnest(v_after) AS a (id);
         END IF;
@@ -203,11 +203,11 @@ BEGIN
       RETURN;
     ELSIF FOUND THEN
       RAISE EXCEPTION USING ERRCODE = 'unique_violation', COLUMN = 'idempotency_key', MESSAGE = format(
-        'idempotency_key: %s belongs to job %s, which was requested differently',
+        'idempotency_key: %s belongs to job %s, whose request was different',
         to_json(dl_enqueue_job.idempotency_key), v_first.job_id);
     END IF;
     IF v_waits THEN
-      PERFORM {schema}.dl_refuse('after', 'must not be given: one job of a unique task may stand for several requests')
+      PERFORM {schema}.dl_refuse('after', 'is not supported, because one job of a unique task can cover several requests')
       FROM {schema}.dl_tasks t WHERE t.task = dl_enqueue_job.task AND t.uniqueness IS NOT NULL;
     END IF;
     SELECT u.job_id, u.did INTO job_id, did FROM {schema}.dl_add_unique(
@@ -220,7 +220,7 @@ BEGIN
     END IF;
   END LOOP;
   RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
-    MESSAGE = 'the first job of an idempotency key was deleted again and again while this one was added';
+    MESSAGE = 'the first job of the idempotency key was repeatedly deleted while this job was being added';
 END $$;
 REVOKE ALL ON FUNCTION
   {schema}.dl_enqueue_job(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text, uuid[], text, uuid, float8)

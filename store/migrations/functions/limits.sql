@@ -77,7 +77,7 @@ BEGIN
   FOR i IN 1 .. cardinality(p_units) LOOP
     -- Rows that were written by hand: a rate limit that cannot be read does not mean that there is none.
     IF p_units[i] IS NULL OR p_spans_s[i] IS NULL THEN
-      RAISE data_exception USING MESSAGE = format('rate limit %s of the supplier %s has no units or no span', i, p_source.source);
+      RAISE data_exception USING MESSAGE = format('rate limit %s of the supplier %s has no units or no period', i, p_source.source);
     END IF;
     IF p_spans_s[i] > 0 THEN
       v_since := p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s);
@@ -137,7 +137,7 @@ BEGIN
       held_until = CASE WHEN s.held_until > v_now + interval '1 hour' THEN v_now + interval '1 min' ELSE s.held_until END
   WHERE s.source = p_source.source RETURNING s.* INTO p_source;
   RAISE WARNING USING ERRCODE = '01DL1', MESSAGE = format(
-    'times of the supplier %s were in the future and are cut back: the database''s clock was ahead', p_source.source);
+    'corrected times of the supplier %s that were in the future: the database''s clock had been ahead', p_source.source);
   RETURN p_source;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_cut_back({schema}.dl_sources) FROM PUBLIC;

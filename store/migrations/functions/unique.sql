@@ -59,7 +59,7 @@ BEGIN
   v_duplicates := v_task.uniqueness ->> 'duplicates';
   IF p_version IS NOT NULL AND v_duplicates IS DISTINCT FROM 'update' THEN
     PERFORM {schema}.dl_refuse('version', format(
-      'must not be given: the task %s has no jobs that are updated (unique=…, duplicates="update")', to_json(p_task)));
+      'is not supported by the task %s, which does not update waiting jobs (unique=…, duplicates="update")', to_json(p_task)));
   ELSIF p_version IN ('NaN', 'Infinity', '-Infinity') THEN
     PERFORM {schema}.dl_refuse('version', format('must be a finite number, not %s', p_version));
   ELSIF v_task.uniqueness IS NULL THEN
@@ -67,14 +67,14 @@ BEGIN
   ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
     -- Each read has to see the commits of others since.
     RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = format(
-      'jobs of the unique task %s are added in transactions of the level READ COMMITTED, not %s',
+      'jobs of the unique task %s need the isolation level READ COMMITTED, not %s',
       to_json(p_task), upper(current_setting('transaction_isolation')));
   END IF;
   v_key := {schema}.dl_unique_key(v_task.uniqueness, p_task, p_args);
   v_lock_key := coalesce(p_lock_key, CASE WHEN v_task.lock_key IS NOT NULL
                                           THEN {schema}.dl_key('lock_key', v_task.lock_key, p_task, p_args) END, v_key);
   queue := coalesce(p_queue, v_task.queue,
-                    {schema}.dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(p_task))));
+                    {schema}.dl_refuse('queue', format('is required, because the task %s has no queue', to_json(p_task))));
 
   FOR attempt IN 1 .. 100 LOOP
     IF v_duplicates = 'update' THEN
@@ -118,7 +118,7 @@ BEGIN
                     OR EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.job_id = p_job_id);
       IF v_is_known AND v_superseded THEN
         RAISE EXCEPTION USING ERRCODE = 'unique_violation', COLUMN = 'idempotency_key',
-          MESSAGE = 'another job was added with this idempotency key, or id, meanwhile';
+          MESSAGE = 'another job with this idempotency key or ID was added in the meantime';
       ELSIF v_is_known THEN
         RETURN;
       END IF;
@@ -169,7 +169,7 @@ BEGIN
     RETURN;
   END LOOP;
   RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
-    MESSAGE = format('jobs of the unique key %s came and ended again and again while this one was added', to_json(v_key));
+    MESSAGE = format('jobs of the unique key %s repeatedly appeared and ended while this job was being added', to_json(v_key));
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_add_unique(uuid, text, text, jsonb, text, text, text, int, timestamptz, int, int, int, text,
                                               text, bytea, uuid, float8) FROM PUBLIC;

@@ -112,13 +112,13 @@ async def test_a_span_is_refused_for_a_load_without_windows(items, outcome_of):
     load = items_load(items.service.url, windows=None)
     for name in ("from", "to"):
         outcome = await outcome_of(load, **{name: "2026-01-01"})
-        told = "must be left out, not 2026-01-01: items has no windows, so each run loads everything"
+        told = "must be omitted, not 2026-01-01: items has no windows, so each run loads everything"
         assert (outcome.status, outcome.error) == ("failed", f"{name}: {told}")
     assert items.service.requests == []
 
 
 async def test_a_span_is_refused_beside_failures(items, outcome_of):
-    with pytest.raises(BadRequest, match=r"^args\.from: can't be combined with failures"):
+    with pytest.raises(BadRequest, match=r"^args\.from: cannot be combined with failures"):
         await outcome_of(items_load(items.service.url), failures="all", **{"from": "2026-01-01"})
 
 
@@ -128,8 +128,8 @@ async def test_a_run_that_sends_no_request_says_why(items, outcome_of, tmp_path)
     outcome = await outcome_of(load, to="2026-01-02")
     assert outcome.result["status"] == "succeeded"
     assert outcome.result["reason"] == (
-        "there is nothing to load before 2026-01-02: everything before 2026-01-03T00:00:00+00:00 is loaded;"
-        " give from to load a span again"
+        "there is nothing to load before 2026-01-02: data before 2026-01-03T00:00:00+00:00 is loaded;"
+        " set `from` to load a period again"
     )
     assert [line.fields["why"] for line in outcome.log if "no request" in line.message] == [outcome.result["reason"]]
     files = Files(f"{tmp_path}/*.csv", format=Csv(), window_of=r"(?P<year>\d{4})")
@@ -150,7 +150,7 @@ async def test_a_span_that_ends_in_the_future_says_where_the_run_ended(items, ou
     outcome = await outcome_of(items_load(items.service.url, windows=windows), to="2100-01-01")
     assert outcome.result["status"] == "succeeded"
     assert re.fullmatch(
-        r"nothing after 20\d\d-.* is loaded: to, 2100-01-01, is still to come", outcome.result["reason"]
+        r"nothing after 20\d\d-.* is loaded, because `to` .2100-01-01. is in the future", outcome.result["reason"]
     )
 
 
@@ -176,7 +176,7 @@ async def test_a_load_without_windows_in_a_flow_of_a_span_says_that_it_loads_eve
     add_flows(tasks, Flow(name="nightly", layers={"ods": [load]}))
     outcome = await outcome_of(tasks, **{"from": "2026-01-01"})
     assert outcome.result["tasks"]["items"]["reason"] == (
-        "items has no windows: it loads everything; from and to do not apply to it"
+        "items has no windows and loads everything; from and to do not apply to it"
     )
 
 
@@ -198,7 +198,7 @@ async def test_a_snapshot_without_any_record_closes_nothing_and_says_so(items, o
     items.records = [item(1, 1), item(1, 3)]
     outcome = await outcome_of(versions_load(items.service.url), to="2026-01-05")
     assert await versions() == ["(1,a,1,)"]
-    assert outcome.result["reason"] == "a source without any record closes no row and marks none as deleted (2 times)"
+    assert outcome.result["reason"] == "the source has no records, so no rows are closed or marked as deleted (2 times)"
     outcome = await outcome_of(
         versions_load(items.service.url, complete=False), **{"from": "2026-01-01", "to": "2026-01-05"}
     )
@@ -300,7 +300,7 @@ async def test_dimensions_of_an_earlier_date_need_a_query_by_date(outcome_of, ve
 
 def test_a_history_of_details_needs_an_instant(items):
     history = History(tracked=("about",))
-    with pytest.raises(ValueError, match="windows: is missing; history of table detail"):
+    with pytest.raises(ValueError, match="windows: is required; history of table detail"):
         attrs.evolve(
             items_load(items.service.url, windows=None),
             detail=_detail(items, Target(table="detail", key=("id",), history=history)),

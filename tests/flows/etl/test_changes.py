@@ -75,7 +75,7 @@ async def test_a_row_without_its_time_fails_alone_and_can_be_retried(items, load
     items.records = [change(1, 1, "", 5), change(2, 1, "10:00", 5)]
     outcome = await outcome_of(load(), to="2026-01-02")
     assert outcome.result["failures"][0]["error"] == (
-        "ValueError: column updated_at, the time of the row's change, has no value"
+        "ValueError: column updated_at, the change time of the row, has no value"
     )
     items.records[0] = change(1, 1, "11:00", 5)
     await counts_of(load(), failures="all")
@@ -104,6 +104,6 @@ async def test_a_load_of_changes_has_no_snapshots_that_its_plan_could_know(load,
 def test_a_history_without_windows_says_what_is_needed():
     target = Target(table="product", key=("id",), history=History(tracked=("price",)))
     with pytest.raises(
-        ValueError, match=r"windows: is missing; .* give windows, or History\(as_of=…\), such as as_of="
+        ValueError, match=r"windows: is required; .* set windows, or History\(as_of=…\), such as as_of="
     ):
         items_load("http://h", windows=None, target=target)

@@ -153,7 +153,7 @@ async def test_a_lost_worker_fails_the_attempt_and_the_next_one_continues(
         os.kill(parent_of(parent_of(pid)), signal.SIGKILL)
         row = await until(lambda: row_of(job.job_id), lambda row: row["error"], within_s=30)
         assert "the Dask worker tcp://127.0.0.1:" in row["error"]
-        assert "was lost, and the body is dead by now" in row["error"]
+        assert "was lost, and its handler has ended" in row["error"]
         shows.joinpath("go").touch()
         await supervisor.jobs.run_now(job.job_id)
         ended = await when_ended(supervisor, job.job_id)
@@ -173,11 +173,11 @@ async def test_a_scheduler_that_is_away_fails_the_attempt_and_says_so(numbers, s
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"dask": True, "processes": True}, "load numbers: processes, dask: are two places to run: give one of them"),
+        ({"dask": True, "processes": True}, "load numbers: processes, dask: cannot be combined; use one of them"),
         ({"dask": "tcp://scheduler:8786"}, "load numbers: dask: must be a tls:// address: without TLS only a loopback"),
-        ({"dask": 7}, "load numbers: dask: must be the address of a Dask scheduler, .* or True for that of DL_DASK"),
-        ({"dask": True, "reads": True}, "load numbers: reads: can't be combined with processes"),
-        ({"dask": True, "transform": lambda row: row}, "load numbers: transform: must be possible to send"),
+        ({"dask": 7}, "load numbers: dask: must be the address of a Dask scheduler, .* or True for DL_DASK"),
+        ({"dask": True, "reads": True}, "load numbers: reads: cannot be combined with processes"),
+        ({"dask": True, "transform": lambda row: row}, "load numbers: transform: must be usable in another process"),
     ],
 )
 def test_what_can_not_run_there_is_refused(fields, error, tmp_path):

@@ -209,7 +209,7 @@ async def test_eleven_details_that_fail_in_a_row_end_the_run_as_failed(database,
     add_loads(tasks, countries(source_app.url, "2025-01-22"))
     outcome = await run_task(tasks, "factbook.countries", {}, dsn=database.dsn)
     assert outcome.status == "failed"
-    assert outcome.error.startswith("11 failures in a row (max_failures is 10); the last one was a detail")
+    assert outcome.error.startswith("11 consecutive failures (max_failures is 10); the last one was a detail")
     assert outcome.result["status"] == "failed"
     assert outcome.result["counts"]["details_failed"] == len(outcome.result["failures"]) == 11
     assert len(source_app.asked("/countries/[a-z]+$")) == 11

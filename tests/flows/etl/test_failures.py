@@ -33,7 +33,7 @@ from dataloader.testing import run_task
 
 pytestmark = pytest.mark.requirement("E10")
 
-TOO_MANY = "11 failures in a row (max_failures is 10); the last one was"
+TOO_MANY = "11 consecutive failures (max_failures is 10); the last one was"
 ENDED = ("status", "seconds", "counts", "phases")
 
 
@@ -142,7 +142,7 @@ async def test_an_answer_that_takes_too_long_is_a_failed_request(items, counts_o
     load = items_load(items.service.url, windows=None, pipeline={"request_timeout": 0.1, "attempts": 2})
     assert (await counts_of_failed(load))["requests_failed"] == 1
     assert len(items.service.requests) == 2
-    assert "no whole answer within 0.1 s" in (await failures())[0][2]
+    assert "no complete answer within 0.1 s" in (await failures())[0][2]
 
 
 async def test_an_answer_that_can_not_be_read_is_a_failed_request(items, counts_of_failed, failures, soon):
@@ -206,7 +206,7 @@ async def test_a_row_refused_by_the_database_fails_alone_in_its_batch(items, out
     assert (phase, key, sample) == ("row", "2", "id: 2, day: 2026-01-01x, value: a")
     assert error == 'column day: invalid input syntax for type date: "2026-01-01x"'
     assert await table("id") == ["0", "1", "3", "4"]
-    [line] = [line for line in outcome.log if line.message == "rows were refused and are left out"]
+    [line] = [line for line in outcome.log if line.message == "skipping rejected rows"]
     assert (line.level, line.fields["rows"], line.fields["staged"]) == ("warning", 1, 4)
     # It can be retried separately.
     items.records[2]["day"] = "2026-01-01"
@@ -280,7 +280,7 @@ async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, 
     staging = StagingWatch(database, "RAISE SQLSTATE '57014' USING MESSAGE = 'it takes too long';")
     items.records = [item(number) for number in range(5)]
     outcome = await outcome_of(items_load(items.service.url, windows=None))
-    assert "the database can't serve us now (QueryCanceledError" in outcome.error
+    assert "the database is not available now (QueryCanceledError" in outcome.error
     assert (staging.tries(), await failures()) == (1, [])
 
 
@@ -412,7 +412,7 @@ async def test_a_run_survives_ten_consecutive_failed_requests_but_not_eleven(
     assert len(await failures()) == outcome.result["counts"]["requests_failed"] == number
     if status == "failed":
         assert outcome.error.startswith(
-            "11 failures in a row (max_failures is 10); the last one was a request (/items): "
+            "11 consecutive failures (max_failures is 10); the last one was a request (/items): "
         )
         assert len(items.service.requests) == 11
         assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
@@ -467,7 +467,7 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
     limits.set(most_rows=3)
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
     assert outcome.error.startswith(
-        "11 failures in a row (max_failures is 10); the last one was a batch (2 rows of /items): "
+        "11 consecutive failures (max_failures is 10); the last one was a batch (2 rows of /items): "
     )
     assert [phase for phase, *_ in await failures()] == ["row", "batch"] * 11
 
@@ -480,7 +480,7 @@ async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, r
     items.service.misbehave(body=page)
     items.service.misbehave(times=refused, status=404)
     outcome = await outcome_of(items_load(items.service.url, windows=None, page_size=7, total_path="total"))
-    assert ("failures in a row" in outcome.error) is is_a_row
+    assert ("consecutive failures" in outcome.error) is is_a_row
     phases = [phase for phase, _, _ in await failures()]
     assert phases.count("record") == 7
     # The page is one of them.
@@ -506,7 +506,7 @@ async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, out
 async def test_how_many_failures_end_a_run_can_be_set(items, outcome_of, soon):
     items.service.misbehave(times=None, status=404)
     outcome = await outcome_of(items_load(items.service.url, pipeline={"max_failures": 2}), to="2026-01-31")
-    assert outcome.error.startswith("3 failures in a row")
+    assert outcome.error.startswith("3 consecutive failures")
     assert len(items.service.requests) == 3
 
 
@@ -548,7 +548,7 @@ async def test_a_detail_whose_request_cannot_be_built_fails_alone(items, counts_
     )
     counts = await counts_of_failed(items_load(items.service.url, windows=None, detail=detail))
     assert (counts["details"], counts["details_failed"]) == (2, 1)
-    told = "its request can't be made: ZeroDivisionError: integer division or modulo by zero"
+    told = "its request cannot be created: ZeroDivisionError: integer division or modulo by zero"
     assert await failures() == [("detail", "0", told)]
 
 
@@ -696,14 +696,14 @@ async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of
     ("args", "said"),
     [
         ({"until": "2026-01-01"}, "args.until: must be one of from, to, pipeline, failures"),
-        ({"from": "yesterday"}, "args.from: must be a day or an instant, "),
-        ({"pipeline": {"worker": 1}}, "'worker' is no setting of a pipeline"),
+        ({"from": "yesterday"}, "args.from: must be a date or a timestamp, "),
+        ({"pipeline": {"worker": 1}}, "'worker' is not a pipeline setting"),
         (
             {"pipeline": {"rate_min": 3, "rate_max": 2}},
             "pipeline.rate_min: must be a number of seconds not greater ",
         ),
-        ({"failures": "some"}, 'args.failures: must be "all", or a list of numbers'),
-        ({"failures": [*range(1_001)]}, 'args.failures: must be 1,000 numbers at most, or "all", not 1,001'),
+        ({"failures": "some"}, 'args.failures: must be "all" or a list of failure numbers'),
+        ({"failures": [*range(1_001)]}, 'args.failures: must have at most 1,000 numbers, or be "all", not 1,001'),
     ],
 )
 async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, database, args, said):
@@ -727,7 +727,7 @@ async def test_a_run_checks_its_args_by_its_own_limits(items, outcome_of, limits
     else:
         add_loads(tasks, load)
     outcome = await outcome_of(tasks, failures=[1, 2, 3])
-    assert 'args.failures: must be 2 numbers at most, or "all", not 3' in outcome.error
+    assert 'args.failures: must have at most 2 numbers, or be "all", not 3' in outcome.error
 
 
 @pytest.mark.slow
@@ -785,4 +785,4 @@ async def test_a_record_whose_id_is_no_text_or_number_fails_alone(items, counts_
     )
     counts = await counts_of_failed(items_load(items.service.url, windows=None, detail=detail))
     assert (counts["records_failed"], counts["details"]) == (1, 1)
-    assert "a text or a number is needed" in (await failures())[0][2]
+    assert "must be a string or a number" in (await failures())[0][2]

@@ -121,7 +121,7 @@ async def test_a_query_that_gives_no_row_closes_no_version_unless_it_may_be_empt
 @pytest.mark.parametrize(
     ("query", "lacking"),
     [
-        ("SELECT country FROM city", "cities that is tracked"),
+        ("SELECT country FROM city", "cities of tracked"),
         ("SELECT 1 AS cities FROM city", "country of its key"),
     ],
 )
@@ -133,7 +133,7 @@ async def test_a_query_that_lacks_a_column_of_the_key_or_of_the_history_is_refus
     await raw.execute("INSERT INTO city VALUES ('Paris', 'fr', 20)")
     outcome = await run_task(tasks, "dwd", {"as_of": "2026-03-01"}, dsn=database.dsn)
     assert outcome.status == "failed"
-    assert f"the query does not give the column {lacking}" in outcome.error
+    assert f"the query does not return the column {lacking}" in outcome.error
     assert await raw.fetchval("SELECT count(*) FROM dim_country") == 0
 
 
@@ -156,7 +156,7 @@ async def test_a_layer_does_not_begin_when_the_one_before_it_has_failed(run, raw
     wrong = Load(name="ods.wrong", source=cities.source, target=Target(table="no_such_table", key=("name",)))
     outcome = await run(Flow(name="nightly", layers={"ods": [wrong, cities], "dwd": [STARS]}))
     assert outcome.status == "failed"
-    assert outcome.error == "ods.wrong: there is no table no_such_table; create it first, or name its schema"
+    assert outcome.error == "ods.wrong: there is no table no_such_table; create it first, or add its schema to the name"
     statuses = await raw.fetch("SELECT task, status FROM dl_etl_tasks ORDER BY ordinal")
     # The other task of the layer was run.
     assert [tuple(row) for row in statuses] == [("ods.wrong", "failed"), ("ods.city", "succeeded"), ("dwd", "waiting")]
@@ -192,11 +192,14 @@ async def test_a_retried_run_continues_with_the_tasks_that_have_not_succeeded(da
     ("make", "message"),
     [
         (lambda load: Flow(name="", layers={"ods": [load]}), "name: must have 1 to 200 characters, not 0"),
-        (lambda _load: Flow(name="f", layers={}), "layers: must be .*, not none"),
-        (lambda load: Flow(name="f", layers={"a": [load], "b": [load]}), "layers: must be .*, not ods.city, ods.city"),
-        (lambda _load: Dimensions(name="d", tables=()), "tables: must be .*, not none"),
+        (lambda _load: Flow(name="f", layers={}), "layers: must have .*, not none"),
+        (
+            lambda load: Flow(name="f", layers={"a": [load], "b": [load]}),
+            "layers: must have .*, not ods.city, ods.city",
+        ),
+        (lambda _load: Dimensions(name="d", tables=()), "tables: must have .*, not none"),
         (lambda _load: Dimensions(name="d", tables=(PEOPLE,), parallel=0), "parallel: must be .*, not 0"),
-        (lambda _load: Dimension(table="t", query="SELECT 1", key=()), "table t: key: is missing"),
+        (lambda _load: Dimension(table="t", query="SELECT 1", key=()), "table t: key: is required"),
     ],
 )
 @pytest.mark.requirement("E8", "E12")

@@ -72,7 +72,7 @@ async def test_runs_of_a_load_wait_for_each_other_with_any_keys(items, gate, sup
             return [(await jobs.why(other.job_id)).text for other in others]
 
         waits = f"the run {first.job_id} of the load items has not ended"
-        await until(reasons, lambda texts: all(waits in text and text.startswith("It snoozes") for text in texts))
+        await until(reasons, lambda texts: all(waits in text and text.startswith("It is snoozed") for text in texts))
         flow_run = "SELECT status || ': ' || (summary ->> 'reason') FROM dl_etl_runs WHERE kind = 'flow'"
         assert (await raw.fetchval(flow_run)).startswith(f"waiting: {waits}")
         assert len(items.asked()) == 1
@@ -166,10 +166,10 @@ def test_a_load_declares_its_queue_its_key_and_its_schedule():
         ("30 3 * * *", r"schedule: must be a dictionary, such as {'cron': '30 3 \* \* \*'}, not '30 3 \* \* \*'"),
         ({"cron": "30 3 * *"}, "schedule.cron: "),
         ({"cron": "30 3 * * *", "zone": "Mars"}, "schedule.zone: "),
-        ({}, "schedule.every_s: give either cron or every_s"),
-        ({**NIGHTLY, "when": 1}, "schedule.when: is no field of a schedule"),
-        ({**NIGHTLY, "task": "other"}, "schedule.task: must not be given"),
-        ({**NIGHTLY, "name": "other"}, "schedule.name: must not be given"),
+        ({}, "schedule.every_s: must have either cron or every_s"),
+        ({**NIGHTLY, "when": 1}, "schedule.when: is not a field of a schedule"),
+        ({**NIGHTLY, "task": "other"}, "schedule.task: is not allowed"),
+        ({**NIGHTLY, "name": "other"}, "schedule.name: is not allowed"),
     ],
 )
 def test_a_schedule_that_is_not_valid_is_refused_where_it_is_declared(schedule, refused):

@@ -79,7 +79,9 @@ def test_a_least_pause_above_the_greatest_is_refused_and_no_pause_is_legal():
 
 
 def test_a_load_is_refused_at_its_declaration():
-    with pytest.raises(ValueError, match=r"^load items: pipeline: 'worker' is no setting of a pipeline; workers, "):
+    with pytest.raises(
+        ValueError, match=r"^load items: pipeline: 'worker' is not a pipeline setting; the settings are workers, "
+    ):
         items_load("http://source", pipeline={"worker": 2})
     with pytest.raises(ValueError, match=r"^pipeline\.rate_min: must be .*, not 3$"):
         items_load("http://source", pipeline={"rate_min": 3, "rate_max": 2})
@@ -143,7 +145,7 @@ def test_a_load_s_own_settings_come_through_all_layers(tmp_path: Path):
         ("DL_PIPELINE__RATE_MIN", "nan", "DL_PIPELINE__RATE_MIN: must be "),
         ("DL_PIPELINE__RATE_MIN", "30", "DL_PIPELINE__RATE_MIN: must be "),
         ("DL_PIPELINE__NAMES__RATE_MAX", "1", "DL_PIPELINE__NAMES__RATE_MIN: must be "),
-        ("DL_PIPELINE__WORKER", "1", "DL_PIPELINE__WORKER: 'worker' is no setting of a pipeline"),
+        ("DL_PIPELINE__WORKER", "1", "DL_PIPELINE__WORKER: 'worker' is not a pipeline setting"),
         ("DL_PIPELINE__A__B__WORKERS", "1", "DL_PIPELINE__A__B__WORKERS: must be DL_PIPELINE__<SETTING> or "),
         (
             "DL_PIPELINE__ECB__ATTEMPTS",

@@ -167,7 +167,7 @@ async def test_functions_that_are_not_found_there_are_named(numbers, outcome_of,
     monkeypatch.setenv("HEAVY", "broken")
     outcome = await outcome_of(numbers(heavy.with_pid))
     assert outcome.error.endswith(
-        "RuntimeError: the load's source or functions can't be found in its process: RuntimeError: no licence"
+        "RuntimeError: the load's source or functions were not found in its process: RuntimeError: no licence"
     )
 
 
@@ -180,7 +180,7 @@ async def test_printed_lines_of_a_process_are_in_the_loads_log_up_to_a_limit(num
     assert all(line.fields["load"] == "numbers" for line in printed)
     assert len(printed) == MOST_PRINTED
     told = [line.message for line in outcome.log if line.level == "warning"]
-    assert told == ["more lines are printed than are kept"]
+    assert told == ["the process printed more lines than are stored"]
 
 
 @pytest.mark.slow
@@ -228,9 +228,7 @@ Load(name="n", source=Files("/", format=Csv()), target=Target(table="t", key=("n
 def test_a_transform_that_can_not_be_sent_to_a_process_is_refused(tmp_path):
     declare = partial(Load, name="numbers", target=Target(table="numbers", key=("n",)), processes=True)
     source = Files(str(tmp_path), format=Csv())
-    with pytest.raises(
-        ValueError, match=r"load numbers: transform: must be possible to send to another process, .*lambda"
-    ):
+    with pytest.raises(ValueError, match=r"load numbers: transform: must be usable in another process, .*lambda"):
         declare(source=source, transform=lambda row: row)
     program = subprocess.run([sys.executable, "-c", OF_MAIN], capture_output=True, text=True, check=False, timeout=60)
-    assert re.search(r"ValueError: .*transform: .*of_main must stand in a module, not in the", program.stderr)
+    assert re.search(r"ValueError: .*transform: .*of_main must be in a module, not in the", program.stderr)

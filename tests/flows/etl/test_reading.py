@@ -154,11 +154,11 @@ async def test_a_thread_that_was_left_behind_gets_no_connection(database, raw):
         assert await ask() == 1
         assert await raw.fetchval(CONNECTIONS) == 1
         await reader.close()
-        with pytest.raises(StoreUnavailable, match="the workers connection was cut"):
+        with pytest.raises(StoreUnavailable, match="the workers connection was closed"):
             await ask()
         assert await raw.fetchval(CONNECTIONS) == 0
 
 
 def test_processes_read_nothing():
-    with pytest.raises(ValueError, match="load items: reads: can't be combined with processes"):
+    with pytest.raises(ValueError, match="load items: reads: cannot be combined with processes"):
         items_load("http://localhost", processes=True, reads=True)

@@ -120,7 +120,7 @@ async def test_fields_without_a_column_are_reported_once(items, outcome_of, tabl
     load = items_load(items.service.url, transform=lambda record: {**record, "valeu": 1})
     outcome = await outcome_of(load, to="2026-01-03")
     assert outcome.result["counts"]["inserted"] == 2
-    [line] = [line for line in outcome.log if line.message.startswith("fields are left out")]
+    [line] = [line for line in outcome.log if line.message.startswith("ignoring fields")]
     assert (line.fields["table"], line.fields["fields"]) == ("item", ["valeu"])
 
 
@@ -153,7 +153,7 @@ async def test_a_lagging_writer_is_reported_once_and_again_when_it_has_caught_up
     with capture_logs() as lines:
 
         def told(*events):
-            events = events or ("the writer lags behind", "the writer has caught up")
+            events = events or ("the writer is slower than the parsers", "the writer has caught up")
             return [line for line in lines if line["event"] in events]
 
         async def let_go():
@@ -222,9 +222,9 @@ async def test_u4_log_lines_are_limited_for_each_task_of_a_flow_and_the_rest_cou
             lines = (await read_lines(supervisor.database, job.job_id, wanted, after=0, limit=100)).lines
             assert [line.fields["load"] for line in lines] == [task.task] * 7
             assert lines[-1].event_id == task.last_event
-            assert lines[5].message == "more than 5 lines; the rest is not kept"
+            assert lines[5].message == "more than 5 lines; the rest is not stored"
             lost = lines[6].fields["not_kept"]
-            assert lines[6].message == f"{lost} lines were not kept"
+            assert lines[6].message == f"{lost} lines were not stored"
             assert lost > 10
         own = await read_lines(supervisor.database, job.job_id, LinesWanted(tasks=[]), after=0, limit=100)
         assert [line.kind for line in own.lines] == ["picked", "done"]

@@ -187,7 +187,7 @@ async def test_an_answer_that_stays_unreadable_after_its_retries_is_a_failure(it
     assert outcome.status == "failed"
     assert [failure["error"] for failure in outcome.result["failures"]] == ["it can't be read"]
     assert len(items.service.requests) == 3
-    again = [line.fields["tries"] for line in outcome.log if "its request is sent again" in line.message]
+    again = [line.fields["tries"] for line in outcome.log if "repeating a request" in line.message]
     assert again == [1, 2]
 
 
@@ -196,7 +196,7 @@ async def test_gzip_of_several_members_is_unpacked(service):
     body = b"".join(gzip.compress(whole[at : at + 30_000]) for at in range(0, len(whole), 30_000))
     service.put("/", Answer(body, headers={"Content-Encoding": "gzip"}))
     assert (await ask(Http(service.url))).body == whole
-    for more, told in ((b"more", "there is more than what is compressed in it"), (b"\x1f\x8b", "ends before its end")):
+    for more, told in ((b"more", "there are data after the compressed part"), (b"\x1f\x8b", "are truncated")):
         service.put("/", Answer(body + more, headers={"Content-Encoding": "gzip"}))
         with pytest.raises(SourceError, match=told):
             await ask(Http(service.url))

@@ -121,8 +121,8 @@ def test_segments_follow_each_other_without_gaps_and_reach_the_end(segment, star
     ("fields", "message"),
     [
         ({"segment": "fortnight"}, "segment: must be hour, day, week, month, year or a timedelta, not 'fortnight'"),
-        ({"segment": timedelta()}, "segment: must be a second or more, not 0:00:00"),
-        ({"look_back": timedelta(days=-1)}, "look_back: must be a timedelta not below zero, not -1 day, 0:00:00"),
+        ({"segment": timedelta()}, "segment: must be at least a second, not 0:00:00"),
+        ({"look_back": timedelta(days=-1)}, "look_back: must be a timedelta, at least zero, not -1 day, 0:00:00"),
         ({"zone": "Mars/Olympus"}, "zone: must be a time zone such as Europe/Berlin, not 'Mars/Olympus'"),
     ],
 )
@@ -136,8 +136,8 @@ def test_a_span_that_ends_before_it_begins_is_refused():
     load = Windows(start=date(2020, 1, 1), delay=timedelta(days=12))
     for windows, until, told in (
         (Windows(start=date(2020, 1, 1)), None, "2026-04-14T09:30:00+00:00 (now)"),
-        (load, None, "2026-04-02T09:30:00+00:00 (now, less the load's delay of 12 days)"),
-        (load, date(2026, 4, 1), "2026-04-01T00:00:00+00:00 (what is given as to)"),
+        (load, None, "2026-04-02T09:30:00+00:00 (now minus the load's delay of 12 days)"),
+        (load, date(2026, 4, 1), "2026-04-01T00:00:00+00:00 (the value of to)"),
     ):
         said = re.escape(f"from: must be a time before {told}, not 2026-05-01T00:00:00+00:00")
         with pytest.raises(BadRequest, match=f"^{said}$"):

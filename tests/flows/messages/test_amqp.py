@@ -215,7 +215,7 @@ async def test_a_poisonous_message_becomes_a_dead_letter_and_delays_no_other(rab
     poison = letters[b"-1"]
     assert (poison.message_id, poison.delivery_mode, poison.expiration) == ("id-1", 2, None)
     assert poison.headers == {"from": "shop", "dl_queue": "orders", "dl_tries": 3, "dl_error": "ValueError: not -1"}
-    assert letters[b"7"].headers["dl_error"].startswith("queue: must be given")
+    assert letters[b"7"].headers["dl_error"].startswith("queue: is required")
 
 
 async def test_a_message_id_reused_by_a_publisher_is_an_error_except_in_a_redelivery(rabbitmq, broker, reading, raw):
@@ -245,7 +245,7 @@ async def test_a_message_that_kills_each_reader_is_given_up_and_its_neighbors_ar
         assert [row["n"] for row in await jobs(raw, 4)] == ["1", "2", "3", "4"]
     [(letter, body)] = broker.take()
     assert body == b"9"
-    assert letter.headers["dl_error"] == "delivered 11 times, and each time its reader died or lost its connection"
+    assert letter.headers["dl_error"] == "delivered 11 times; each time, its reader ended or lost its connection"
 
 
 async def test_a_message_that_was_delivered_too_often_is_tried_once_more_alone(rabbitmq, broker, store, raw):
@@ -421,11 +421,11 @@ async def test_a_killed_server_is_reported_and_read_again_when_it_is_back(readin
         ({"url": "redis://localhost"}, "url: must begin with amqp:// or amqps://, not 'redis'"),
         ({"queue": ""}, "queue: must have 1 to 200 characters, not 0"),
         ({"dead_letters": "a\nb"}, "dead_letters: must be on one line"),
-        ({"dead_letters": "q"}, "dead_letters: must be another queue than 'q'"),
+        ({"dead_letters": "q"}, "dead_letters: must be a different queue than 'q'"),
         ({"most_tries": 0}, "most_tries: must be an integer from 1 to 1,000, not 0"),
         ({"batch": 2.5}, "batch: must be an integer from 1 to 1,000, not 2.5"),
         ({"prefetch": 0}, "prefetch: must be an integer from 1 to 10,000, not 0"),
-        ({"again_after_s": 400}, "again_after_s: must be at most 375 with most_tries=5, not 400: RabbitMQ takes back"),
+        ({"again_after_s": 400}, "again_after_s: must be at most 375 with most_tries=5, not 400: RabbitMQ requeues"),
     ],
 )
 def test_invalid_options_of_a_source_are_refused_at_the_declaration(given, error):

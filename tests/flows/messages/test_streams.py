@@ -112,7 +112,7 @@ async def test_a_poisonous_message_becomes_a_dead_letter_and_delays_no_other(red
         b"n": b"-1", b"dl_stream": b"orders", b"dl_message_id": poison, b"dl_tries": b"3",
         b"dl_error": b"ValueError: not -1",
     }  # fmt: skip
-    assert letters[refused][b"dl_error"].startswith(b"queue: must be given")
+    assert letters[refused][b"dl_error"].startswith(b"queue: is required")
     assert letters[broken][b"other"] == b"\xfe"
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
 

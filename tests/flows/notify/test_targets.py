@@ -173,7 +173,7 @@ async def test_a_command_that_hangs_is_killed_with_all_that_it_has_started(tmp_p
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         "time.sleep(600)"
     )
-    with trio.fail_after(patience_s()), pytest.raises(CommandFailed, match="did not end in 3 s"):
+    with trio.fail_after(patience_s()), pytest.raises(CommandFailed, match="did not end within 3 s"):
         await run_command(python(code, timeout_s=3), NOTICE)
     for pid in map(int, pids.read_text().split()):
         with trio.fail_after(patience_s()):

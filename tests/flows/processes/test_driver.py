@@ -311,5 +311,5 @@ async def test_a_run_whose_lease_ends_in_a_waiting_statement_is_stopped_and_repl
             proxy.thaw()
             assert await ended(database, task_id) == 'finished|"reserved"|'
     # An error in the program would have another text.
-    said = "error = 'no heartbeat got through: the lease could not be held' OR error LIKE 'worker lost: the lease of %'"
+    said = "error = 'no heartbeat succeeded: the lease was lost' OR error LIKE 'worker lost: the lease of %'"
     assert database.psql(f"SELECT count(*) FROM dl_errors WHERE NOT ({said})") == "0"

@@ -205,14 +205,14 @@ async def test_an_error_that_can_not_say_what_it_is_fails_its_delivery_and_its_s
     workers = (Worker("process.counter", 4), Worker("process.odd", 4))
     ready = Settings(db_dsn=database.dsn, workers=workers, sinks=(sink,))
     async with open_supervisor(ready, again_soon(tasks)) as supervisor:
-        with pytest.raises(ProcessFailed, match=r"UnspeakableError: \(its text could not be made\)"):
+        with pytest.raises(ProcessFailed, match=r"UnspeakableError: \(its text is not available\)"):
             await supervisor.processes.start("odd", "o")
         await supervisor.processes.start("counter", "a", 0)
 
         async def held():
             return [one.error for one in (await supervisor.processes.deliveries()).deliveries]
 
-        await until(held, lambda found: found == ["UnspeakableError: (its text could not be made)"])
+        await until(held, lambda found: found == ["UnspeakableError: (its text is not available)"])
         assert await supervisor.processes.release(HeldFilter(sink="books")) == 1
         await emptied(database)
     assert tries == ["a", "a"]

@@ -86,7 +86,7 @@ async def as_it_is(error):
 
 
 async def from_it(error):
-    raise ValueError("the books can't be written") from error
+    raise ValueError("the books cannot be written") from error
 
 
 async def from_another_one(error):
@@ -103,7 +103,7 @@ async def in_a_nursery(error):
 
 
 async def instead_of_it(_error):
-    raise ValueError("the books can't be written")
+    raise ValueError("the books cannot be written")
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ async def test_an_error_in_place_of_an_outage_is_the_steps_own(proxy, serve, ask
     async with serve(ledgers.tasks()):
         await answer(await ask())
         status, _, error = await answer(await ask("add", 5))
-        assert (status, error) == ("error", "ValueError: the books can't be written")
+        assert (status, error) == ("error", "ValueError: the books cannot be written")
 
 
 @pytest.mark.slow
@@ -467,7 +467,7 @@ async def test_run_step_tells_an_outage_from_a_failure():
 
     @kind.call
     async def away(_p: Process) -> Done:
-        raise StoreUnavailable("the database can't be reached")
+        raise StoreUnavailable("the database cannot be reached")
 
     run = await run_step(kind, "away")
     assert (run.outcome, run.error, run.events) == ("returned", None, [])

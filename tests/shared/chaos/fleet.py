@@ -43,7 +43,7 @@ END_LOCK_SESSIONS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% locks'
 """
 LEFT = "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by LIKE $1 || ':%'"
-LEASE_IS_GONE = "a handler goes on although its lease is gone"
+LEASE_IS_GONE = "a handler continues without its lease"
 AFTER_AN_OUTAGE_S = 20
 """A service stopped within this time after an outage may leave rows to their leases: its exit code is 1 then."""
 

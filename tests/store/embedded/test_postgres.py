@@ -243,7 +243,7 @@ def test_a_directory_that_this_user_may_not_read_is_not_taken_for_an_empty_one(u
             [sys.executable, "-c", ASK_VERSIONS, str(uid), str(data_dir)], capture_output=True, text=True, check=False
         )
         (data_dir / unreadable).chmod(0o755)
-    assert asked.stdout.startswith(f"DL_DATA_DIR: user id {uid} may not read '{data_dir}"), asked.stderr
+    assert asked.stdout.startswith(f"DL_DATA_DIR: user ID {uid} may not read '{data_dir}"), asked.stderr
 
 
 @pytest.mark.slow
@@ -383,7 +383,7 @@ def test_no_second_server_is_started_on_files_that_one_has_by_another_path(data_
         before.rename(after)
         second = attrs.evolve(Cluster.in_directory(after, 18), orphans_timeout_s=0.3)
         with (
-            pytest.raises(EmbeddedDatabaseError, match="is in use by a server that does not answer here"),
+            pytest.raises(EmbeddedDatabaseError, match="is in use by a server that cannot be reached here"),
             second.serialized(),
         ):
             second.ensure_running(QUICK)
@@ -414,7 +414,7 @@ def test_a_socket_directory_that_others_can_open_is_refused(data_dir, monkeypatc
     try:
         with (
             pytest.raises(
-                EmbeddedDatabaseError, match=r"dataloader-\w+ must be a directory of user id \d+ with mode 0700"
+                EmbeddedDatabaseError, match=r"dataloader-\w+ must be a directory of user ID \d+ with mode 0700"
             ),
             embedded_postgres(data_dir, extra_settings=QUICK),
         ):
@@ -426,7 +426,7 @@ def test_a_socket_directory_that_others_can_open_is_refused(data_dir, monkeypatc
 def test_a_data_directory_of_another_version_is_refused(data_dir):
     (data_dir / "postgres-16").mkdir()
     (data_dir / "postgres-16" / "PG_VERSION").write_text("16\n")
-    message = f"The data directory {data_dir} holds a cluster of PostgreSQL 16, this is PostgreSQL 18: choose another"
+    message = f"The data directory {data_dir} has a cluster of PostgreSQL 16, but this is PostgreSQL 18: choose another"
     with pytest.raises(EmbeddedDatabaseError, match=message), embedded_postgres(data_dir):
         pass
 
@@ -452,7 +452,7 @@ def test_processes_that_start_together_make_one_account_for_the_server():
 def test_a_data_directory_of_another_user_is_refused(data_dir, made_by_another):
     (data_dir / "postgres-18").mkdir()
     os.chown(data_dir / made_by_another, 65534, -1)
-    with pytest.raises(EmbeddedDatabaseError, match="belongs to user id 65534"), embedded_postgres(data_dir):
+    with pytest.raises(EmbeddedDatabaseError, match="belongs to user ID 65534"), embedded_postgres(data_dir):
         pass
     assert list(data_dir.iterdir()) == [data_dir / "postgres-18"]
 
@@ -462,7 +462,7 @@ def test_a_data_directory_writable_by_others_is_refused_with_the_fix_in_one_line
     data_dir.chmod(mode)
     with pytest.raises(EmbeddedDatabaseError) as refused, embedded_postgres(data_dir):
         pass
-    message = f"its mode is {mode:o}: run `chmod go-w {data_dir}`, or set DL_DATA_DIR to a directory of your own"
+    message = f"its mode is {mode:o}: run `chmod go-w {data_dir}`, or set DL_DATA_DIR to your own directory"
     assert str(refused.value) == f"Other users can write into the data directory {data_dir}, {message}"
     assert list(data_dir.iterdir()) == []
 
@@ -516,6 +516,6 @@ def test_an_unused_server_is_not_started_again(data_dir):
         assert server.ensure_running().pid == server.pid
         end(server.pid)
         assert server.ensure_running().dsn == server.dsn
-    with pytest.raises(EmbeddedDatabaseError, match="Nobody uses the server"):
+    with pytest.raises(EmbeddedDatabaseError, match="has no more users, and is not started again"):
         server.ensure_running()
     assert running_server(data_dir) is None

@@ -210,10 +210,10 @@ async def test_a_refused_failure_becomes_a_note_and_its_segment_commits(job, tra
         ("k", "day 1", "record", 1),
         ("", "day 1", "record", 7),
     ]
-    assert "the database refuses the record of this failure: CheckViolationError" in found[2].error
+    assert "the database rejected the record of this failure: CheckViolationError" in found[2].error
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_segments WHERE segment = 'day 1'") == 1
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_cursors") == 1
-    assert [line["event"] for line in lines] == ["the database refuses the records of failures"]
+    assert [line["event"] for line in lines] == ["the database rejected the records of failures"]
 
 
 async def test_failures_whose_notes_are_refused_too_are_logged_and_end_nothing(job, transactions, on_record, raw):

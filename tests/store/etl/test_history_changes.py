@@ -156,7 +156,9 @@ async def test_a_row_that_is_not_gone_needs_the_columns_that_may_not_be_null(loa
 async def test_a_time_of_another_type_than_the_versions_is_refused(load, transactions, raw):
     await raw.execute(f"ALTER TABLE {load.table.sql} ALTER updated_at TYPE date")
     table = await transactions.run(aio_describe, "target")
-    with pytest.raises(TargetError, match=r"column updated_at is of type date, must be of that of valid_from, time"):
+    with pytest.raises(
+        TargetError, match=r"column updated_at has the type date, but must have that of valid_from, time"
+    ):
         HISTORY.check_table(table)
 
 
@@ -164,7 +166,7 @@ async def test_a_time_of_another_type_than_the_versions_is_refused(load, transac
     ("fields", "told"),
     [
         ({}, "complete: must be False with changed_at: "),
-        ({"complete": False, "as_of": lambda _: at(0)}, "as_of: can't be combined with changed_at"),
+        ({"complete": False, "as_of": lambda _: at(0)}, "as_of: cannot be combined with changed_at"),
         ({"complete": False, "valid_to": "at"}, "changed_at: must be a column of the rows, or valid_from, not 'at'"),
     ],
 )

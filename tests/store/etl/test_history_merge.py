@@ -224,10 +224,10 @@ async def test_instants_and_other_names_of_columns_do_as_well(transactions, raw)
     [
         ({"tracked": ["x"]}, TargetError, "no column x"),
         ({"key": []}, TargetError, "needs a key"),
-        ({"tracked": ["key"]}, TargetError, "each only once"),
-        ({"is_current": "a"}, TargetError, "each only once"),
-        ({"valid_from": "b"}, TargetError, "must be of type date"),
-        ({"tracked": [], "valid_from": "a", "valid_to": "b"}, TargetError, "must be of type date"),
+        ({"tracked": ["key"]}, TargetError, "must be unique and not empty"),
+        ({"is_current": "a"}, TargetError, "must be unique and not empty"),
+        ({"valid_from": "b"}, TargetError, "must both have the type date"),
+        ({"tracked": [], "valid_from": "a", "valid_to": "b"}, TargetError, "must both have the type date"),
         ({"as_of": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}, TargetError, "valid_from is a date"),
         ({"as_of": dt.datetime(2020, 1, 1)}, ValueError, "no time zone"),  # noqa: DTZ001 - the case under test
     ],

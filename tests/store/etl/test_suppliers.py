@@ -265,11 +265,11 @@ def test_a_rate_limit_that_makes_no_sense_is_refused(requests, per_s, said):
     [
         ({}, "per_s: must be a number of seconds from 0.001 to 604,800, not None"),
         ({"per": "week"}, "per: must be 'day', not 'week'"),
-        ({"per": "day", "per_s": 60}, "per_s: must not be given beside per='day', and is 60"),
-        ({"per_s": 60, "zone": "UTC"}, "zone: must be given with per='day' only, not with per_s: 'UTC'"),
+        ({"per": "day", "per_s": 60}, "per_s: 60 cannot be combined with per='day'"),
+        ({"per_s": 60, "zone": "UTC"}, "zone: 'UTC' needs per='day'; per_s has no time zone"),
         (
             {"per": "day", "zone": "Mars"},
-            "zone: must be a name of the IANA database, such as Europe/Berlin, not 'Mars'",
+            "zone: must be a time zone of the IANA database, such as Europe/Berlin, not 'Mars'",
         ),
     ],
 )

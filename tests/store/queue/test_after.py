@@ -131,7 +131,7 @@ async def test_one_that_did_not_succeed_cancels_the_job_or_lets_it_run_once_all_
     assert await stands(last) is CANCELED
     verb = "failed" if status == "failed" else f"was {status}"
     assert await row_of(last, "error") == (
-        f"1 of the 3 jobs that this one runs after did not succeed: job {jobs[1]}, which this one runs after, {verb}"
+        f"1 of the 3 jobs that this job depends on did not succeed: job {jobs[1]}, which this job depends on, {verb}"
     )
     assert (await journal_of(last))[-1] == "canceled: after"
     job = await get_job(store, last)
@@ -393,7 +393,7 @@ async def test_a_retried_job_waits_again_for_one_that_has_been_retried(store, ad
 
 async def test_ids_that_no_job_has_are_named(store, raw, add):
     known, unknown = await add(), uuid7()
-    with pytest.raises(BadRequest, match=f"no job has the id {unknown}$") as refused:
+    with pytest.raises(BadRequest, match=f"no job has the ID {unknown}$") as refused:
         await enqueue(store, [a_job(), a_job(after=[known, unknown])])
     assert refused.value.field == "after"
     with pytest.raises(BadRequest, match=r"and others$"):
@@ -405,9 +405,9 @@ async def test_jobs_that_wait_for_each_other_in_a_circle_are_refused(store, raw)
     one = a_job()
     two = a_job(after=[one.job_id])
     for circle in ([two, one], [a_job(job_id=one.job_id, after=[two.job_id]), two]):
-        with pytest.raises(BadRequest, match="stand before the job in the list"):
+        with pytest.raises(BadRequest, match="must refer to earlier jobs in the list"):
             await enqueue(store, circle)
-    with pytest.raises(BadRequest, match="the job's own id"):
+    with pytest.raises(BadRequest, match="the ID of the job itself"):
         a_job(job_id=one.job_id, after=[one.job_id])
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 0
 
@@ -526,7 +526,7 @@ async def test_a_waiting_job_can_be_canceled_and_reprioritized_but_not_run_now(s
     first = await add()
     last, others = await add(after=[first]), await add(after=[first])
     await judge()
-    with pytest.raises(Conflict, match="it runs after others, which have not all ended"):
+    with pytest.raises(Conflict, match="it depends on other jobs that have not ended"):
         await control.run_now(store, last, OPERATOR)
     assert await control.run_now_many(store, JobFilter(queue="q"), OPERATOR) == 0
     assert (await control.set_priority(store, last, 7, OPERATOR)).priority == 7
@@ -745,4 +745,4 @@ async def test_a_failure_ends_a_long_chain_in_batches(store, raw, add, end, numb
     assert max(judged) <= make_ready.JUDGED
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == number
     error = await raw.fetchval("SELECT error FROM dl_jobs WHERE job_id = $1", jobs[-1].job_id)
-    assert error == f"job {jobs[-2].job_id}, which this one runs after, was canceled"
+    assert error == f"job {jobs[-2].job_id}, which this job depends on, was canceled"

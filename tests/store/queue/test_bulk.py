@@ -169,7 +169,7 @@ async def test_u15_an_act_that_is_sent_twice_begins_once(acts, add, raw):
     await add(3)
     assert await acts.start(CANCEL, IN_Q, bulk_id=mine) == begun
     assert begun.bulk_id == mine
-    with pytest.raises(BadRequest, match="belongs to another bulk act"):
+    with pytest.raises(BadRequest, match="belongs to another bulk operation"):
         await acts.start(RUN_NOW, IN_Q, bulk_id=mine)
     assert await raw.fetchval("SELECT count(*) FROM dl_audit") == 1
 
@@ -195,7 +195,7 @@ async def test_u16_a_stopped_operation_changes_no_more_jobs(acts, store, add, st
 @pytest.mark.slow
 async def test_u16_an_operation_with_too_many_jobs_or_without_a_filter_is_refused(acts, add):
     await add(3)
-    with pytest.raises(BadRequest, match="there are more than 2 now"):
+    with pytest.raises(BadRequest, match="which is over 2 now"):
         await acts.start(CANCEL, IN_Q, most=2)
     assert (await acts.find()).bulk == []
     nothing = await acts.start(RETRY, IN_Q)
@@ -327,14 +327,14 @@ async def test_u16_old_acts_are_deleted_after_the_audits_days(own, store, add, r
 @pytest.mark.parametrize(
     ("body", "path", "says"),
     [
-        ({"action": "cancel"}, "$", "job_ids, or at least one of"),
+        ({"action": "cancel"}, "$", "give job_ids or at least one of"),
         (
             {"action": "cancel", "queue": "q", "job_ids": [str(uuid7())]},
             "$",
-            "job_ids, or criteria such as queue, not both",
+            "give job_ids or criteria such as queue, not both",
         ),
-        ({"action": "cancel", "queue": "q", "priority": 3}, "$", "set_priority needs a priority"),
-        ({"action": "set_priority", "queue": "q"}, "$", "set_priority needs a priority"),
+        ({"action": "cancel", "queue": "q", "priority": 3}, "$", "priority is required for set_priority"),
+        ({"action": "set_priority", "queue": "q"}, "$", "priority is required for set_priority"),
         ({"action": "cancel", "job_ids": []}, "job_ids", "1"),
         ({"action": "drop", "queue": "q"}, "action", "cancel"),
     ],

@@ -135,7 +135,7 @@ async def test_canceling_a_job_with_an_endless_lease_frees_its_key_immediately(s
 @pytest.mark.parametrize("lease", ENDLESS.values(), ids=ENDLESS)
 async def test_a_running_job_with_an_endless_lease_is_queued_again_by_force_alone(store, add_job, start_worker, lease):
     job_id = await add_job(**LONG_AGO | {"lease_expires_at": lease, "lock_key": "'k'", "attempt": "3"})
-    with pytest.raises(Conflict, match="its lease never ends: cancel it, or retry it with force"):
+    with pytest.raises(Conflict, match="its lease never expires; cancel it, or retry it with force"):
         await control.retry(store, job_id, ALICE)
     job = await control.retry(store, job_id, ALICE, force=True)
     assert (job.status, job.waits_for, job.attempt, job.lease_expires_at) == ("queued", None, 0, None)
@@ -148,7 +148,7 @@ async def test_a_running_job_with_an_endless_lease_is_queued_again_by_force_alon
 @pytest.mark.parametrize("held", HELD.values(), ids=HELD)
 async def test_a_running_job_that_somebody_may_run_is_asked_to_end_whatever_force_is_used(store, raw, add_job, held):
     job_id = await add_job(**LONG_AGO | held)
-    with pytest.raises(Conflict, match="retry is for jobs that are canceled or failed or lost"):
+    with pytest.raises(Conflict, match="retry needs a job with the status canceled or failed or lost"):
         await control.retry(store, job_id, ALICE, force=True)
     assert (await control.cancel(store, job_id, ALICE)).status is Status.RUNNING
     assert await raw.fetchval("SELECT cancel_requested FROM dl_jobs")

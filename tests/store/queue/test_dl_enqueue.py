@@ -87,12 +87,12 @@ async def test_nothing_is_left_behind_in_the_caller_s_transaction(raw):
 
 
 REFUSALS = [
-    ("NULL, queue => 'q'", "task: must be given"),
+    ("NULL, queue => 'q'", "task: is required"),
     ("'', queue => 'q'", 'task: must have 1 to 200 characters on one line, .*, not ""'),
-    ("'t'", 'queue: must be given: the task "t" has no queue of its own'),
+    ("'t'", 'queue: is required, because the task "t" has no queue'),
     ("'t', queue => E'a\\nb'", r'queue: must have 1 to 200 characters on one line.*, not "a\\nb"'),
     ("'t', queue => repeat('x', 201)", 'queue: must have 1 to 200 characters .*, not "x{60}"'),
-    ("'t', queue => ' '", "queue: must have 1 to 200 characters .* spaces alone"),
+    ("'t', queue => ' '", "queue: must have 1 to 200 characters .* only spaces"),
     ("'t', queue => 'q', lock_key => ''", "lock_key: must have 1 to 512 characters"),
     ("'t', queue => 'q', idempotency_key => ''", "idempotency_key: must have 1 to 512 characters"),
     ("'t', queue => 'q', producer => ''", "producer: must have 1 to 512 characters"),
@@ -104,12 +104,12 @@ REFUSALS = [
     ("'t', queue => 'q', priority => -1", "priority: must be an integer from 0 to 2147483647, not -1"),
     ("'t', queue => 'q', max_attempts => 0", "max_attempts: must be an integer from 1 to 1000000, not 0"),
     ("'t', queue => 'q', lease_ttl_sec => 2", "lease_ttl_sec: must be an integer from 3 to 86400, not 2"),
-    ("'t', queue => 'q', available_at => 'infinity'", "available_at: must be an instant of the years 1900 to 9000"),
+    ("'t', queue => 'q', available_at => 'infinity'", "available_at: must be between the years 1900 and 9000"),
     (
         "'t', queue => 'q', after => ARRAY[gen_random_uuid()]",
-        "after: must be the ids of jobs that exist; no job has",
+        "after: must have IDs of existing jobs; no job has",
     ),
-    ("'t', queue => 'q', after => ARRAY[NULL]::uuid[]", "after: must be the ids .*; no job has the id null"),
+    ("'t', queue => 'q', after => ARRAY[NULL]::uuid[]", "after: must have IDs .*; no job has the ID null"),
     ("'t', queue => 'q', when_failed => 'stop'", 'when_failed: must be cancel or run, not "stop"'),
     ("'t', '[1]', queue => 'q'", "args: must be a JSON object, not array"),
     ("'t', NULL, queue => 'q'", "args: must be a JSON object, not null"),
@@ -152,7 +152,7 @@ async def test_a_job_runs_after_others_that_the_same_transaction_has_added(store
         "SELECT dl_enqueue('t', queue => 'q', after => ARRAY[$1]::uuid[], {}available_at => $2, idempotency_key => 'i')"
     )
     assert await raw.fetchval(again.format("when_failed => 'run', "), first, at) == last
-    with pytest.raises(Exception, match="requested differently"):
+    with pytest.raises(Exception, match="whose request was different"):
         await raw.fetchval(again.format(""), first, at)
     await raw.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = $1", first)
     while (await ready_after(store)).jobs:
@@ -162,7 +162,7 @@ async def test_a_job_runs_after_others_that_the_same_transaction_has_added(store
 
 
 async def test_names_of_built_in_tasks_are_the_same_here_and_in_the_registry(raw):
-    refusal = f"the names {', '.join(BUILT_IN)} are those of built-in"
+    refusal = f"{', '.join(BUILT_IN)} are names of built-in"
     for name in ("process.start", "process.", "notify.x", "migrate", "migrate.x", "processes", "NOTIFY.x", "t"):
         if any(fnmatchcase(name, own) for own in BUILT_IN):
             with pytest.raises(Exception, match=f"^task: must not be .*: {refusal}"):
@@ -184,7 +184,9 @@ async def test_an_idempotency_key_returns_its_first_job_and_refuses_another_requ
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', priority = 3, args = '{}'")
     assert await raw.fetchval(call.format("")) == first
     for other in (", priority => 100", ", lock_key => 'k'", ", producer => 'me'", ", available_at => now()"):
-        with pytest.raises(Exception, match=r'idempotency_key: "i" belongs to job .*, which was requested') as raised:
+        with pytest.raises(
+            Exception, match=r'idempotency_key: "i" belongs to job .*, whose request was different'
+        ) as raised:
             await raw.fetchval(call.format(other))
         assert raised.value.sqlstate == "23505"
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
@@ -195,7 +197,7 @@ async def test_a_request_of_ours_and_one_by_sql_know_each_other_by_their_columns
     await enqueue(store, [ours])
     call = "SELECT dl_enqueue('t', '{{\"a\": {}}}', queue => 'q', idempotency_key => '{}')"
     assert await raw.fetchval(call.format(1, "ours")) == ours.job_id
-    with pytest.raises(Exception, match="requested differently"):
+    with pytest.raises(Exception, match="whose request was different"):
         await raw.fetchval(call.format(2, "ours"))
     theirs = await raw.fetchval(call.format(1, "theirs"))
     [again] = await enqueue(store, [NewJob(task="t", queue="q", args={"a": 1}, idempotency_key="theirs")])

@@ -151,7 +151,7 @@ async def test_a_list_with_a_refused_job_of_a_unique_task_adds_nothing(store, ra
         "INSERT INTO dl_tasks (task, uniqueness, layout, declared_by)"
         """ VALUES ('one', '{"key": ["year"], "duplicates": "waiting"}', 2, 'w')"""
     )
-    with pytest.raises(BadRequest, match=r"^args\.year: must be given"):
+    with pytest.raises(BadRequest, match=r"^args\.year: is required"):
         await enqueue(store, [new(), new(task="one"), new()])
     assert await raw.fetchval(COUNT) == 0
     answers = await enqueue(store, [new(), new(task="one", args={"year": 1}), new(task="one", args={"year": 1})])

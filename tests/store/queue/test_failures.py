@@ -69,7 +69,7 @@ def test_an_id_of_a_group_stands_for_its_numbers_and_nothing_else_is_one():
     for numbers in [(0, None), (-1, 2**63 - 1), (-(2**63), -(2**63)), (1, 0)]:
         assert group_key("group", group_id(*numbers)) == numbers
     for text in ("", "0", "0" * 17, "0" * 16 + ".", "G" * 16, "0" * 16 + ".0", "0" * 16 + "\n"):
-        with pytest.raises(BadRequest, match="must be the id of a group of errors"):
+        with pytest.raises(BadRequest, match="must be the ID of an error group"):
             JobFilter(error_group=text)
 
 

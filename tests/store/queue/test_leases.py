@@ -342,8 +342,8 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(ten, d
             await raw.execute("UPDATE clock.jumps SET ahead = '1 day', look_s = $1", look_s)
             await until(taken, second.job_id)
             nursery.cancel_scope.cancel()
-    said = [word for line in lines for word in ("jumped", "taken back") if word in line["event"]]
-    assert said == ["taken back", "jumped", "taken back"]
+    said = [word for line in lines for word in ("jumped", "recovered") if word in line["event"]]
+    assert said == ["recovered", "jumped", "recovered"]
     # The heartbeats are notified.
     assert jumped.is_set
 

@@ -354,7 +354,7 @@ async def test_a_log_has_where_each_attempt_began_and_how_it_ended_between_its_l
         ("info", "attempt 3 began"),
         ("info", "the attempt was snoozed"),
         ("info", "attempt 3 began"),
-        ("info", "the attempt was given back"),
+        ("info", "the attempt was released"),
         ("info", "attempt 3 began"),
         ("error", "attempt 3 failed for good"),
         ("info", "an operator queued the job again"),

@@ -82,7 +82,7 @@ async def test_no_role_but_a_service_adds_a_job_of_any_built_in_task(database, r
     await raw.execute("GRANT EXECUTE ON FUNCTION dl_enqueue TO PUBLIC")
     async with open_as(name, database) as connection:
         for task in NAMES:
-            with pytest.raises(Exception, match="those of built-in tasks"):
+            with pytest.raises(Exception, match="names of built-in tasks"):
                 await connection.execute("SELECT dl_enqueue($1, queue => 'q')", task)
             with pytest.raises(Exception, match=r"permission denied|written by services alone"):
                 await connection.execute(INSERT, task)

@@ -83,11 +83,11 @@ async def test_a_task_without_defaults_has_those_of_the_queue(declare, enqueue_b
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_job_without_a_queue_is_refused_where_its_task_has_none(way, declare, enqueue_by, raw):
     with pytest.raises(
-        Exception, match=r'the task "t" has no queue of its own; no process has declared it yet: start .* or give queue'
+        Exception, match=r'the task "t" has no queue; no process has declared it yet: start .* or set queue'
     ):
         await enqueue_by(way)
     await declare(max_attempts=3)
-    with pytest.raises(Exception, match=r'queue: must be given: the task "t" has no queue of its own($|\n)'):
+    with pytest.raises(Exception, match=r'queue: is required, because the task "t" has no queue($|\n)'):
         await enqueue_by(way)
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 0
 
@@ -114,9 +114,9 @@ async def test_a_lock_key_is_made_of_the_args(spec, args, key, declare, enqueue_
 @pytest.mark.parametrize(
     ("args", "refusal"),
     [
-        ({}, r'args\.year: must be given, as a string, a number or a boolean: the lock_key of the task "t" is made'),
-        ({"year": None}, r"args\.year: must be given, as a string"),
-        ({"year": [1]}, r"args\.year: must be given, as a string"),
+        ({}, r'args\.year: is required as a string, a number or a boolean for the lock_key of the task "t"'),
+        ({"year": None}, r"args\.year: is required as a string"),
+        ({"year": [1]}, r"args\.year: is required as a string"),
         ({"year": "two\nlines"}, r'lock_key: must have 1 to 512 characters on one line.* not "rates:two\\nlines"'),
         ({"year": "x" * 600}, r'lock_key: must have 1 to 512 characters .* not "rates:xxxx'),
     ],

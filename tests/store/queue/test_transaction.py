@@ -177,7 +177,7 @@ async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_not_an_outa
 @pytest.mark.requirement("Q12")
 async def test_a_handler_that_runs_deallocate_fails_and_later_ones_are_unaffected(transactions, run, row_of):
     _worker, job, success = run
-    told = "a handler must not run DEALLOCATE"
+    told = "handlers must not run DEALLOCATE"
     with pytest.raises(StoreError, match=told):  # noqa: PT012 - the whole block is refused
         async with transactions.open(success) as transaction:
             await transaction.fetch("SELECT 2")

@@ -79,7 +79,7 @@ async def test_it_is_not_due(store, serve, add, raw):
     assert reason.until == _instant("2099-01-01T00:00:00Z")
     await raw.execute("UPDATE dl_jobs SET error = 'no', attempt = 2 WHERE job_id = $1", later)
     reason = await why_waits(store, later)
-    assert reason.text == "It failed, and attempt 3 of 5 is put off until 2099-01-01 00:00:00Z."
+    assert reason.text == "It failed, and attempt 3 of 5 is delayed until 2099-01-01 00:00:00Z."
     await control.pause(store, "q", ME)
     assert "paused" in (await why_waits(store, later)).also[0]
 
@@ -96,10 +96,10 @@ async def test_a_job_of_its_key_runs_and_it_has_a_place_in_the_line(store, serve
     assert await worker.claim() == []
     reason = await why_waits(store, third)
     assert (reason.cause, reason.jobs, reason.ahead) == ("key", [first], 1)
-    assert reason.text.startswith(f"Its lock_key is held by the job {first} on host-b:1 since ")
-    assert reason.text.endswith("; 1 job comes before it.")
+    assert reason.text.startswith(f"Its lock_key is held by job {first} on host-b:1 since ")
+    assert reason.text.endswith("; 1 job is ahead.")
     assert reason.since is not None
-    assert (await why_waits(store, second)).text.endswith("; it is the next one.")
+    assert (await why_waits(store, second)).text.endswith("; it is next.")
     running = await why_waits(store, first)
     assert (running.cause, running.text[:20]) == ("running", "It runs on host-b:1 ")
     await worker.end(held)
@@ -127,14 +127,14 @@ async def test_its_queue_is_paused_or_has_no_worker_or_none_that_knows_its_task(
     assert (await why_waits(store, job_id)).cause == "next"
     await control.pause(store, "q", ME)
     reason = await why_waits(store, job_id)
-    assert (reason.cause, reason.text[:28]) == ("queue_paused", "The queue q is paused since ")
+    assert (reason.cause, reason.text[:28]) == ("queue_paused", "The queue q has been paused ")
     await control.resume(store, "q", ME)
     await serve(tasks=("u",))
     reason = await why_waits(store, job_id)
-    assert (reason.cause, reason.text) == ("unknown_task", "No running worker of the queue q knows the task t.")
+    assert (reason.cause, reason.text) == ("unknown_task", "No running worker of the queue q has the task t.")
     await raw.execute("UPDATE dl_workers SET seen_at = now() - interval '2 min'")
     reason = await why_waits(store, job_id)
-    assert (reason.cause, reason.text) == ("no_worker", "No dataloader worker serves the queue q.")
+    assert (reason.cause, reason.text) == ("no_worker", "No worker serves the queue q.")
 
 
 async def test_its_task_was_unknown_to_the_claim_that_met_it(store, serve, add, start_worker):
@@ -154,25 +154,25 @@ async def test_all_slots_are_taken_and_so_many_come_before_it(store, serve, add,
     await add()
     reason = await why_waits(store, await add())
     assert (reason.cause, reason.ahead) == ("slots", 1)
-    assert reason.text == "All 1 slots of the queue q are taken; 1 job comes before it."
+    assert reason.text == "All 1 slots of the queue q are in use; 1 job is ahead."
 
 
 async def test_workers_that_take_other_tasks_of_its_queue_alone_have_no_slot_for_it(store, serve, add, start_worker):
     await serve(tasks=("t", "other"), only=["other"])
     first, second = await add(), await add()
     reason = await why_waits(store, second)
-    assert (reason.cause, reason.text) == ("no_worker", "No worker of the queue q takes jobs of the task t.")
+    assert (reason.cause, reason.text) == ("no_worker", "No worker of the queue q claims jobs of the task t.")
     await serve(slots=1, name="w2", tasks=("t", "other"), only=["t"])
     assert [job.job_id for job in await start_worker("w2").claim(limit=1)] == [first]
     reason = await why_waits(store, second)
-    assert (reason.cause, reason.text) == ("slots", "All 1 slots of the queue q are taken; it is the next one.")
+    assert (reason.cause, reason.text) == ("slots", "All 1 slots of the queue q are in use; it is next.")
 
 
 async def test_it_runs_after_jobs_that_have_not_ended(store, serve, add):
     others = [await add(), await add()]
     reason = await why_waits(store, last := await add(after=others))
     assert (reason.cause, set(reason.jobs)) == ("after", set(others))
-    assert reason.text.startswith("It runs after 2 jobs that have not ended: ")
+    assert reason.text.startswith("It depends on 2 jobs that have not ended: ")
     await control.cancel(store, others[0], ME)
     assert (await why_waits(store, last)).jobs == others[1:]
 
@@ -185,10 +185,10 @@ async def test_its_task_or_the_tasks_supplier_is_paused(store, serve, add, decla
     assert (await why_waits(store, job_id)).cause == "next"
     await limits.pause_supplier("ecb")
     reason = await why_waits(store, job_id)
-    assert (reason.cause, reason.text) == ("supplier_paused", "The supplier ecb is paused; it is the next one.")
+    assert (reason.cause, reason.text) == ("supplier_paused", "The supplier ecb is paused; it is next.")
     await limits.pause_task("t")
     reason = await why_waits(store, job_id)
-    assert (reason.cause, reason.text) == ("task_paused", "The task t is paused; it is the next one.")
+    assert (reason.cause, reason.text) == ("task_paused", "The task t is paused; it is next.")
 
 
 async def test_a_paused_task_without_limits_keeps_its_ready_jobs(store, serve, add, declare):
@@ -208,7 +208,7 @@ async def test_no_work_period_is_open_of_its_task_or_of_its_supplier(store, serv
     await declare(work_periods=[_closed_now()])
     reason = await why_waits(store, job_id := await add())
     assert (reason.cause, reason.until is not None) == ("period", True)
-    assert reason.text.startswith("No work period of the task t is open until 20")
+    assert reason.text.startswith("The task t is outside its work periods until 20")
     await declare(supplier=Supplier("ecb", work_periods=[_closed_now()]))
     reason = await why_waits(store, job_id)
     assert (reason.cause, reason.until is not None) == ("supplier_period", True)
@@ -221,11 +221,11 @@ async def test_as_many_run_as_may_or_the_batch_is_full_or_a_rate_limit_is_used(s
     assert len(await claim()) == 1
     reason = await why_waits(store, job_id)
     assert (reason.cause, reason.ahead) == ("max_running", 1)
-    assert "run as may at once, 1; 1 job comes before it" in reason.text
+    assert "has reached its concurrency limit, 1; 1 job is ahead" in reason.text
 
     claim = await declare(batch_size=1)
     reason = await why_waits(store, job_id)
-    assert (reason.cause, "begins when its jobs have ended" in reason.text) == ("batch", True)
+    assert (reason.cause, "starts when its jobs have ended" in reason.text) == ("batch", True)
 
     claim = await declare(supplier=Supplier("ecb", rate_limits=[RateLimit(1, per_s=3_600)]))
     assert len(await claim()) == 1
@@ -240,9 +240,9 @@ async def test_its_partition_has_reached_its_concurrency_limit(store, serve, add
     assert len(await claim()) == 3
     reason = await why_waits(store, second_a)
     assert (reason.cause, reason.ahead) == ("partition", 0)
-    text = "As many jobs of its partition_key run as may at once of the task t, 1; of its partition it is the next one."
+    text = "Its partition_key has reached the concurrency limit of the task t, 1; in its partition, it is next."
     assert reason.text == text
-    assert "of its partition 1 job comes before it" in (await why_waits(store, await add(partition_key="a"))).text
+    assert "in its partition, 1 job is ahead" in (await why_waits(store, await add(partition_key="a"))).text
     assert (await why_waits(store, await add(partition_key="d"))).cause == "next"
 
 
@@ -287,4 +287,4 @@ async def test_of_very_many_before_it_only_so_many_are_counted(store, serve, raw
         " FROM generate_series(1, 10100) AS i"
     )
     reason = await why_waits(store, await add())
-    assert (reason.ahead, "10,000 or more jobs come before it" in reason.text) == (10_000, True)
+    assert (reason.ahead, "10,000 or more jobs are ahead" in reason.text) == (10_000, True)

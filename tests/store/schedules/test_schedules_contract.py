@@ -265,15 +265,15 @@ async def test_what_is_not_allowed_is_refused_by_name(schedules):
     await schedules.put(Schedule(name="often", task="report", every_s=1))
     for refused, says in (
         (schedules.backfill("often", NOW, NOW), "end: must be later than begin"),
-        (schedules.backfill("often", NOW.replace(tzinfo=None), NOW), "begin: must be an instant with a time zone"),
+        (schedules.backfill("often", NOW.replace(tzinfo=None), NOW), "begin: must be a timestamp with a time zone"),
         (
             schedules.backfill("often", NOW - timedelta(days=1), NOW),
-            f"end: must leave at most {MAX_BACKFILL:,} planned times",
+            f"end: has more than {MAX_BACKFILL:,} planned times",
         ),
         (schedules.next_times("often", number=0), "number: must be an integer from 1 to 1,000"),
         (schedules.get(""), "name: must have 1 to 200 characters"),
         (schedules.put(hourly(job={"priority": "x"})), "job.priority: must be an integer or null, not a string"),
-        (schedules.put(hourly(job={"status": "failed"})), "job.status: is no option of a schedule's jobs"),
+        (schedules.put(hourly(job={"status": "failed"})), "job.status: is not an option of a schedule's jobs"),
         (schedules.put(hourly(job={"lease_ttl_sec": 1})), "job.lease_ttl_sec: must be an integer from 3 to 86,400"),
         (schedules.put(hourly(task="notify.command")), "task: must not be 'notify.command'"),
     ):

@@ -301,7 +301,7 @@ async def test_a_schedule_whose_job_can_not_be_added_is_paused_and_holds_up_no_o
         "SELECT paused, paused_why, next_at FROM dl_schedules WHERE name = 'no queue'"
     )
     assert (paused, next_at) == (True, NOW)
-    assert why.startswith("its job can't be added: ")
+    assert why.startswith("its job cannot be enqueued: ")
     assert "queue" in why
     assert await planned() == [NOW]
 
@@ -384,7 +384,7 @@ async def test_an_error_of_the_database_about_one_schedule_stops_no_other(store,
         assert await planned(name) == [NOW]
     rows = await raw.fetch("SELECT name, paused_why FROM dl_schedules WHERE next_at <= now() ORDER BY name")
     assert [tuple(row) for row in rows] == [
-        ("refused", "its job can't be added: RaiseError: not here"),
+        ("refused", "its job cannot be enqueued: RaiseError: not here"),
         ("stuck", None),
     ]
 
@@ -431,7 +431,7 @@ async def test_a_bug_of_one_schedule_alone_pauses_it_when_others_add_their_jobs(
     assert [await planned(name) for name in ("a", "z")] == [[NOW], [NOW]]
     paused = await raw.fetch("SELECT name, paused_why FROM dl_schedules WHERE paused")
     assert [row["name"] for row in paused] == ["wrong"]
-    assert paused[0]["paused_why"].startswith("its job can't be added: ")
+    assert paused[0]["paused_why"].startswith("its job cannot be enqueued: ")
 
 
 @pytest.mark.requirement("R7")
@@ -571,5 +571,5 @@ async def test_a_schedule_that_can_not_be_read_is_logged_once_for_each_reason(st
             await tick_again("5")
             await tick_again('{"calendar": "TARGET2"}')
             nursery.cancel_scope.cancel()
-    left = [line["error"] for line in lines if line["event"] == "a schedule is left to other processes"]
+    left = [line["error"] for line in lines if line["event"] == "skipping a schedule that this process cannot handle"]
     assert len(left) == len(set(left)) > 1

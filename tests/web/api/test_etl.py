@@ -172,7 +172,7 @@ async def test_a_page_of_a_log_looks_at_so_many_events_and_the_next_one_goes_on(
 
 async def test_a_log_of_no_job_is_a_404_and_a_level_that_is_none_a_422(open_web):
     async with open_web() as web:
-        assert (await get(web, f"/jobs/{NOBODY}/logs", 404))["detail"].startswith("No job has this id")
+        assert (await get(web, f"/jobs/{NOBODY}/logs", 404))["detail"].startswith("No job has this ID")
         job_id = await web.trigger()
         for wrong in ({"level": "loud"}, {"limit": 0}, {"limit": 1001}, {"after": -1}, {"colour": "red"}, {"load": ""}):
             problem = await get(web, f"/jobs/{job_id}/logs", 422, **wrong)
@@ -269,7 +269,7 @@ async def test_an_id_that_is_no_run_is_a_404(open_web, path):
         job_id = await web.trigger()
         for run_id in (job_id, NOBODY):
             problem = await get(web, f"/runs/{run_id}/{path}", 404)
-            assert problem["detail"].startswith(f"no run has the id {run_id}: its job is no load or flow")
+            assert problem["detail"].startswith(f"no run has the ID {run_id}: its job is not a load or flow")
         assert (await get(web, f"/runs/17/{path}", 404))["status"] == 404
 
 
@@ -348,9 +348,7 @@ async def test_a_load_shows_its_cursor_its_last_run_and_its_failures(open_web, a
         assert (await get(web, "/loads/none", 404))["detail"] == "no load 'none' has run in this database."
         database.psql("UPDATE dl_etl_runs SET kind = 'flow' WHERE name = 'nightly'")
         flow = (await get(web, "/loads/nightly", 404))["detail"]
-        assert flow.startswith(
-            "'nightly' is a flow, and no load of this name has run in this database; `dataloader jobs "
-        )
+        assert flow.startswith("'nightly' is a flow, not a load; `dataloader jobs ")
         assert (await get(web, "/loads/a%00b", 422))["errors"][0]["path"] == "load"
 
 
@@ -392,7 +390,7 @@ async def test_args_that_a_load_refuses_are_refused_in_each_request(open_web, ki
     else:
         add_flows(tasks, Flow(name="rates", layers={"ods": [attrs.evolve(load, name="ods.rates")]}))
     bad = {"from": "2026-13-01"}
-    message = "must be a day or an instant, such as 2026-01-31, not '2026-13-01'"
+    message = "must be a date or a timestamp, such as 2026-01-31, not '2026-13-01'"
     job = {"task": "rates", "lock_key": None, "args": bad}
     good = job | {"args": {"from": "2026-12-01", "pipeline": {"rate_min": 1}}}
     async with open_web(tasks=tasks) as web:

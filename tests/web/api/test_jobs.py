@@ -203,8 +203,8 @@ async def test_a_known_task_gives_its_own_defaults(open_web, database):
         answer = await web.client.post(TRIGGER, json={"task": "other", "lock_key": "k"})
         assert answer.status_code == 422
         message = (
-            'must be given: the task "other" has no queue of its own; no process has declared it yet:'
-            " start `dataloader serve` with it once, or give queue"
+            'is required, because the task "other" has no queue; no process has declared it yet:'
+            " start `dataloader serve` with it once, or set queue"
         )
         assert answer.json()["errors"] == [{"path": "queue", "message": message}]
 
@@ -218,7 +218,7 @@ async def test_all_bad_fields_are_named_together(open_web):
         assert set(errors) == {"queue", "task", "args", "priority", "available_at", "colour", "lock_key"}
         assert errors["priority"] == "must be an integer from 0 to 2,147,483,647, not -1"
         assert "time zone" in errors["available_at"]
-        assert errors["lock_key"] == "is missing"
+        assert errors["lock_key"] == "is required"
         assert errors["queue"] == "must be a string or null, not an integer"
         assert errors["args"] == "must be an object or null, not an array"
 
@@ -227,12 +227,12 @@ BAD_VALUES = [
     ("limit=0", "must be an integer from 1 to 1,000"),
     (f"limit={2**70}", "must be an integer from 1 to 1,000"),
     ("limit=many", "must be an integer, not a string"),
-    ("after=" + "a" * 2_001, f"must be the `next` of the page before, not '{'a' * 59}"),
+    ("after=" + "a" * 2_001, f"must be the `next` of the previous page, not '{'a' * 59}"),
     ("status=failed,gone", "must be one of queued, running, succeeded, failed, canceled, lost"),
-    ("created_from=yesterday", "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"),
+    ("created_from=yesterday", "must be a timestamp with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"),
     (
         "finished_to=2026-11-20T12:00:00",
-        "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z",
+        "must be a timestamp with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z",
     ),
 ]
 
@@ -557,7 +557,7 @@ async def test_a_running_job_with_an_endless_lease_can_be_retried_by_force(open_
         database.psql("UPDATE dl_jobs SET status = 'running', heartbeat_at = now() - interval '1 hour'")
         refused = await web.client.post(f"/api/v1/jobs/{job_id}/retry")
         assert refused.status_code == 409
-        assert "its lease never ends" in refused.json()["detail"]
+        assert "its lease never expires" in refused.json()["detail"]
         wrong = await web.client.post(f"/api/v1/jobs/{job_id}/retry?force=perhaps")
         assert wrong.status_code == 422
         answer = await web.client.post(f"/api/v1/jobs/{job_id}/retry?force=true")

@@ -81,7 +81,7 @@ async def test_an_idempotency_key_in_the_header_counts_and_conflicts_name_the_pr
             "type": "pay", "id": "1", "status": "init",
         }  # fmt: skip
         early = await web.client.post(f"{AT}/pay/1/call", json={"method": "m"})
-        assert early.json()["detail"] == "the process pay/1 is init; call is for processes that are running."
+        assert early.json()["detail"] == "the process pay/1 is init; call needs a process with the status running."
 
 
 async def test_an_invalid_value_is_named_by_its_field(open_web):

@@ -55,7 +55,7 @@ async def test_u16_all_that_match_are_counted_confirmed_frozen_and_followed(open
         assert "all that match (60)" in listed
         asked = (await web.client.get("/ui/bulk/new?queue=q&status=failed&all=true&action=retry")).text
         assert "Retry: 60 jobs" in asked
-        assert "all jobs of this filter that failed, are canceled or lost now: 60 jobs" in asked
+        assert "the jobs that match the filter that are failed, canceled or lost now: 60 jobs" in asked
         assert 'name="typed"' not in asked
         begun = await confirm(web, asked)
         where = begun.headers["Location"]
@@ -65,7 +65,7 @@ async def test_u16_all_that_match_are_counted_confirmed_frozen_and_followed(open
         assert len((await web.bulk.find()).bulk) == 1
         shown = (await web.client.get(where)).text
         assert "0 of 60" in shown
-        assert "at work" in shown
+        assert "in progress" in shown
         await do_batch(web.services.database)
         shown = await web.client.get(f"{where}?part=rows")
         assert "60 of 60" in shown.text
@@ -79,10 +79,13 @@ async def test_u16_more_than_a_thousand_are_typed(open_web, add):
     async with open_web() as web:
         address = "/ui/bulk/new?queue=q&all=true&action=retry"
         asked = (await web.client.get(address)).text
-        assert "Type 1204 to go on" in asked
+        assert "Type 1204 to continue" in asked
         for typed in ({}, {"typed": "12"}, {"typed": "all"}):
             again = await confirm(web, asked, **typed)
-            assert (again.status_code, "What was typed is not the number of jobs." in again.text) == (422, True)
+            assert (again.status_code, "The typed number does not match the number of jobs." in again.text) == (
+                422,
+                True,
+            )
         assert (await web.bulk.find()).bulk == []
         done = await confirm(web, asked, typed="1,204")
         assert done.status_code == 303
@@ -97,7 +100,7 @@ async def test_u16_a_selection_that_has_grown_a_lot_must_be_confirmed_again(open
         add(1_100)
         again = await confirm(web, asked)
         assert again.status_code == 422
-        assert "Type 1103 to go on" in again.text
+        assert "Type 1103 to continue" in again.text
         assert (await web.bulk.find()).bulk == []
 
 
@@ -105,7 +108,7 @@ async def test_u16_chosen_jobs_get_another_priority(open_web):
     async with open_web() as web:
         ids = [await web.trigger(lock_key=key) for key in "abc"]
         asked = (await web.client.get("/ui/bulk/new", params={"action": "set_priority", "job": ids[:2]})).text
-        assert "those of the 2 chosen jobs that wait now: 2 jobs" in asked
+        assert "those of the 2 selected jobs that are queued now: 2 jobs" in asked
         refused = await confirm(web, asked)
         assert (refused.status_code, "priority" in refused.text) == (422, True)
         begun = await confirm(web, asked, priority="7")
@@ -118,9 +121,9 @@ async def test_u16_chosen_jobs_get_another_priority(open_web):
 async def test_u16_an_empty_or_unlimited_selection_and_a_search_are_refused_with_a_reason(open_web):
     async with open_web() as web:
         for query, reason in (
-            ("action=cancel", "choose jobs in the list"),
+            ("action=cancel", "select jobs in the list"),
             ("action=cancel&all=true", "choose a status, a queue or another criterion first"),
-            ("action=cancel&all=true&args=a%3D1", "a search reads every job"),
+            ("action=cancel&all=true&args=a%3D1", "the search reads every job"),
             ("action=delete&all=true&queue=q", "action"),
         ):
             answer = await web.client.get(f"/ui/bulk/new?{query}")
@@ -146,16 +149,16 @@ async def test_u16_rows_are_chosen_asked_about_in_a_dialog_and_stopped(open_web,
         boxes = "tbody input[name=job] >> nth={}"
         await tab.do(lambda page: page.click(boxes.format(1)))
         await tab.do(lambda page: page.click(boxes.format(4), modifiers=["Shift"]))
-        assert await tab.text("#chosen") == "4 chosen"
+        assert await tab.text("#chosen") == "4 selected"
         # The selection remains when rows are added.
         await web.jobs.enqueue("t", queue="q")
         await until(lambda: tab.do(lambda page: page.locator("#newer").count()))
-        assert await tab.text("#chosen") == "4 chosen"
+        assert await tab.text("#chosen") == "4 selected"
         await tab.do(lambda page: page.click("button[value=retry]"))
         await tab.do(lambda page: page.wait_for_selector("dialog[open] h1:text('Retry: 4 jobs')"))
         await tab.do(lambda page: page.click("dialog [data-close]"))
         await tab.do(lambda page: page.click("#choose-page"))
-        assert await tab.text("#chosen") == "12 chosen"
+        assert await tab.text("#chosen") == "12 selected"
         await tab.do(lambda page: page.check("input[name=all]"))
         assert await tab.text("#chosen") == "All that match"
         await tab.do(lambda page: page.click("button[value=cancel]"))
@@ -163,7 +166,7 @@ async def test_u16_rows_are_chosen_asked_about_in_a_dialog_and_stopped(open_web,
         await tab.do(lambda page: page.click("dialog button.bad"))
         await tab.do(lambda page: page.wait_for_selector("h1:text('Cancel: 1 job')"))
         await tab.do(lambda page: page.click("main button:text('Stop')"))
-        assert "Stopped: what was changed stays so." in await tab.text()
+        assert "Stopped. Changes already made remain." in await tab.text()
 
 
 @pytest.mark.full

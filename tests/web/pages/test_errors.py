@@ -54,7 +54,7 @@ async def test_u6_errors_are_grouped_with_bars_and_filtered_by_the_address(open_
         assert ("KeyError" in only, "HTTPError" in only) == (True, False)
         exact = (await web.client.get(f"{ERRORS}?exact=true&task=load.rates&state=")).text
         assert "HTTPError: 503 for page 7" in exact
-        assert "No job that is kept" in (await web.client.get(f"{ERRORS}?task=nobody")).text
+        assert "No job matching the filter" in (await web.client.get(f"{ERRORS}?task=nobody")).text
 
 
 async def test_u16_a_group_shows_its_jobs_and_texts_and_is_retried_once(open_web, database):
@@ -78,7 +78,7 @@ async def test_u16_a_group_shows_its_jobs_and_texts_and_is_retried_once(open_web
         assert again.status_code == 303
         after = (await web.client.get(f"{ERRORS}/{group}")).text
         assert "Retried 0 jobs." in after
-        assert "none failed, or all were retried" in after
+        assert "none has failed, or all were retried" in after
         assert database.psql("SELECT count(*) FROM dl_jobs WHERE status = 'queued'").strip() == "3"
 
 
@@ -87,7 +87,7 @@ async def test_u21_a_retry_at_an_instant_is_by_the_clock_of_the_zone_that_is_sho
         fail(database, 2)
         await act(web, "/ui/look", zone="Asia/Tokyo")
         group = await group_of(web)
-        assert "By the clock of Asia/Tokyo" in (await web.client.get(f"{ERRORS}/{group}/retry")).text
+        assert "Time zone: Asia/Tokyo" in (await web.client.get(f"{ERRORS}/{group}/retry")).text
         await act(web, f"{ERRORS}/{group}/retry", shown=2, at="2099-01-01T09:00")
         due = database.psql("SELECT DISTINCT available_at AT TIME ZONE 'UTC' FROM dl_jobs").strip()
         assert due == "2099-01-01 00:00:00"
@@ -144,10 +144,10 @@ async def test_the_log_of_errors_is_looked_through_piece_by_piece(open_web, data
         )
         page = (await web.client.get(f"{ERRORS}/log?task=rare")).text
         found = 0
-        while "Look further" in page:
+        while "Search further" in page:
             assert '<tr id="error-' not in page
-            assert "20,000 rows were looked through" in page
-            [further] = re.findall(r'<a href="([^"]+)">Look further', page)
+            assert "Searched 20,000 rows" in page
+            [further] = re.findall(r'<a href="([^"]+)">Search further', page)
             page, found = (await web.client.get(further.replace("&amp;", "&"))).text, found + 1
         assert found == 2
         assert page.count('<tr id="error-') == 1
@@ -160,7 +160,7 @@ async def test_the_log_of_errors_is_looked_through_piece_by_piece(open_web, data
         one = (await web.client.get(f"{ERRORS}/log?job_id={job_id}")).text
         assert one.count('<tr id="error-') == 1
         gone = await web.client.get(f"{ERRORS}/0000000000000000")
-        assert (gone.status_code, "as far as the log of errors goes back" in gone.text) == (404, True)
+        assert (gone.status_code, "the error log has no job with the error" in gone.text) == (404, True)
         assert (await web.client.get(f"{ERRORS}/nonsense")).status_code == 422
 
 

@@ -163,7 +163,7 @@ async def test_u14_a_forged_act_beyond_the_role_is_refused_and_its_button_is_gre
         assert 'disabled title="Needs the role operate."' in (await web.client.get(QUEUES)).text
         forged = await web.client.post(f"{QUEUES}/pause", data={"queue": "q"}, headers={"Origin": web.url})
         assert forged.status_code == 403
-        assert "has the role read; this needs operate" in forged.text.replace("&#39;", "'")
+        assert "has the role read; this page needs operate" in forged.text.replace("&#39;", "'")
         await sign_in(web, "operator")
         assert "disabled" not in (await web.client.get(QUEUES)).text
         done = await web.client.post(f"{QUEUES}/pause", data={"queue": "q"}, headers={"Origin": web.url})
@@ -178,7 +178,7 @@ async def test_u15_a_single_act_says_what_it_did_once_and_can_be_undone(open_web
         done = await web.client.post(f"{QUEUES}/pause", data={"queue": "q"}, headers={"Origin": web.url})
         assert done.headers["Location"] == QUEUES
         shown = (await web.client.get(QUEUES)).text
-        assert "Paused q: none of its jobs starts." in shown
+        assert "Paused q: none of its jobs start." in shown
         assert re.search(r'action="/ui/queues/resume">\s*<input type="hidden" name="queue" value="q">', shown)
         assert "Paused q" not in (await web.client.get(QUEUES)).text
         web.client.cookies.set(f"dl_said_{web.url.rpartition(':')[2]}", "eyJzYWlkIjoiZm9yZ2VkIn0.x.y")

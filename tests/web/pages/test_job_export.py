@@ -143,7 +143,7 @@ async def test_exports_beyond_the_limit_of_concurrent_files_are_refused(open_web
         assert (files.held, len(lines)) == (0, 1)
         async with all_taken(files):
             refused = await web.client.get(EXPORT)
-            assert (refused.status_code, "four files at a time" in refused.text) == (503, True)
+            assert (refused.status_code, "four files concurrently" in refused.text) == (503, True)
         assert (await web.client.get(EXPORT)).status_code == 200
 
 
@@ -153,7 +153,7 @@ async def test_two_files_of_an_operator_leave_two_places_for_others(open_web):
         files = web.services.turns.files
         async with files.place_of("reader"), files.place_of("reader"):
             refused = await web.client.get(EXPORT, headers=reader)
-            assert (refused.status_code, "two to one operator" in refused.text) == (503, True)
+            assert (refused.status_code, "two per operator" in refused.text) == (503, True)
             assert (await web.client.get(EXPORT, headers=operator)).status_code == 200
         assert (await web.client.get(EXPORT, headers=reader)).status_code == 200
 

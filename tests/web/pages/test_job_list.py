@@ -116,10 +116,10 @@ async def test_a_list_that_takes_long_has_no_count_and_one_that_takes_too_long_n
         assert "6 jobs" in await list_of(web)
         database.psql(f"ALTER TABLE dl_jobs RENAME TO real_jobs; {slow.format(0.03)}")
         text = await list_of(web)
-        assert ("6 jobs" in text, len(rows_of(text)), "Narrow it" in text) == (False, 6, False)
+        assert ("6 jobs" in text, len(rows_of(text)), "exceeds the page deadline" in text) == (False, 6, False)
         database.psql(slow.format(0.5))
         text = await list_of(web)
-        assert ("6 jobs" in text, len(rows_of(text)), "Narrow it" in text) == (False, 0, True)
+        assert ("6 jobs" in text, len(rows_of(text)), "exceeds the page deadline" in text) == (False, 0, True)
 
 
 @pytest.mark.slow
@@ -191,9 +191,9 @@ async def test_u8_a_search_looks_at_so_many_and_says_where_to_go_on(open_web, da
         database.psql("UPDATE dl_jobs SET created_at = '2026-11-22 23:00:00Z'")
         add(database, 20_000, {"a": 2})
         first = await list_of(web, args="a=1")
-        assert "Looked at the args of 20,000 jobs" in first
+        assert "Searched the args of 20,000 jobs" in first
         assert not rows_of(first)
-        further = re.search(r'rel="next" href="([^"]+)">look further', first)[1].replace("&amp;", "&")
+        further = re.search(r'rel="next" href="([^"]+)">search further', first)[1].replace("&amp;", "&")
         assert rows_of((await web.client.get(further)).text) == [oldest]
 
 

@@ -67,7 +67,7 @@ async def test_a_waiting_job_shows_why_and_a_running_one_when_its_lease_ends(ope
         job_id = await web.trigger(available_at=soon)
         text = await page_of(web, job_id)
         assert "Why it waits:</strong> It is not due until <time" in text
-        assert "Then: No dataloader worker serves the queue q." in text
+        assert "Then: No worker serves the queue q." in text
         assert '<a href="/ui/task?name=t">t</a>' in text
         part = await web.client.get(f"/ui/jobs/{job_id}?part=job")
         assert float(part.headers["Refresh-In"]) == 1
@@ -78,15 +78,15 @@ async def test_a_waiting_job_shows_why_and_a_running_one_when_its_lease_ends(ope
             " heartbeat_at = now(), lease_expires_at = now() + interval '60 s', progress = '{\"rows\": 7}'"
         )
         text = await page_of(web, job_id)
-        assert "Runs on <strong>host-b:1</strong>, which was heard of <time" in text
-        assert "If it dies, the job is taken back <time" in text
+        assert "Runs on <strong>host-b:1</strong>, last heartbeat <time" in text
+        assert "Without another heartbeat, the job is recovered <time" in text
         assert '"rows": 7' in text.replace("&#34;", '"')
         assert text.index("<h2>Args") < text.index("<h2>Progress")
         # Args do not change: a script keeps those that are shown.
         part = (await web.client.get(f"/ui/jobs/{job_id}?part=job")).text
         assert ("Progress" in part, "Args" in part, '<div id="asked" data-keep>' in part) == (True, False, True)
         database.psql("UPDATE dl_jobs SET lease_expires_at = now() - interval '9 s'")
-        assert "Its lease ended <time" in await page_of(web, job_id)
+        assert "Its lease expired <time" in await page_of(web, job_id)
 
 
 async def test_u9_integers_are_exact_and_secrets_are_hidden(open_web, database):
@@ -113,13 +113,13 @@ async def test_a_long_value_is_shown_by_its_beginning_with_a_link_to_all_of_it(o
         answer = await web.client.get(f"/ui/jobs/{job_id}")
         assert len(answer.content) < 300_000
         text = answer.text.replace("&#34;", '"')
-        assert text.count("Download all of it") == 2
+        assert text.count("Download the whole value") == 2
         for name, whole in (("args", args | {"password": "***"}), ("result", ["b" * 100_000])):
             address = f"/ui/jobs/{job_id}?whole={name}"
             assert f'href="{address}"' in text
             assert (await web.client.get(address)).json() == whole
         short = await web.trigger(args={"a": 1}, lock_key="other")
-        assert "Download all of it" not in await page_of(web, short)
+        assert "Download the whole value" not in await page_of(web, short)
 
 
 async def test_args_are_compared_with_those_of_the_last_success(open_web, database):
@@ -137,7 +137,7 @@ async def test_args_are_compared_with_those_of_the_last_success(open_web, databa
 async def test_u15_cancel_asks_and_is_done_once(open_web):
     async with open_web() as web:
         job_id = await web.trigger()
-        assert "It waits, and is canceled at once." in await page_of(web, job_id, "/cancel")
+        assert "The job is queued, and is canceled immediately." in await page_of(web, job_id, "/cancel")
         shown = await act(web, job_id, "cancel")
         assert "Canceled." in shown
         # The operator is shown.
@@ -158,12 +158,12 @@ async def test_u15_a_retry_sent_twice_is_done_once_and_can_be_undone(open_web, d
         assert "Queued again" in shown
         assert f'<form method="post" action="/ui/jobs/{job_id}/cancel"' in shown
         assert '<input type="hidden" name="waiting" value="true">' in shown
-        assert "Nothing was done: the job is queued by now." in await act(web, job_id, "retry", seen=seen)
+        assert "No change: the job is queued now." in await act(web, job_id, "retry", seen=seen)
         database.psql(f"UPDATE dl_jobs SET status = 'running', claimed_by = 'w' WHERE job_id = '{job_id}'")
-        assert "Nothing was done: the job is running by now." in await act(web, job_id, "cancel", waiting="true")
+        assert "No change: the job is running now." in await act(web, job_id, "cancel", waiting="true")
         assert not (await web.jobs.get(UUID(job_id))).cancel_requested
         end(database, job_id)
-        assert "Nothing was done: the job is failed by now." in await act(web, job_id, "retry", seen=seen)
+        assert "No change: the job is failed now." in await act(web, job_id, "retry", seen=seen)
         assert (await web.jobs.get(UUID(job_id))).status is Status.FAILED
 
 
@@ -173,23 +173,23 @@ async def test_u15_priority_is_set_and_taken_back_and_run_now_is_said(open_web):
         job_id = await web.trigger(available_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
         assert 'value="100"' in await page_of(web, job_id, "/priority")
         shown = await act(web, job_id, "priority", priority="5")
-        assert "Its priority is 5; it was 100." in shown
+        assert "Changed the priority from 100 to 5." in shown
         assert re.search(r'name="priority" value="100"><input type="hidden" name="seen" value="5"> ?<button', shown)
         await act(web, job_id, "priority", priority="7")
         undone = await act(web, job_id, "priority", priority="100", seen="5")
-        assert "Nothing was done: its priority is 7 by now." in undone
-        assert "it was 7" in await act(web, job_id, "priority", priority="100", seen="7")
+        assert "No change: the priority is 7 now." in undone
+        assert "from 7 to 100" in await act(web, job_id, "priority", priority="100", seen="7")
         due = (await web.jobs.get(UUID(job_id))).available_at
         shown = await act(web, job_id, "run-now")
-        assert "It is due now." in shown
+        assert "The job is due now." in shown
         until = re.search(r'name="until" value="([^"]+)"', shown)[1].replace("&#43;", "+")
-        assert "It waits for its time again." in await act(web, job_id, "postpone", until=until)
+        assert "The job is delayed again." in await act(web, job_id, "postpone", until=until)
         job = await web.jobs.get(UUID(job_id))
         assert (job.available_at, job.waits_for) == (due, "time")
         await act(web, job_id, "run-now")
         await act(web, job_id, "cancel")
-        assert "Nothing was done: the job is canceled by now." in await act(web, job_id, "run-now")
-        assert "Nothing was done: the job is canceled by now." in await act(web, job_id, "postpone", until=until)
+        assert "No change: the job is canceled now." in await act(web, job_id, "run-now")
+        assert "No change: the job is canceled now." in await act(web, job_id, "postpone", until=until)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ async def test_u15_run_again_shows_the_args_and_adds_one_job_however_often_it_is
         assert ("9007199254740993" in asked, "hunter2" in asked) == (True, False)
         once = re.search(r'name="once" value="([^"]+)"', asked)[1]
         for _ in range(2):
-            assert "Added as a new job." in await act(web, job_id, "again", once=once)
+            assert "Enqueued a new job." in await act(web, job_id, "again", once=once)
         jobs = (await web.jobs.find()).jobs
         assert [str(job.job_id) for job in jobs] == [once, job_id]
         assert (jobs[0].args, jobs[0].priority, jobs[0].lock_key) == (jobs[1].args, 7, "k")
@@ -233,7 +233,7 @@ async def test_u7_u24_a_job_is_canceled_in_a_dialog_and_its_link_copied(open_web
         await until(lambda: tab.text(".copies"), lambda text: "Copied" in text or "Selected" in text)
         assert f"{web.url}/ui/jobs/{job_id}" in await tab.text(".copies")
         await tab.do(lambda page: page.click("text=Cancel…"))
-        await until(lambda: tab.text("dialog"), lambda text: "canceled at once" in text)
+        await until(lambda: tab.text("dialog"), lambda text: "canceled immediately" in text)
         await tab.do(lambda page: page.click("dialog button:text('Cancel the job')"))
         await until(lambda: tab.text("main"), lambda text: "Canceled." in text)
 
@@ -249,7 +249,7 @@ async def test_u22_u23_a_job_s_pages_have_no_fault_that_axe_finds_and_fit(open_w
             await tab.go(path)
             await tab.check_looks()
             if path.endswith((ended, waiting)):
-                await tab.do(lambda page: page.click("summary:text('Journal')"))
+                await tab.do(lambda page: page.click("summary:text('Event history')"))
                 await tab.check_looks()
 
 
@@ -271,4 +271,4 @@ async def test_u10_text_of_clients_and_handlers_is_shown_and_never_runs(open_web
             text = await page_of(web, job.job_id, path)
             assert "<script>alert" not in text, path
             assert not re.search("[\u202e\x1b]", text), path
-        assert "No dataloader worker serves the queue &lt;script&gt;" in await page_of(web, job.job_id)
+        assert "No worker serves the queue &lt;script&gt;" in await page_of(web, job.job_id)

@@ -32,19 +32,20 @@ async def test_a_keys_page_has_its_holder_its_waiting_jobs_in_order_and_the_last
         (holds, waits, over), (first, second, _) = await line_of(web)
         assert (holds, waits, over) == ([holder], [early, late], [ended])
         assert "host-b:1" in first
-        assert "Wait for it: 2" in second
+        assert "Waiting for it: 2" in second
         assert ready not in str(await line_of(web))
         text = (await web.client.get(f"/ui/jobs/{late}")).text
-        assert '<a href="/ui/key?k=k">All who wait for its key</a>' in text
+        assert '<a href="/ui/key?k=k">Jobs that wait for its key</a>' in text
 
 
 async def test_a_foreign_session_that_holds_a_key_is_named(open_web, database):
     async with open_web() as web, raw_connection(database.dsn) as foreign:
-        assert [part.count("Nobody.") for part in (await line_of(web))[1]] == [1, 1, 1]
+        texts = ("No job holds it.", "No job waits for it.", "No job with this key has ended.")
+        assert [text in part for text, part in zip(texts, (await line_of(web))[1], strict=True)] == [True] * 3
         await foreign.execute("SET application_name = 'nightly psql'; SELECT pg_advisory_lock(hashtext('k'))")
         _, parts = await line_of(web)
         assert "application nightly psql" in parts[0]
-        assert "runs no job of ours" in parts[0]
+        assert "runs no job with this key" in parts[0]
 
 
 async def test_u9_a_secret_in_a_key_is_hidden_and_who_knows_it_finds_its_line(open_web):
@@ -53,7 +54,7 @@ async def test_u9_a_secret_in_a_key_is_hidden_and_who_knows_it_finds_its_line(op
         page = (await web.client.get(f"/ui/jobs/{job_id}")).text
         assert "hunter2" not in page
         told = await web.client.get(re.search(r'href="(/ui/concealed)"', page)[1])
-        assert (told.status_code, "has a secret in it" in told.text) == (404, True)
+        assert (told.status_code, "contains a secret" in told.text) == (404, True)
         text = (await web.client.get("/ui/key", params={"k": "postgres://ann:hunter2@db/x"})).text
         assert "Key postgres://***@db/x" in text
         assert "hunter2" not in re.sub(r'(href|value)="[^"]*"', "", text)

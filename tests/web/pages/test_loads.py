@@ -93,7 +93,7 @@ async def test_u15_failures_are_retried_alone_or_all_and_a_form_sent_twice_once(
         page = (await web.client.get("/ui/load?name=ecb.rates")).text
         ids = re.findall(r'name="failure" value="(\d+)">\s*<input type="hidden" name="once" value="([^"]+)"', page)
         assert len({once for _, once in ids}) == 2
-        for said in ("Added the job", "The job was added before"):
+        for said in ("Enqueued the job", "The job was already enqueued"):
             await act(web, f"{LOADS}/retry", name="ecb.rates", failure=ids[0][0], once=ids[0][1])
             assert f"{said}" in (await web.client.get("/ui/load?name=ecb.rates")).text
         asked = (await web.client.get(f"{LOADS}/retry?name=ecb.rates&part=dialog")).text

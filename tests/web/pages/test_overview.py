@@ -51,7 +51,7 @@ async def test_u7_while_all_is_well_it_says_so_and_counts(open_web, database, se
         )
         assert await sentences(web) == {}
         shown = (await web.client.get("/ui")).text
-        assert "Nothing needs you." in shown
+        assert "No problems." in shown
         assert "<strong>3</strong> waiting" in shown
         assert "<strong>12 / 4</strong> running" in shown
         assert "<strong>0</strong> failures in the last hour" in shown
@@ -97,17 +97,17 @@ async def test_u5_each_trouble_is_a_sentence_with_a_link_to_its_fix(open_web, da
             " VALUES ('host-c:9', 'c', 9, '1', '{}', now() - interval '10 min')"
         )
         assert await sentences(web) == {
-            "Queue served is paused: 1 job waits; paused THEN by ann.": "/ui/queue?name=served",
-            "Queue empty is paused: 1 job waits; paused THEN by ann.": "/ui/queue?name=empty",
-            "Queue lonely has no worker: 2 jobs wait; the oldest became ready THEN.": "/ui/queue?name=lonely",
-            "Task unknown is known by no worker of the queue served: 2 jobs wait; the oldest was added THEN.":
+            "Queue served is paused: 1 waiting job; paused THEN by ann.": "/ui/queue?name=served",
+            "Queue empty is paused: 1 waiting job; paused THEN by ann.": "/ui/queue?name=empty",
+            "Queue lonely has no worker: 2 waiting jobs; the oldest became ready THEN.": "/ui/queue?name=lonely",
+            "Task unknown has no worker in the queue served: 2 waiting jobs; the oldest was created THEN.":
                 "/ui/jobs?queue=served&task=unknown&status=queued",
-            "Task slow is paused: 1 job waits; paused THEN by bob.": "/ui/task?name=slow",
-            "Schedule broken has paused itself: its job x has ended as failed.": "/ui/schedule?name=broken",
-            "Schedule late is late: no process adds its jobs; it was due THEN.": "/ui/schedule?name=late",
+            "Task slow is paused: 1 waiting job; paused THEN by bob.": "/ui/task?name=slow",
+            "Schedule broken was paused automatically: its job x has ended as failed.": "/ui/schedule?name=broken",
+            "Schedule late is late: no process enqueues its jobs; due THEN.": "/ui/schedule?name=late",
             "Schedule fine has missed 4 planned times since yesterday; noted THEN.": "/ui/schedule?name=fine",
             "HTTPError: 503 – 2 failures in the last hour, of t; the last THEN.": "/ui/errors/000000000000004d",
-            "Process host-c:9 ended without signing off; seen last THEN.": "/ui/workers",
+            "Process host-c:9 ended without signing off; last seen THEN.": "/ui/workers",
         }  # fmt: skip
         shown = (await web.client.get("/ui")).text
         assert "<strong>2</strong> failures in the last hour" in shown

@@ -41,10 +41,10 @@ async def test_u5_a_queue_shows_its_depths_who_serves_it_what_runs_and_what_star
         assert done.headers["Location"] == "/ui/queue?name=load"
         assert "paused</span> since" in (await web.client.get("/ui/queue?name=load")).text
         database.psql("UPDATE dl_depths SET next_at = now() + interval '1 h'")
-        assert "There are many jobs: they were counted at" in (await web.client.get("/ui/queues")).text
+        assert "There are many jobs. These counts are from" in (await web.client.get("/ui/queues")).text
         nobody = (await web.client.get("/ui/queue?name=nobody")).text
-        assert "No process of ours serves this queue" in nobody
-        assert "Nothing waits or runs in it." in nobody
+        assert "No worker process serves this queue" in nobody
+        assert "The queue has no waiting or running jobs." in nobody
 
 
 async def test_workers_show_slots_and_who_is_gone(open_web, database):
@@ -57,7 +57,7 @@ async def test_workers_show_slots_and_who_is_gone(open_web, database):
         assert shown.index("host-b:7") < shown.index("host-c:9")
         assert shown.count("gone</span>") == 1
         database.psql("DELETE FROM dl_workers")
-        assert "No process runs jobs." in (await web.client.get("/ui/workers")).text
+        assert "There are no workers." in (await web.client.get("/ui/workers")).text
 
 
 async def test_u9_a_secret_in_a_name_is_not_shown(open_web, database):
@@ -73,7 +73,7 @@ async def test_u9_a_secret_in_a_name_is_not_shown(open_web, database):
         assert ">password=hunter2" not in known
         await web.client.post("/ui/sign-in", data={"token": TOKENS["operator"]}, headers={"Origin": web.url})
         listed = (await web.client.get("/ui/queues")).text
-        assert ("hunter2" in listed, "Its name has a secret" in listed) == (False, True)
+        assert ("hunter2" in listed, "The name contains a secret" in listed) == (False, True)
         database.psql(
             "INSERT INTO dl_workers (worker, host, pid, version, queues, only_tasks) VALUES ('b:7', 'b', 7, '1',"
             """ '{"password=hunter2": 8}', '{"password=hunter2": ["token=hunter2"]}')"""

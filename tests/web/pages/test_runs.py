@@ -187,7 +187,7 @@ async def test_u2_the_text_has_each_line_whole_task_by_task_or_all_in_order(open
         titles = [line for line in lines if line.startswith("#")]
         assert titles == [
             f"# nightly, run {nightly}: failed",
-            "## the run itself",
+            "## Run",
             "## 1 ods.rates: succeeded",
             "## 2 ods.countries: failed",
             "## 3 dwd: waiting",
@@ -212,7 +212,7 @@ async def test_u10_names_within_the_timeline_and_the_text_are_inert_and_add_no_l
         text = await get(web, f"/ui/runs/{run_id}.txt")
         assert [line for line in text.splitlines() if line.startswith("#")] == [
             f"# a\\n## forged\\u202e, run {run_id}: failed",
-            "## the run itself",
+            "## Run",
             "## 1 a\\n## forged\\u202e: failed",
         ]
 
@@ -259,7 +259,7 @@ async def test_u5_a_running_load_shows_its_progress_and_an_ended_run_stops_refre
             "Requests 1,045 sent",
             "Segments 3 / 12 2026-11",
             "Queues 5 · 7",
-            "Workers 2 at work",
+            "Workers 2 active",
             "Next request 08:13:32 after the pause",
         ):
             assert said in shown
@@ -278,18 +278,18 @@ async def test_u5_a_cancel_asks_first_and_the_run_ends_with_its_counts(open_web,
             await web.client.post("/ui/sign-in", data={"token": TOKENS[name]}, headers={"Origin": web.url})
             asks = await web.client.get(f"/ui/runs/{run_id}/cancel")
             assert asks.status_code == status
-        assert "What has arrived is still processed and written" in asks.text
+        assert "Responses already received are still processed and written" in asks.text
         path = f"/ui/runs/{run_id}/cancel"
         # Withdrawing a retry does not stop a run that has begun.
         await web.client.post(path, data={"waiting": "true"}, headers={"Origin": web.url})
-        assert "Nothing was done: the run&#39;s job is running by now." in await get(web, f"/ui/runs/{run_id}")
+        assert "No change: the run&#39;s job is running now." in await get(web, f"/ui/runs/{run_id}")
         assert not (await web.jobs.get(run_id)).cancel_requested
         for _ in range(2):
             done = await web.client.post(path, headers={"Origin": web.url})
             assert (done.status_code, done.headers["Location"]) == (303, f"/ui/runs/{run_id}")
         shown = words_of(await get(web, f"/ui/runs/{run_id}"))
-        assert "Asked nightly to stop: what has arrived is still written." in shown
-        assert "it was asked to stop" in shown
+        assert "Requested the cancel of nightly. Data already received is still written." in shown
+        assert "cancel requested" in shown
         asked = database.psql("SELECT status, cancel_requested FROM dl_jobs")
         assert "running" in asked
         assert "t" in asked.replace("running", "")
@@ -298,14 +298,14 @@ async def test_u5_a_cancel_asks_first_and_the_run_ends_with_its_counts(open_web,
 async def test_a_run_and_its_job_lead_to_each_other(open_web, nightly):
     async with open_web() as web:
         assert f'href="/ui/jobs/{nightly}"' in await get(web, f"/ui/runs/{nightly}")
-        assert f'href="/ui/runs/{nightly}">The run of this job' in await get(web, f"/ui/jobs/{nightly}")
-        assert "The run of this job" not in await get(web, f"/ui/jobs/{await web.trigger()}")
+        assert f'href="/ui/runs/{nightly}">Run of this job' in await get(web, f"/ui/jobs/{nightly}")
+        assert "Run of this job" not in await get(web, f"/ui/jobs/{await web.trigger()}")
 
 
 async def test_u15_a_failed_run_is_retried_from_its_page_once(open_web, nightly, database):
     async with open_web() as web:
         seen = re.search(r'name="seen" value="([^"]+)">\s*<button[^>]*>Retry', await get(web, f"/ui/runs/{nightly}"))[1]
-        for said in ("it goes on with what is not done", "Nothing was done: the run&#39;s job is queued by now"):
+        for said in ("It continues with the remaining work", "No change: the run&#39;s job is queued now"):
             done = await web.client.post(f"/ui/runs/{nightly}/retry", data={"seen": seen}, headers={"Origin": web.url})
             assert done.status_code == 303
             assert said in await get(web, f"/ui/runs/{nightly}")
@@ -320,13 +320,13 @@ async def test_a_run_is_compared_with_the_last_success_task_by_task(open_web, ma
     make.run(tasks, name="other", began=BEGAN - timedelta(hours=1))
     async with open_web() as web:
         shown = await get(web, f"/ui/runs/{nightly}")
-        assert "(usual 12 min 0 s)" in words_of(shown) or "(usual 12 min)" in words_of(shown)
+        assert "(usually 12 min 0 s)" in words_of(shown) or "(usually 12 min)" in words_of(shown)
         link = re.search(r'href="(/ui/runs/[^"]+/with/[^"]+)"', shown)[1]
         assert link == f"/ui/runs/{nightly}/with/{good}"
         compared = words_of(await get(web, link))
         assert "ods.rates ✓ succeeded ✓ succeeded 10 min 2 min slower +8 min 1,001 +900 0 0" in compared
         assert "ods.countries ✕ failed ✓ succeeded 10 min 2 min slower +8 min 1,002 +900 3 +3" in compared
-        assert "dwd · waiting not in that run" in compared
+        assert "dwd · waiting not in the other run" in compared
         assert "old not in this run ✓ succeeded" in compared
         other = make.run(tasks, name="third")
         assert "must be a run of the same load or flow" in await get(web, f"/ui/runs/{nightly}/with/{other}", 422)
@@ -346,7 +346,7 @@ async def test_a_run_that_is_none_is_a_page_that_says_so(open_web):
     nobody = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
     async with open_web() as web:
         for path in (f"/ui/runs/{nobody}", f"/ui/runs/{nobody}.txt", f"/ui/runs/{nobody}/with/{nobody}"):
-            assert "no run has the id" in (await get(web, path, 404)).replace("&#39;", "'")
+            assert "no run has the ID" in (await get(web, path, 404)).replace("&#39;", "'")
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_a_change_of_the_clock_between_planned_times_is_marked():
         "Sun 2026-10-25 02:30:00 +0200",
         "Mon 2026-10-26 02:30:00 +0100",
     ]
-    assert [one.changed for one in found] == [None, None, "clock put back by 1 h since the time before"]
+    assert [one.changed for one in found] == [None, None, "clock moved back by 1 h since the previous time"]
 
 
 def test_policies_are_said_in_words():
@@ -112,10 +112,10 @@ def test_policies_are_said_in_words():
             )
         )
     )
-    assert "the newest 100 of the last 1 h are made up for" in said
-    assert "is canceled when the next is due" in said
-    assert "up to 5.0 s later" in said
-    assert "pauses the schedule" in said
+    assert "the newest 100 of the last 1 h are caught up" in said
+    assert "is canceled when the next job is due" in said
+    assert "up to 5.0 s after its planned time" in said
+    assert "schedule is paused when" in said
     others = [Schedule(name="s", task="t", every_s=60, overlap=overlap) for overlap in Overlap]
     assert len({text for schedule in others for text in policies(schedule)}) == 6
 
@@ -131,9 +131,9 @@ async def test_the_page_of_a_schedule_says_what_was_left_out_and_why_it_is_pause
         await act(web, "/ui/look", zone="Europe/Berlin")
         await act(web, f"{SCHEDULES}/pause", name="nightly")
         shown = (await web.client.get("/ui/schedule?name=nightly")).text
-        assert "3 left out: an earlier job had not ended" in shown
+        assert "3 skipped: an earlier job had not ended" in shown
         assert "2026-10-25 02:30:00+02:00" in shown
-        assert "None of them is started: the schedule is paused." in shown
+        assert "No jobs start at these times: the schedule is paused." in shown
         assert shown.count("02:30:00 +") == 10
         assert shown.count('<th scope="col">Europe/Berlin</th>') == 1
         await act(web, "/ui/look", zone="UTC")
@@ -144,7 +144,7 @@ async def test_the_page_of_a_schedule_says_what_was_left_out_and_why_it_is_pause
         await act(web, f"{SCHEDULES}/resume", name="nightly", to="/ui/schedule?name=nightly")
         assert not (await web.schedules.get("nightly")).paused
         database.psql("UPDATE dl_schedules SET retired_at = now()")
-        assert "no program declares it any more" in (await web.client.get("/ui/schedule?name=nightly")).text
+        assert "no program declares it anymore" in (await web.client.get("/ui/schedule?name=nightly")).text
         assert (await web.client.get("/ui/schedule?name=nobody")).status_code == 404
 
 
@@ -157,8 +157,8 @@ async def test_u15_run_now_sent_twice_is_done_once(open_web, database):
             for _ in range(2):
                 done = await act(web, f"{SCHEDULES}/run", name="nightly", once=fields["once"], to=fields["to"])
                 said.append((await web.client.get(done.headers["Location"])).text)
-            assert f"Added the job {fields['once']} in q." in said[0]
-            assert f"The job was added before: {fields['once']} in q." in said[1]
+            assert f"Enqueued the job {fields['once']} in q." in said[0]
+            assert f"The job was already enqueued: {fields['once']} in q." in said[1]
         assert database.psql("SELECT count(*) FROM dl_jobs").strip() == "2"
         assert "once" not in fields_of((await web.client.get("/ui/schedule?name=nightly&part=rows")).text)
 
@@ -168,21 +168,21 @@ async def test_u15_a_backfill_shows_its_times_first_and_adds_them_once(open_web,
         await nightly(web)
         await act(web, "/ui/look", zone="Europe/Berlin")
         asked = (await web.client.get(f"{SCHEDULES}/backfill?name=nightly")).text
-        assert "By the clock of Europe/Berlin." in asked
+        assert "Time zone: Europe/Berlin." in asked
         assert 'method="post" action="/ui/schedules/backfill"' not in asked
         span = {"name": "nightly", "begin": "2026-10-24T00:00", "end": "2026-10-27T00:00", "again": "true"}
         tried = await web.client.get(f"{SCHEDULES}/backfill", params=span)
-        assert "3 planned times get a job." in tried.text
+        assert "Jobs are enqueued for 3 planned times." in tried.text
         assert "2026-10-25 02:30:00+02:00" in tried.text
         assert database.psql("SELECT count(*) FROM dl_jobs").strip() == "0"
         fields = fields_of(tried.text)
         for added in (3, 0):
             await act(web, f"{SCHEDULES}/backfill", **fields)
-            assert f"Added {added} jobs" in (await web.client.get("/ui/schedule?name=nightly")).text
+            assert f"Enqueued {added} jobs" in (await web.client.get("/ui/schedule?name=nightly")).text
         assert database.psql("SELECT count(*) FROM dl_jobs").strip() == "3"
         none = await web.client.get(f"{SCHEDULES}/backfill", params=span | {"again": ""})
-        assert "No planned time of this span lacks a job." in none.text
-        assert "3 have one already" in none.text
+        assert "All planned times of this period have a job." in none.text
+        assert "3 times already have a job" in none.text
         wrong = await web.client.get(f"{SCHEDULES}/backfill", params=span | {"end": "2026-10-01T00:00"})
         assert (wrong.status_code, "must be later than begin" in wrong.text) == (422, True)
 
@@ -222,7 +222,7 @@ async def test_u22_pages_of_schedules_have_no_fault_and_fit(open_web, open_tab, 
         await tab.do(lambda page: page.click("a[data-dialog]"))
         await tab.do(lambda page: page.fill("dialog #field-begin", begin))
         await tab.do(lambda page: page.click("dialog button:text('Show the times')"))
-        await tab.do(lambda page: page.wait_for_selector("button:text('Add')"))
+        await tab.do(lambda page: page.wait_for_selector("button:text('Enqueue')"))
         await tab.check_looks()
 
 
@@ -246,16 +246,16 @@ async def test_an_unreadable_spec_is_shown_with_its_error_and_hides_no_other(ope
             )
         )
         shown = (await web.client.get(SCHEDULES)).text
-        assert shown.count("can't be read</span>") == len(SPECS)
+        assert shown.count("unreadable</span>") == len(SPECS)
         assert "30 2 * * *" in shown
-        assert "task: must be given" in shown
+        assert "task: is required" in shown
         listed = {one["name"]: one for one in (await web.client.get("/api/v1/schedules")).json()["schedules"]}
         assert listed["nightly"]["fault"] is None
         for number in range(len(SPECS)):
             assert listed[f"bad {number}"]["fault"]
             page = await web.client.get("/ui/schedule", params={"name": f"bad {number}"})
             assert page.status_code == 200
-            assert "no jobs are added until it is stored anew" in page.text
+            assert "no jobs are enqueued until it is stored again" in page.text
             assert "hunter2" not in page.text
             assert (await web.client.get(f"/api/v1/schedules/bad {number}/next")).status_code == 422
         answer = await act(web, "/ui/schedules/pause", name="bad 1", to=SCHEDULES)

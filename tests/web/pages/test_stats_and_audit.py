@@ -54,7 +54,7 @@ async def test_statistics_sum_up_each_task_and_its_hours(open_web, database):
         other = (await web.client.get(f"{STATS}?queue=other&by=day")).text
         assert "failed 5" in other
         assert "succeeded 95" not in other
-        assert "No run has ended" in (await web.client.get(f"{STATS}?task=nobody")).text
+        assert "No run matching the filter has ended" in (await web.client.get(f"{STATS}?task=nobody")).text
         for wrong in ("from=2026-01-02T00:00&to=2026-01-01T00:00", "from=2020-01-01T00:00", "from=x"):
             assert (await web.client.get(f"{STATS}?{wrong}")).status_code == 422
 
@@ -68,9 +68,9 @@ async def test_too_many_statistics_are_reported_and_those_of_the_past_do_not_ref
             " FROM generate_series({}, {}) AS i"
         )
         database.psql(sums.format(1, 10_000))
-        assert "more than one page can sum up" not in (await web.client.get(STATS)).text
+        assert "too many runs for one page" not in (await web.client.get(STATS)).text
         database.psql(sums.format(10_001, 10_001))
-        assert "more than one page can sum up" in (await web.client.get(STATS)).text
+        assert "too many runs for one page" in (await web.client.get(STATS)).text
         part = await web.client.get(f"{STATS}?part=rows")
         assert float(part.headers["Refresh-In"]) >= 10
         past = await web.client.get(f"{STATS}?from=2026-01-01T00:00&to=2026-01-02T00:00&part=rows")
@@ -131,9 +131,9 @@ async def test_the_audit_is_looked_through_piece_by_piece_and_without_secrets(op
             "INSERT INTO dl_audit (actor, action) SELECT 'bob', 'cancel' FROM generate_series(1, 45000)"
         )
         page, looks = (await web.client.get(f"{AUDIT}?actor=ann")).text, 0
-        while "Look further" in page:
+        while "Search further" in page:
             assert '<tr id="audit-' not in page
-            [further] = re.findall(r'<a href="([^"]+)">Look further', page)
+            [further] = re.findall(r'<a href="([^"]+)">Search further', page)
             page, looks = (await web.client.get(unescape(further))).text, looks + 1
         assert looks == 2
         assert page.count('<tr id="audit-') == 1

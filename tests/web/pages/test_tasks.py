@@ -52,7 +52,7 @@ async def test_a_task_says_why_its_jobs_do_not_start(open_web, database):
         assert same.status_code == 304
         done = await act(web, f"{TASKS}/pause", name="employee")
         assert done.headers["Location"] == TASKS
-        assert "Paused employee: none of its jobs starts, in any queue." in (await web.client.get(TASKS)).text
+        assert "Paused employee: none of its jobs start, in any queue." in (await web.client.get(TASKS)).text
         assert "paused" in (await web.client.get("/ui/task?name=employee")).text
         await act(web, f"{TASKS}/resume", name="employee")
         await web.limits.set_tasks({"employee": {"work_periods": ["MON 00:00-00:01"]}})
@@ -73,7 +73,7 @@ async def test_u15_limits_are_set_and_given_back_and_what_others_changed_meanwhi
             web, f"{TASKS}/limits", **fields, max_running="3", work_periods="MON-FRI 00:00-06:00\r\nSAT 10:00-12:00"
         )
         page = (await web.client.get("/ui/task?name=employee")).text
-        assert "Set: Work periods, Run at once. It holds from the next claim on." in page
+        assert "Set: Work periods, Max running. Applies from the next claim on." in page
         [state] = (await web.limits.tasks()).tasks
         assert state.override == {
             "max_running": 3,

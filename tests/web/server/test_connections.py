@@ -448,7 +448,7 @@ async def test_a_process_without_files_says_so_once_and_lets_idle_connections_go
                 assert b" 200 " in await answered(stream)
             assert await rest(idle) == b""
         [line] = [line for line in lines if line["log_level"] == "warning"]
-        assert line["event"] == "the HTTP server is at a limit: clients were refused"
+        assert line["event"] == "the HTTP server reached a limit and refused clients"
         assert (line["no_file_for_connection"], "exc_info" in line) == (1, False)
 
 

@@ -36,7 +36,7 @@ function showKeys() {
   const list = document.createElement("dl");
   list.className = "facts";
   const keys = [...document.querySelectorAll(".menu a[data-key]")].map((a) => [`g ${a.dataset.key}`, a.textContent]);
-  for (const [key, text] of [...keys, ["/", "to the filter"], ["p", "pause updates, go on"], ["?", "this list"]]) {
+  for (const [key, text] of [...keys, ["/", "to the filter"], ["p", "pause or resume updates"], ["?", "this list"]]) {
     const term = document.createElement("dt");
     term.append(Object.assign(document.createElement("kbd"), { textContent: key }));
     list.append(term, Object.assign(document.createElement("dd"), { textContent: text }));

@@ -22,7 +22,7 @@ export function startLive() {
   button.hidden = false;
   button.addEventListener("click", () => {
     paused = !paused;
-    button.textContent = paused ? "Go on" : "Pause updates";
+    button.textContent = paused ? "Resume updates" : "Pause updates";
     if (paused) {
       clearTimeout(timer);
       say("paused", "paused");

@@ -13,7 +13,7 @@ export function chooseRows() {
     const page = document.getElementById("choose-page");
     const all = boxes();
     const number = all.filter((box) => box.checked).length;
-    told.textContent = every.checked ? "All that match" : `${number} chosen`;
+    told.textContent = every.checked ? "All that match" : `${number} selected`;
     for (const act of acts) act.disabled = !number && !every.checked;
     if (page) {
       page.hidden = false;

@@ -1,4 +1,4 @@
-// Turns instants into "3 s ago" and "in 3 s", by the server's clock, and keeps them so.
+// Shows timestamps as "3 s ago" and "in 3 s", by the server's clock, and keeps them current.
 
 let ahead = 0; // milliseconds by which the server's clock is ahead of ours
 

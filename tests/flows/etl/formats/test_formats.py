@@ -153,7 +153,7 @@ def test_a_document_can_say_that_the_request_failed():
     format_ = Json("data", errors=lambda document: document["message"] if document["code"] else None)
     assert format_.reports_errors
     assert parse(format_, b'{"code": 0, "message": "", "data": [{}]}').records == [{}]
-    with pytest.raises(SourceError, match=r"the answer says that it failed: token=\*\*\* ended") as caught:
+    with pytest.raises(SourceError, match=r"the answer reports an error: token=\*\*\* ended") as caught:
         parse(format_, b'{"code": 1001, "message": "token=abcdef ended", "data": null}')
     assert caught.value.is_retryable
 
@@ -165,7 +165,7 @@ def test_a_document_in_another_encoding_is_read_in_it():
 
 @pytest.mark.parametrize("path", ["data..items", ".", "data.", None, 5])
 def test_a_path_that_is_none_is_refused_when_it_is_declared(path):
-    with pytest.raises(ValueError, match=r"path: must be names with dots between them, "):
+    with pytest.raises(ValueError, match=r"path: must be names separated by dots, "):
         Json(path)
 
 
@@ -201,7 +201,7 @@ def test_a_row_with_bytes_that_are_no_text_is_broken_and_the_rest_goes_on():
     found = parse(Csv(), b"a,b\n1,\xff\xfe\n2,\xc3\xa9\n")
     assert found.records == [{"a": "2", "b": "é"}]
     assert [(one.key, one.error) for one in found.broken] == [
-        ("line 2", "bytes that are not text in the file's encoding")
+        ("line 2", "bytes that are invalid in the file's encoding")
     ]
     assert found.broken[0].sample == "1,��"
 
@@ -217,7 +217,7 @@ def test_blank_lines_before_the_first_row_count_for_nothing_however_many_they_ar
     assert found.records == [{"a": "1"}]
     assert [one.key for one in found.broken] == [f"line {lines + 2}"]
     assert peak < 10 * lines  # a list of them has eight bytes for each, and each line has fifty
-    with pytest.raises(SourceError, match=r"a page of HTML: it begins .*<html>"):
+    with pytest.raises(SourceError, match=r"an HTML page, beginning with .*<html>"):
         parse(Csv(columns=["a"]), b"\n \n<html>\n")
 
 
@@ -284,7 +284,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column_in_any_encoding():
 
 @pytest.mark.parametrize("encoding", ["cp1252", "iso-8859-1", "windows-1251"])
 def test_a_byte_order_mark_of_utf_8_refuses_another_encoding(encoding):
-    with pytest.raises(SourceError, match="begins with the byte order mark of UTF-8, but its encoding is given as"):
+    with pytest.raises(SourceError, match="begins with the byte order mark of UTF-8, but its declared encoding is"):
         parse(Csv(), b"\xef\xbb\xbfid,n\n1,2\n", encoding)
 
 
@@ -301,7 +301,7 @@ def test_the_format_s_encoding_goes_before_the_source_s():
 
 
 def test_a_body_that_is_nearly_all_broken_is_an_error_and_no_list_of_millions():
-    refusal = r"more than 10,000 parts are broken, the last one at line 10002: .* format right"
+    refusal = r"more than 10,000 parts are broken, the last one at line 10002: .* check the format"
     with pytest.raises(SourceError, match=refusal):
         parse(Csv(), b"a,b\n" + b"1;2\n" * (MAX_BROKEN + 100))
 
@@ -309,12 +309,12 @@ def test_a_body_that_is_nearly_all_broken_is_an_error_and_no_list_of_millions():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"delimiter": ""}, "delimiter: must be one character that is no line break, not ''"),
-        ({"delimiter": ",,"}, "delimiter: must be one character that is no line break, not ',,'"),
+        ({"delimiter": ""}, "delimiter: must be one character, except a line break, not ''"),
+        ({"delimiter": ",,"}, "delimiter: must be one character, except a line break, not ',,'"),
         ({"encoding": "klingon"}, "encoding: must be the name of a character encoding, .*, not 'klingon'"),
         ({"encoding": "zip"}, "encoding: must be .*, not 'zip'"),
-        ({"columns": []}, "columns: must be a list of names, each once, or None "),
-        ({"columns": ["a", "a"]}, "columns: must be a list of names, each once, or None "),
+        ({"columns": []}, "columns: must be a list of unique names, or None "),
+        ({"columns": ["a", "a"]}, "columns: must be a list of unique names, or None "),
         ({"columns": "abc"}, "columns: must be .*, not 'abc'"),
     ],
 )

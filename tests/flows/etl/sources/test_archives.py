@@ -96,7 +96,7 @@ def test_paths_of_the_longest_length_are_read(tmp_path):
     ids=["a chain of headers", "a number of 5,000 digits", "a negative size"],
 )
 def test_what_tarfile_itself_fails_at_is_an_error_of_the_archive(tmp_path, parts):
-    with pytest.raises(SourceError, match="the archive can't be read"):
+    with pytest.raises(SourceError, match="the archive cannot be read"):
         names(packed(tmp_path / "a.tar.gz", *parts, END))
 
 

@@ -88,7 +88,7 @@ async def test_several_patterns_and_paths_give_each_file_once(tmp_path):
 async def test_a_file_or_folder_that_is_not_there_is_an_error_that_passes(tmp_path):
     for paths, error in (
         (tmp_path / "a.csv", "there is no such file"),
-        (f"{tmp_path}/disk/*/x.csv", "there is no folder .*; is the disk there"),
+        (f"{tmp_path}/disk/*/x.csv", "there is no folder .*; check the disk"),
     ):
         with pytest.raises(SourceError, match=error) as caught:
             await requests(Files(paths, format=CSV))
@@ -198,7 +198,7 @@ async def test_a_file_that_is_written_while_it_is_read_is_an_error_that_passes(t
         try:
             with (
                 trio.fail_after(patience_s()),
-                pytest.raises(SourceError, match="is being written while it is read") as caught,
+                pytest.raises(SourceError, match="was changed while it was read") as caught,
             ):
                 await _read_again_and_again(path)
         finally:
@@ -243,7 +243,7 @@ async def test_hanging_threads_of_a_source_are_limited_over_its_runs(tmp_path):
 
     errors = [await hang() for _ in range(files.THREADS + 3)]
     assert errors[0] == f"{pipe}: not read within 0.1 s"
-    hung = f"{pipe}: not read within 0.1 s; all of the source's 4 threads wait for the disk: is it there?"
+    hung = f"{pipe}: not read within 0.1 s; all 4 threads of the source wait for the disk; check it"
     assert errors[files.THREADS :] == [hung] * 3
     assert threading.active_count() - before <= files.THREADS
     assert (await ask(Files(other, format=CSV))).body == b"1\n"
@@ -293,7 +293,9 @@ async def test_files_that_change_between_two_looks_are_left_to_the_next_run(tmp_
     assert await listed(source, change) == ["a.csv"]
     assert await listed(source, nothing) == ["a.csv", "dated.csv", "grows.csv", "new.csv", "replaced.csv"]
     with pytest.RaisesGroup(
-        pytest.RaisesExc(SourceError, match=r"grows\.csv: has changed within 8 s \(settled_s\)", check=_is_retryable)
+        pytest.RaisesExc(
+            SourceError, match=r"grows\.csv: was changed within the last 8 s \(settled_s\)", check=_is_retryable
+        )
     ):
         await listed(Files(tmp_path / "grows.csv", format=CSV, settled_s=8), change)
 
@@ -417,7 +419,7 @@ async def test_a_file_that_becomes_a_link_after_it_was_listed_is_not_read(tmp_pa
 async def test_a_link_in_an_archive_is_no_file(tmp_path):
     path = tarred(tmp_path / "a.tar.xz", MEMBERS)
     assert "link.csv" not in [one.key for one in await requests(Files(path, format=CSV, members="*"))]
-    with pytest.raises(SourceError, match=r"there is no link\.csv in the archive any more"):
+    with pytest.raises(SourceError, match=r"link\.csv is no longer in the archive"):
         await ask(Files(path, format=CSV, members="*"), files.Request(endpoint=str(path), key="link.csv"))
 
 
@@ -433,7 +435,7 @@ async def test_an_archive_that_was_cut_is_an_error_that_passes(tmp_path, name):
     lengths = {0, 5, 512 * 6} if name == "a.tar" else {0, 5, len(whole) // 2, len(whole) - 30}
     for length in lengths:
         path.write_bytes(whole[:length])
-        with pytest.raises(SourceError, match="the archive can't be read") as caught:
+        with pytest.raises(SourceError, match="the archive cannot be read") as caught:
             await requests(Files(path, format=CSV, members="*.csv"))
         assert caught.value.is_retryable
 
@@ -456,7 +458,7 @@ async def test_an_archive_with_two_files_of_one_name_or_none_is_an_error(tmp_pat
             info = tarfile.TarInfo("a.csv")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    with pytest.raises(SourceError, match="has a file of the same name twice"):
+    with pytest.raises(SourceError, match="has two files with the same name"):
         await requests(Files(path, format=CSV, members="*"))
     with pytest.raises(SourceError, match=r"the archive has no file that matches \*\.json"):
         await requests(Files(path, format=CSV, members="*.json"))
@@ -490,5 +492,5 @@ async def test_files_are_read_off_the_main_thread(tmp_path):
 
 async def _read(connection, path):
     # A pipe has no length.
-    with pytest.raises(SourceError, match="is being written while it is read"):
+    with pytest.raises(SourceError, match="was changed while it was read"):
         await connection.fetch(Request(endpoint=str(path)), timeout_s=60)

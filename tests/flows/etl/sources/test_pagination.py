@@ -91,7 +91,7 @@ async def test_pages_can_be_counted_from_zero(service):
 
 async def test_a_page_smaller_than_requested_is_an_error_by_number_and_none_by_offset(service):
     service.put("/list", numbered(100, most=20))
-    with pytest.raises(SourceError, match=r"page 1 has 20 records, not 50, though total says 100; does the interface"):
+    with pytest.raises(SourceError, match=r"page 1 has 20 records, not 50, although total is 100; check that the API"):
         await ids(service, PageNumber(size=50, total_path="total"))
     assert await ids(service, Offset(size=50, total_path="total")) == list(range(100))
 
@@ -150,7 +150,7 @@ async def test_an_interface_that_does_not_know_the_page_parameter_is_noticed(ser
     service.put("/list", Answer(json.dumps({"items": [{"id": n} for n in range(50)]}).encode()))
     for pages in (PageNumber(size=50), Offset(size=50)):
         with pytest.raises(
-            SourceError, match="page 2 has the same records as page 1; does the interface know the param"
+            SourceError, match="page 2 has the same records as page 1; check that the API supports the param"
         ) as caught:
             await ids(service, pages)
         assert not caught.value.is_retryable
@@ -169,7 +169,7 @@ async def test_a_walk_in_a_circle_of_any_length_is_noticed(service, length, befo
         )
 
     service.put("/list", answer)
-    with pytest.raises(SourceError, match="the walk goes in a circle") as caught:
+    with pytest.raises(SourceError, match="the pages form a cycle") as caught:
         await ids(service, Cursor(path="next"))
     assert not caught.value.is_retryable
     assert len(service.requests) <= 3 * (length + before) + 2
@@ -177,7 +177,7 @@ async def test_a_walk_in_a_circle_of_any_length_is_noticed(service, length, befo
 
 async def test_a_next_page_that_is_the_same_page_is_detected_immediately(service):
     service.put("/list", Answer(b'{"items": [{"id": 1}]}', headers={"Link": '</list>; rel="next"'}))
-    with pytest.raises(SourceError, match="the walk goes in a circle: page 2 would repeat an earlier request"):
+    with pytest.raises(SourceError, match="the pages form a cycle: page 2 would repeat an earlier request"):
         await ids(service, LinkHeader())
     assert len(service.requests) == 1
 
@@ -190,7 +190,7 @@ async def test_a_walk_that_never_ends_ends(service, kind):
 
     service.put("/list", answer)
     pages = Cursor(path="next", max_pages=9) if kind is Cursor else kind(size=2, max_pages=9)
-    with pytest.raises(SourceError, match="max_pages: the walk has not ended after 9 pages"):
+    with pytest.raises(SourceError, match="max_pages: there are more than 9 pages"):
         await ids(service, pages)
     assert len(service.requests) == 9
 
@@ -333,25 +333,29 @@ async def test_each_page_of_a_post_has_the_body_of_the_first(service):
         (
             PageNumber(size=5),
             2,
-            "page 2 has the same records as page 1; does the interface know the parameters page, s",
+            "page 2 has the same records as page 1; check that the API supports the parameters page, s",
         ),
-        (Offset(size=5), 2, "page 2 has the same records as page 1; does the interface know the parameters offset, l"),
+        (
+            Offset(size=5),
+            2,
+            "page 2 has the same records as page 1; check that the API supports the parameters offset, l",
+        ),
         (
             PageNumber(size=1),
             5,
-            "pages 1 to 5 have the same records; does the interface know the parameters page, size",
+            "pages 1 to 5 have the same records; check that the API supports the parameters page, size",
         ),
         (
             Cursor(path="next"),
             5,
-            r"pages 1 to 5 have the same records; does the interface know the parameters cursor\?",
+            r"pages 1 to 5 have the same records; check that the API supports the parameters cursor$",
         ),
         (
             NextUrl(path="url"),
             5,
-            r"pages 1 to 5 have the same records; does the interface lead from each page to another",
+            r"pages 1 to 5 have the same records; check that the API links each page to the next",
         ),
-        (LinkHeader(), 5, r"pages 1 to 5 have the same records; does the interface lead from each page to another"),
+        (LinkHeader(), 5, r"pages 1 to 5 have the same records; check that the API links each page to the next"),
     ],
 )
 async def test_repeated_pages_are_noticed_by_their_records(service, pages, asked, error):
@@ -422,7 +426,7 @@ def test_a_link_header_made_to_be_slow_is_not():
     ("make", "error"),
     [
         (lambda: PageNumber(size=0), "size: must be an integer of at least 1, not 0"),
-        (lambda: PageNumber(param=""), "param: must be a text that is not empty, not ''"),
+        (lambda: PageNumber(param=""), "param: must be a non-empty string, not ''"),
         (lambda: PageNumber(first_page=-1), "first_page: must be an integer of at least 0, not -1"),
         (lambda: Offset(size=True), "size: must be .*, not True"),
         (lambda: Offset(max_pages=0), "max_pages: must be .*, not 0"),

@@ -218,7 +218,7 @@ async def test_an_object_that_is_cut_is_an_error_that_passes(service):
 @pytest.mark.slow
 async def test_an_object_received_byte_by_byte_has_one_deadline_for_all_of_it(service):
     service.misbehave(drip_s=0.05)
-    with pytest.raises(SourceError, match=r"no whole answer within 0\.5 s|not read in time") as caught:
+    with pytest.raises(SourceError, match=r"no complete answer within 0\.5 s|not read in time") as caught:
         await ask(misbehaving(service), OBJECT, timeout_s=0.5)
     assert caught.value.is_retryable
 
@@ -271,7 +271,7 @@ def test_a_source_shows_no_keys(service):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"bucket": ""}, "bucket: must be a text that is not empty, not ''"),
+        ({"bucket": ""}, "bucket: must be a non-empty string, not ''"),
         ({"pattern": ""}, "pattern: must be .*, not ''"),
         ({"window_of": "x"}, "window_of: must be .*, not 'x'"),
         ({"max_body_bytes": -1}, "max_body_bytes: must be .*, not -1"),
