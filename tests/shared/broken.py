@@ -961,7 +961,7 @@ GUARDS = {
     "death signal of a child": Guard(
         "a child dies with its guard",
         f"{FAULTS}/test_children.py::test_a_handler_whose_service_and_guard_are_suspended_dies_before_its_lease_ends",
-        edit_guard("_check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))", "pass"),
+        edit_guard("_check_errno(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))", "pass"),
     ),
     "kill of all child processes": Guard(
         "processes that a function has started die with it, in whatever session",
