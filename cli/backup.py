@@ -50,7 +50,7 @@ def backup_command(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def restore_command(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:
-    """Restore the embedded database from FILE, written by `dataloader backup`.
+    """Restore the embedded database from FILE, which `backup` wrote.
 
     FILE is checked first. The data directory is created if it is missing. No process may use its database meanwhile.
     """

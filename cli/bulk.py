@@ -35,7 +35,7 @@ _BULK: Final = (
 
 @click.group(cls=Group)
 def bulk_command() -> None:
-    """Change many jobs by a bulk operation, which runs in the service.
+    """Change many jobs by a bulk operation of the service.
 
     It continues after the command has ended. It changes the jobs that match when it begins, in batches of 500. See
     `bulk show`, `bulk stop`.

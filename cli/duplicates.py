@@ -35,7 +35,7 @@ _GROUPS = (
 def duplicates_command(
     target: AskedQueue, *, task: str | None, queue: str | None, limit: int, cancel: bool, as_json: bool
 ) -> None:
-    """List waiting jobs with the same task and args, or cancel all but one."""
+    """List jobs with equal task and args, or cancel all but one."""
     if cancel:
         if task is None:
             raise BadRequest("task", "is required with --cancel")

@@ -111,7 +111,7 @@ def _print_pause(queue: str, *, as_json: bool, paused: bool) -> None:
 @click.command()
 @asks_queue
 def workers_command(target: AskedQueue, *, as_json: bool) -> None:
-    """List the worker processes that sent a heartbeat in the last minute."""
+    """List the worker processes with a recent heartbeat."""
     found = target.ask(lambda jobs: jobs.workers())
     if as_json:
         print_json(found)

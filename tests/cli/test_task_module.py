@@ -81,7 +81,7 @@ def test_tasks_of_a_module_in_the_current_directory_are_listed(dataloader, modul
 @pytest.mark.parametrize(
     ("text", "attribute", "said"),
     [
-        (TASKS, "task", "has no attribute 'task'; it has {name}:tasks"),
+        (TASKS, "task", "has no attribute 'task'; its tasks: {name}:tasks"),
         ("", "tasks", "has no attribute 'tasks'"),
         ("tasks = {{}}", "tasks", "{name}:tasks is a dict; it must be a dataloader.Tasks"),
         ("import no_such_library", "tasks", "failed: ModuleNotFoundError: No module named 'no_such"),

@@ -154,7 +154,7 @@ def _quoted(text: str) -> str:
 
 
 def _refuse_value(value: object) -> str:
-    raise TypeError(f"a {type(value).__name__} cannot be a value of a row")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be stored in a row")
 
 
 # Texts as the types' input functions read them. For subtypes, such as numpy's, not their own repr.

@@ -178,7 +178,7 @@ def test_settings_of_a_load_that_is_misspelt_are_pointed_out():
     settings = read_settings({f"DL_PIPELINE__{name}__RATE_MIN": "1" for name in names})
     told = "is for a load that this process does not have, and has no effect"
     assert settings.of_no_load(loads_of(tasks)) == [
-        f"DL_PIPELINE__SHOP_ORDER__… {told}; did you mean DL_PIPELINE__SHOP_ORDERS__…, of the load shop.orders?",
+        f"DL_PIPELINE__SHOP_ORDER__… {told}; did you mean DL_PIPELINE__SHOP_ORDERS__…, for the load shop.orders?",
         f"DL_PIPELINE__XYZZY__… {told}",
     ]
 
@@ -193,4 +193,4 @@ def test_a_token_with_a_timeout_that_makes_no_sense_is_refused(timeout):
 async def test_a_process_warns_of_settings_of_a_load_that_it_does_not_have(supervised, caplog):
     misspelt = PipelineSettings(of_one={"ITEM": {"rate_min": 1}})
     async with supervised(items_load("http://h"), pipeline=misspelt):
-        assert "did you mean DL_PIPELINE__ITEMS__…, of the load items?" in caplog.text
+        assert "did you mean DL_PIPELINE__ITEMS__…, for the load items?" in caplog.text

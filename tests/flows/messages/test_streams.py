@@ -141,7 +141,7 @@ async def test_messages_of_a_dead_consumer_are_taken_over_unless_they_kill_each_
         assert supervisor.state.messages[0].dead == 1
     [letter] = await redis.xrange("orders:dead")
     assert letter.field_values[b"dl_message_id"] == ids[1]
-    assert b"its reader has died each time" in letter.field_values[b"dl_error"]
+    assert b"each time, its reader ended" in letter.field_values[b"dl_error"]
 
 
 KILLED = """
@@ -261,5 +261,5 @@ def test_two_sources_of_one_name_are_refused():
     tasks, other = Tasks(), Tasks()
     tasks.messages(source("redis://a"))
     other.messages(source("redis://b"))
-    with pytest.raises(ValueError, match="a source called 'orders:g' is declared already"):
+    with pytest.raises(ValueError, match="the source 'orders:g' is already declared"):
         tasks.include(other)

@@ -165,7 +165,7 @@ async def test_a_time_of_another_type_than_the_versions_is_refused(load, transac
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({}, "complete: must be False with changed_at: "),
+        ({}, "complete: must be False with changed_at, "),
         ({"complete": False, "as_of": lambda _: at(0)}, "as_of: cannot be combined with changed_at"),
         ({"complete": False, "valid_to": "at"}, "changed_at: must be a column of the rows, or valid_from, not 'at'"),
     ],

@@ -413,7 +413,7 @@ async def test_jobs_that_wait_for_each_other_in_a_circle_are_refused(store, raw)
 
 
 def test_the_number_of_jobs_that_one_runs_after_is_bounded():
-    with pytest.raises(BadRequest, match="at most 10,000 ids"):
+    with pytest.raises(BadRequest, match="at most 10,000 IDs"):
         a_job(after=[uuid4() for _ in range(MAX_AFTER + 1)])
     with pytest.raises(BadRequest, match="must be cancel or run, not 'stop'"):
         a_job(when_failed="stop")

@@ -160,7 +160,7 @@ async def test_options_that_a_unique_task_forbids_are_refused(store, raw, declar
     [
         ({"duplicates": "update"}, "duplicates: needs unique"),
         ({"unique": True, "duplicates": "all"}, "duplicates: must be waiting or open or update, not 'all'"),
-        ({"unique": ("nothing",)}, "unique: names the field 'nothing'"),
+        ({"unique": ("nothing",)}, "unique: has the unknown field 'nothing'"),
         ({"unique": True, "keep_time": True}, 'keep_time: needs duplicates="update"'),
         ({"unique": True, "duplicates": "update", "when_running": "stop"}, "when_running: must be None or cancel"),
         ({"unique": 5}, "unique: must be True, field names or a template, not 5"),

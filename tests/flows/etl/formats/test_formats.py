@@ -83,7 +83,7 @@ def test_a_missing_path_is_an_error_with_the_existing_names():
 
 
 def test_a_path_to_something_else_is_an_error():
-    with pytest.raises(SourceError, match="path: data is a text, not a list or an object"):
+    with pytest.raises(SourceError, match="path: data is a string, not a list or an object"):
         parse(Json("data"), b'{"data": "none"}')
 
 
@@ -96,7 +96,7 @@ def test_a_part_of_a_list_that_is_no_object_is_broken_and_the_rest_goes_on():
     assert found.records == [{"id": 1}, {"id": 2}]
     assert [(one.key, one.error, one.sample) for one in found.broken] == [
         ("item 2", "a number, not an object", "5"),
-        ("item 3", "a text, not an object", '"x"'),
+        ("item 3", "a string, not an object", '"x"'),
     ]
 
 

@@ -55,7 +55,7 @@ def test_a_body_that_is_not_compressed_is_an_error():
 def test_a_body_that_unpacks_without_end_is_refused_at_the_bound(pack):
     bomb = pack(b"a\n" + b"1\n" * 500_000)
     assert len(bomb) < 10_000
-    with pytest.raises(SourceError, match="the body unpacks to more than the 300,000 bytes allowed") as caught:
+    with pytest.raises(SourceError, match="the body unpacks to more than the limit of 300,000 bytes") as caught:
         parse(Compressed(Csv(), max_bytes=300_000), bomb)
     assert not caught.value.is_retryable
 
@@ -75,7 +75,7 @@ def test_the_bound_of_a_zip_archive_is_for_all_members_together():
 
 
 def test_an_archive_without_the_member_lists_its_members():
-    with pytest.raises(SourceError, match=r"the archive has no file that matches \*\.csv; it has readme") as caught:
+    with pytest.raises(SourceError, match=r"the archive has no file that matches \*\.csv; its files: readme") as caught:
         parse(Zip(Csv(), member="*.csv"), zipped(readme_txt=b"hello"))
     assert not caught.value.is_retryable
 

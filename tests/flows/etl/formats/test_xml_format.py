@@ -109,9 +109,9 @@ NAMESPACE = b'<r xmlns="urn:' + b"x" * 1_000 + b'">' + b"<i/>" * 1_000 + b"</r>"
     [
         (ATTRIBUTE, f"more than {MAX_GROWTH} times the characters of the document"),
         (NAMES, f"more than {MAX_GROWTH} times the characters of the document"),
-        (LONG, "a name has more than the 1,000 characters allowed: 'nnn"),
-        (DEEP, "a name has more than the 1,000 characters allowed: 'nnn"),
-        (NAMESPACE, "a name has more than the 1,000 characters allowed: 'urn:xxx"),
+        (LONG, "a name has more than the limit of 1,000 characters: 'nnn"),
+        (DEEP, "a name has more than the limit of 1,000 characters: 'nnn"),
+        (NAMESPACE, "a name has more than the limit of 1,000 characters: 'urn:xxx"),
     ],
     ids=["inherited", "dotted names", "long name", "long dotted name", "namespace"],
 )
@@ -126,13 +126,13 @@ def test_a_record_has_a_limit_of_its_own():
     field = b"<a>" + b"x" * (1 << 20) + b"</a>"
     most = (MAX_RECORD >> 20) - 1
     assert len(parse(Xml("i"), b"<r>" + (b"<i>" + field * most + b"</i>") * 2 + b"</r>")) == 2
-    with pytest.raises(SourceError, match="a record has more than the 67,108,864 characters allowed"):
+    with pytest.raises(SourceError, match="a record has more than the limit of 67,108,864 characters"):
         parse(Xml("i"), b"<r><i>" + field * (most + 1) + b"</i></r>")
 
 
 def test_a_document_that_nests_too_deep_is_refused():
     depth = MAX_DEPTH + 1
-    with pytest.raises(SourceError, match=f"nested deeper than the {MAX_DEPTH} allowed"):
+    with pytest.raises(SourceError, match=f"nested deeper than the limit of {MAX_DEPTH} levels"):
         parse(Xml("item"), b"<a>" * depth + b"</a>" * depth)
     assert parse(Xml("item"), b"<a>" * MAX_DEPTH + b"</a>" * MAX_DEPTH) == []
 

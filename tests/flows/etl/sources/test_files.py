@@ -164,7 +164,7 @@ def test_invalid_options_of_files_are_refused_at_the_declaration(options, error)
 async def test_a_file_with_more_than_the_bound_is_an_error(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b"x" * 1_001)
-    with pytest.raises(SourceError, match="has more than the 1,000 bytes allowed") as caught:
+    with pytest.raises(SourceError, match="has more than the limit of 1,000 bytes") as caught:
         await ask(Files(path, format=CSV, max_body_bytes=1_000))
     assert not caught.value.is_retryable
     assert len((await ask(Files(path, format=CSV, max_body_bytes=1_001))).body) == 1_001
@@ -176,7 +176,7 @@ async def test_a_file_that_is_gone_meanwhile_is_an_error_that_passes(tmp_path):
     source = Files(path, format=CSV)
     [request] = await requests(source)
     path.unlink()
-    with pytest.raises(SourceError, match=r"a\.csv: can't be read: No such file") as caught:
+    with pytest.raises(SourceError, match=r"a\.csv: cannot be read: No such file") as caught:
         await ask(source, request)
     assert caught.value.is_retryable
 
@@ -443,11 +443,11 @@ async def test_an_archive_that_was_cut_is_an_error_that_passes(tmp_path, name):
 async def test_an_archive_that_unpacks_without_end_is_refused_at_the_bound(tmp_path):
     path = tarred(tmp_path / "a.tar.xz", {"a.csv": b"0" * 3_000_000})
     assert path.stat().st_size < 10_000
-    with pytest.raises(SourceError, match="unpacks to more than the 1,000,000 bytes allowed") as caught:
+    with pytest.raises(SourceError, match="unpacks to more than the limit of 1,000,000 bytes") as caught:
         await requests(Files(path, format=CSV, members="*", max_unpacked_bytes=1_000_000))
     assert not caught.value.is_retryable
     source = Files(path, format=CSV, members="*", max_body_bytes=1_000_000)
-    with pytest.raises(SourceError, match=r"a\.csv unpacks to more than the 1,000,000 bytes allowed"):
+    with pytest.raises(SourceError, match=r"a\.csv unpacks to more than the limit of 1,000,000 bytes"):
         await ask(source)
 
 

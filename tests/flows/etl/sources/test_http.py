@@ -244,7 +244,7 @@ async def test_an_answer_received_byte_by_byte_has_one_deadline_for_all_of_it(se
 async def test_the_smaller_of_both_times_counts(service):
     service.put("/", OK)
     service.misbehave(delay_s=600, times=2)
-    assert "within 0.3 s; nothing came" in str(await failure(Http(service.url, timeout_s=0.3)))
+    assert "within 0.3 s; received nothing" in str(await failure(Http(service.url, timeout_s=0.3)))
     assert "within 0.2 s; nothing came" in str(await failure(Http(service.url, timeout_s=30), timeout_s=0.2))
 
 
@@ -281,7 +281,7 @@ async def test_an_answer_over_the_size_limit_is_refused_with_or_without_a_length
     for chunked in (False, True):
         service.misbehave(chunked=chunked)
         error = await failure(source)
-        assert "has more than the 100,000 bytes allowed" in str(error)
+        assert "has more than the limit of 100,000 bytes" in str(error)
         assert not error.is_retryable
     service.put("/", Answer(b"x" * 100_000))
     assert len((await ask(source)).body) == 100_000
@@ -291,7 +291,7 @@ async def test_a_small_answer_that_unpacks_without_end_is_refused_at_the_bound(s
     bomb = gzip.compress(b"0" * 50_000_000)
     service.put("/", Answer(bomb, headers={"Content-Encoding": "gzip"}))
     error = await failure(Http(service.url, max_body_bytes=1_000_000))
-    assert "has more than the 1,000,000 bytes allowed" in str(error)
+    assert "has more than the limit of 1,000,000 bytes" in str(error)
     service.put("/", Answer(gzip.compress(bomb), headers={"Content-Encoding": "gzip, gzip"}))
     assert "compressed with 'gzip, gzip', which was not requested" in str(await failure(Http(service.url)))
     service.put("/", Answer(gzip.compress(OK.body), headers={"Content-Encoding": "gzip"}))

@@ -99,13 +99,13 @@ async def test_a_page_smaller_than_requested_is_an_error_by_number_and_none_by_o
 async def test_a_list_that_ends_before_its_total_is_an_error(service):
     service.put("/list", Answer(b'{"items": [], "total": 7}'))
     for pages in (PageNumber(total_path="total"), Offset(total_path="total")):
-        with pytest.raises(SourceError, match="total says 7"):
+        with pytest.raises(SourceError, match="although total is 7"):
             await ids(service, pages)
 
 
 async def test_a_total_that_is_none_is_an_error(service):
     service.put("/list", Answer(b'{"items": [], "total": "many"}'))
-    with pytest.raises(SourceError, match="total_path: total is a text, not a number of records") as caught:
+    with pytest.raises(SourceError, match="total_path: total is a string, not a number of records") as caught:
         await ids(service, PageNumber(total_path="total"))
     assert not caught.value.is_retryable
     with pytest.raises(SourceError, match=r"total_path: count\.all is nothing"):

@@ -129,7 +129,7 @@ async def test_an_object_of_many_pieces_is_whole_and_one_above_the_bound_refused
     body = b"".join(b"%d\n" % number for number in range(300_000))
     client.put_object(Bucket=name, Key="a.csv", Body=body)
     assert (await ask(S3(name, format=CSV, options=options))).body == body
-    with pytest.raises(SourceError, match="has more than the 1,000,000 bytes allowed") as caught:
+    with pytest.raises(SourceError, match="has more than the limit of 1,000,000 bytes") as caught:
         await ask(S3(name, format=CSV, max_body_bytes=1_000_000, options=options))
     assert not caught.value.is_retryable
 
