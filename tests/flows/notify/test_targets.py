@@ -128,7 +128,7 @@ async def test_an_error_hides_the_address_and_signature_that_a_receiver_repeats(
 @pytest.mark.slow
 async def test_an_endless_answer_is_read_to_its_bound_and_a_silent_webhook_to_its_deadline():
     head = b"HTTP/1.1 500 X\r\nContent-Length: 100000000\r\n\r\n"
-    for answer, match in (([head, b"x" * 100_000, None], "returned 500: xxx"), ([None], "did not answer in 1 s")):
+    for answer, match in (([head, b"x" * 100_000, None], "returned 500: xxx"), ([None], "did not answer within 1 s")):
         async with open_hook(answer) as (url, _):
             target = WebhookTarget(name="ops", url=url, secret=SECRET)
             with trio.fail_after(patience_s()), pytest.raises(NotTaken, match=match) as error:

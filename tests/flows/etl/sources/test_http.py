@@ -245,7 +245,7 @@ async def test_the_smaller_of_both_times_counts(service):
     service.put("/", OK)
     service.misbehave(delay_s=600, times=2)
     assert "within 0.3 s; received nothing" in str(await failure(Http(service.url, timeout_s=0.3)))
-    assert "within 0.2 s; nothing came" in str(await failure(Http(service.url, timeout_s=30), timeout_s=0.2))
+    assert "within 0.2 s; received nothing" in str(await failure(Http(service.url, timeout_s=30), timeout_s=0.2))
 
 
 @pytest.mark.slow
