@@ -17,7 +17,7 @@ from dataloader.store.limits.limit_rows import aio_limit_supplier
 pytestmark = pytest.mark.requirement("Q5")
 
 MOVED = "UPDATE dl_history SET {} = {}"
-WARNING = "the database has another history"
+WARNING = "the database was restored, or a standby was promoted"
 CHANGES = "dataloader_history_changes_total"
 GONE = "the last heartbeat of this process is missing"
 

@@ -309,7 +309,7 @@ async def test_running_jobs_with_endless_leases_are_reported_once(open_worker, r
             expired = await add_running("now() - interval '1 s'")
             ended = f"SELECT status <> 'running' FROM dl_jobs WHERE job_id = '{expired}'"
             await until(partial(raw.fetchval, ended))
-        return [line for line in lines if "a lease that never ends" in line["event"]]
+        return [line for line in lines if "never expire and are not renewed" in line["event"]]
 
     with capture_logs() as lines:
         async with open_worker(Tasks(), {"none": 1}, reaper_period_s=0.05):

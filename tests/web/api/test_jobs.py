@@ -538,7 +538,7 @@ async def test_canceling_an_ended_job_changes_nothing_and_says_so(open_web, data
         database.psql("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
         answer = (await web.client.post(f"/api/v1/jobs/{job_id}/cancel")).json()
         assert answer["status"] == "succeeded"
-        assert "it stays succeeded" in answer["note"]
+        assert "its status is succeeded" in answer["note"]
 
 
 async def test_a_failed_job_can_be_retried_and_a_queued_one_can_not(open_web, database):
