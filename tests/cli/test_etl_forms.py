@@ -63,7 +63,7 @@ def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
     text = " ".join(" ".join(shown).split())
     assert "watermark 2026-01-01 12:00:00Z" in text
     assert "mean 0:00:25, minimum 0:00:10, maximum 0:00:40" in text
-    assert "plus the details, one request each and the rate limit of 100 in 60 s and the rate limit of 5000 in 86400 s" in text
+    assert "one request each and the rate limit of 100 in 60 s and the rate limit of 5000 in 86400 s" in text
 
 
 def test_a_load_s_status_fits_80_columns_with_each_field_behind_its_name(lines):
