@@ -38,7 +38,7 @@ async def test_two_processes_share_the_work_of_a_queue(open_worker, raw):
 
 @pytest.mark.requirement("Q14")
 async def test_more_slots_than_the_server_has_locks_for_are_refused_without_a_worker_row(open_worker, raw):
-    with pytest.raises(ConfigError, match=r"^WORKERS_JSON: 100000 slots are too many; .* has room for [0-9]+ "):
+    with pytest.raises(ConfigError, match=r"^WORKERS_JSON: 100000 slots are too many, .* has room for [0-9]+ "):
         async with open_worker(Tasks(), {f"q{n}": 1_000 for n in range(100)}):
             pass
     assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0

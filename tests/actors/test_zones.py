@@ -113,7 +113,7 @@ async def test_a_zone_that_became_unknown_later_keeps_no_service_from_starting(o
 async def test_a_zone_that_the_database_reads_as_an_abbreviation_is_refused(open_worker, tasks):
     """For Python, CET is a region with summer time; for PostgreSQL, it is one hour ahead of UTC in the whole year."""
     async with open_worker(tasks) as supervisor:
-        with pytest.raises(BadRequest, match=r"^zone: must be .* it reads 'CET' as an abbreviation"):
+        with pytest.raises(BadRequest, match=r"^zone: must be .* treats 'CET' as an abbreviation"):
             await supervisor.limits.set_tasks({"t": {"zone": "CET"}})
         await supervisor.limits.set_tasks({"t": {"zone": "GMT"}})
 

@@ -66,7 +66,7 @@ async def test_a_step_whose_worker_dies_is_a_zombie_or_is_run_again(database):
         go_on.set()
         assert (await tester.processes.get("again", "1")).status == "running"
         assert (await tester.processes.get("error", "1")).detail == "zombie detected"
-        with pytest.raises(ValueError, match="no step"):
+        with pytest.raises(ValueError, match="has no running step"):
             await tester.crash("again", "1")
     assert runs.count("again") == 2
     assert runs.count("error") == 1

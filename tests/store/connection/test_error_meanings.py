@@ -167,7 +167,7 @@ async def test_errors_that_ask_for_something_special_of_a_reader_keep_their_text
     async def of(connection, sql):
         await connection.execute(sql)
 
-    with pytest.raises(BadRequest, match=r"^queue: is required") as caught:
+    with pytest.raises(BadRequest, match=r"^queue: must be shorter") as caught:
         await store.run(of, "SELECT dl_refuse('queue', 'must be shorter')")
     assert caught.value.field == "queue"
     with pytest.raises(SchemaError, match="dataloader migrate"):

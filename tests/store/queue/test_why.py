@@ -101,7 +101,7 @@ async def test_a_job_of_its_key_runs_and_it_has_a_place_in_the_line(store, serve
     assert reason.since is not None
     assert (await why_waits(store, second)).text.endswith("; it is next.")
     running = await why_waits(store, first)
-    assert (running.cause, running.text[:20]) == ("running", "It runs on host-b:1 ")
+    assert (running.cause, running.text[:26]) == ("running", "It is running on host-b:1 ")
     await worker.end(held)
 
 
