@@ -550,7 +550,7 @@ def test_a_plan_has_the_windows_the_requests_and_the_pauses_and_asks_nothing(cal
     shown = dict(line.split(maxsplit=1) for line in fields.splitlines() if " " in line)
     assert shown["requests"] == "3"
     # Two pauses of 2 to 6 seconds.
-    assert shown["pauses"] == "0:00:08 on average, 0:00:04 at least, 0:00:12 at most"
+    assert shown["pauses"] == "mean 0:00:08, minimum 0:00:04, maximum 0:00:12"
     code, stdout, _ = call("etl", "plan", "days", *HERE, *THREE_DAYS, "--pipeline-rate-min", 4, "--json", **settings)
     plan = json.loads(stdout)
     assert plan["pauses"] == {"least_s": 8.0, "mean_s": 10.0, "most_s": 12.0}

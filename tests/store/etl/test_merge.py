@@ -322,7 +322,7 @@ MISFITS = [
     ({"columns": ["a"]}, "does not have all columns of its key"),
     ({"key": []}, "an upsert needs a key"),
     ({"deleted": "a"}, "must be a boolean"),
-    ({"deleted": "gone", "columns": ["id", "gone"]}, "brings gone itself"),
+    ({"deleted": "gone", "columns": ["id", "gone"]}, "load itself has the column gone"),
     ({"deleted": "gone", "mode": Mode.INSERT}, "only be marked as deleted by an upsert"),
     ({"scope": Scope()}, "there is no column for the mark"),
     ({"deleted": "gone", "scope": Scope(start=1)}, "a window needs a column"),

@@ -132,7 +132,7 @@ async def test_an_index_that_is_being_built_is_waited_for_and_not_called_half_ma
                 with trio.fail_after(patience_s()):
                     while not await raw.fetchval("SELECT to_regclass('ix_dl_jobs_ready') IS NOT NULL"):  # noqa: ASYNC110
                         await trio.sleep(0.02)
-                with pytest.raises(StoreUnavailable, match=r"^process \d+ of the server \(.*\) migrates the schema"):
+                with pytest.raises(StoreUnavailable, match=r"^server process \d+ \(.*\) is migrating the schema"):
                     await check(store)
                 await writer.execute("COMMIT")
             async with open_database(DatabaseOptions(dsn=role.dsn)) as store:
@@ -146,7 +146,7 @@ async def test_a_wait_for_a_migration_names_its_process_and_ends_after_its_limit
         pid = await raw.fetchval("SELECT pg_backend_pid()")
         await raw.execute("DELETE FROM dl_function_sets; SET application_name = 'the other'")
         await raw.execute(f"SELECT pg_advisory_lock({lock.KEY})")
-        holder = f"process {pid} of the server (the other)"
+        holder = f"server process {pid} (the other)"
         with trio.fail_after(patience_s()):
             with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} has held the migration lock for"):
                 await migrate(store, wait_s=0.5)
