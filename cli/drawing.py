@@ -63,7 +63,7 @@ def draw(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
         table.add_row(*map(Text, texts))
     Console(width=max(room, sum(one.width + GAP for one in drawn)), highlight=False).print(table)
     if missing:
-        click.echo(f"hidden: {', '.join(missing)}; use a wider terminal, a pipe or --json", err=True)
+        click.echo(f"hidden: {', '.join(missing)}; use a pipe or --json", err=True)
 
 
 def _column_texts(values: Sequence[object], now: datetime) -> list[str]:

@@ -150,7 +150,7 @@ async def test_a_wait_for_a_migration_names_its_process_and_ends_after_its_limit
         with trio.fail_after(patience_s()):
             with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} has held the migration lock for"):
                 await migrate(store, wait_s=0.5)
-            with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} migrates the schema"):
+            with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} is migrating the schema"):
                 await check(store)
             async with trio.open_nursery() as nursery:
                 warned = trio.Event()
