@@ -1,4 +1,4 @@
-"""A durable process for each payment: reserved at its start, paid by a call, captured by a timer, mended if it fails.
+"""A durable process for each payment: reserved at its start, paid by a call, captured by a timer, repaired if it fails.
 
 Run it with `python examples/payments.py`, or serve it with `dataloader serve --tasks payments:tasks`. With DL_DB_DSN it
 uses that database, else an embedded PostgreSQL in .dataloader. docs/processes.md explains it.
@@ -70,9 +70,9 @@ async def due(p: Process[Payment]) -> Done | Fail:
 
 
 @payments.repair
-async def mend(p: Process[Any], amount: int) -> Done:
+async def correct(p: Process[Any], amount: int) -> Done:
     state = Payment(amount, paid=p.state["paid"])  # a repair gets the state as it is stored
-    return Done("mended", state=state, metadata={**p.metadata, "mended": True}, next=Timer(after_s=0))
+    return Done("corrected", state=state, metadata={**p.metadata, "corrected": True}, next=Timer(after_s=0))
 
 
 tasks = Tasks()

@@ -87,7 +87,7 @@ async def test_a_process_in_error_is_found_repaired_resumed_or_closed_as_on_the_
         assert "Process errors" in (await client.get(f"{url}/ui/processes")).text
 
         by_command, by_http = await shell(VALUES, url)
-        assert (by_command, json.loads(by_http)["response"]) == ("mended", "mended")
+        assert (by_command, json.loads(by_http)["response"]) == ("corrected", "corrected")
         assert await until(in_error, lambda names: len(names) == 4) == ["95", "94", "93", "92"]
         assert await until(partial(payloads, 90), lambda events: len(events) == 3) == ["reserved", "paid", "captured"]
 
