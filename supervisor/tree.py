@@ -12,7 +12,7 @@
      ├─ service: children     idle child processes     10 in 60 s   down after the queues
      ├─ service: clusters     Dask's, if tasks name it 10 in 60 s   down after the queues
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
-     ├─ kept running: listener 20 in 60 s · poller, stager, scheduler, period ends, notifier, bulk acts, delays,
+     ├─ kept running: listener 20 in 60 s · poller, stager, scheduler, period ends, notifier, bulk operations, delays,
      │                 reaper, pruner, history, messages 10 in 60 s each
      ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues

@@ -146,7 +146,7 @@ async def test_jobs_wait_for_a_cluster_that_is_away_and_run_when_it_is_there(ope
         job = await supervisor.jobs.enqueue("noop", queue="q")
         row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
         assert (row["status"], row["attempt"]) == ("queued", 0)
-        assert row["error"].endswith("is away")
+        assert row["error"].endswith("is unavailable")
         with dask_cluster(port=address.rpartition(":")[2]):
             assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
 
@@ -316,7 +316,7 @@ async def test_a_worker_of_another_version_fails_the_attempt_with_an_error_that_
     async with open_service() as supervisor:
         error = (await run_in(supervisor, "noop")).error
         assert "could not start it: RuntimeError: it has dataloader-supervisor" in error
-        assert error.endswith("the service 0.0.1: install the same")
+        assert error.endswith("the service has 0.0.1; install the same version")
 
 
 async def test_a_dask_worker_without_the_package_fails_the_attempt_and_survives(open_worker, run_in):

@@ -98,7 +98,7 @@ def script(database):
     return subprocess.run(command, env=environment, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
 
 
-BROKEN = {"stager", "sign of life"}
+BROKEN = {"stager", "heartbeat"}
 
 
 async def test_a_part_that_cannot_work_keeps_trying_and_logs_it(serve, add, raw, row_when):

@@ -39,11 +39,11 @@ LOOPS = {
     "stager",
     "scheduler",
     "notifier",
-    "bulk acts",
+    "bulk operations",
     "outbox",
     "reaper",
     "retry delays",
-    "sign of life",
+    "heartbeat",
     "period ends",
 }
 """Loops that read stored rows, by the names in their reports."""

@@ -97,7 +97,7 @@ async def test_a_third_signal_ends_the_process_despite_running_handlers(serve, a
     service = await serve(drain_timeout_sec=3_600)
     job_id = await add("deaf")
     await row_when(job_id, "running")
-    for line in ("signal: draining", "second signal", "third signal"):
+    for line in ("signal: draining", "second signal: stopping", "third signal"):
         service.signal(signal.SIGINT)
         await service.logged(line)
     assert await service.exit_code(within_s=20) == 1
