@@ -167,7 +167,8 @@ async def test_a_scheduler_that_is_away_fails_the_attempt_and_says_so(numbers, s
     async with supervised(numbers(heavy.with_pid, dask=address)) as supervisor:
         job = await supervisor.jobs.enqueue("numbers", queue="q")
         row = await until(lambda: row_of(job.job_id), lambda row: row["error"], within_s=40)
-        assert (row["status"], row["attempt"], row["error"]) == ("queued", 1, f"the Dask cluster at {address} is unavailable")
+        assert (row["status"], row["attempt"]) == ("queued", 1)
+        assert row["error"] == f"the Dask cluster at {address} is unavailable"
 
 
 @pytest.mark.parametrize(
