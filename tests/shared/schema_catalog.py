@@ -17,8 +17,10 @@ FROM ours c
 UNION ALL
 SELECT jsonb_build_array('column', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
                          pg_get_expr(d.adbin, d.adrelid), a.attidentity, a.attgenerated, a.attstorage,
-                         a.attcompression, a.attcollation::regcollation, a.attacl, a.attoptions, a.attislocal,
-                         col_description(c.oid, a.attnum))::text
+                         a.attcompression, a.attcollation::regcollation, a.attacl,
+                         -- From 15.20 on, the server numbers columns there.
+                         (SELECT array_agg(o) FROM unnest(a.attoptions) AS o WHERE NOT starts_with(o, 'pg_attver=')),
+                         a.attislocal, col_description(c.oid, a.attnum))::text
 FROM ours c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
 WHERE c.relkind <> 'i'
