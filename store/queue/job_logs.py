@@ -29,7 +29,7 @@ from dataloader.store.queue.reads import (
 MAX_SCANNED: Final = 10_000
 """Maximum number of a job's events that one page reads."""
 
-ATTEMPTS: Final = ("picked", "requeue", "done", "failed", "canceled", "lost")
+ATTEMPTS: Final = ("picked", "requeue", "done", "moved", "failed", "canceled", "lost")
 """Kinds of events that mark the beginning and the end of an attempt."""
 _FAILED: Final = ("retry", "lease expired")
 """Reasons for queueing a job again after a failed attempt."""
@@ -181,6 +181,7 @@ def _said(kind: str, payload: Mapping[str, Any]) -> str:
 _SAID: Final = {
     "picked": "{attempt} began",
     "done": "the job succeeded",
+    "moved": "{attempt} succeeded; the job goes on with its next stage",
     "failed": "{attempt} failed for good",
     "lost": "{attempt} ended for good: worker lost",
     "canceled": "the job was canceled",
@@ -188,6 +189,7 @@ _SAID: Final = {
     "requeue: lease expired": "{attempt} ended: worker lost",
     "requeue: snooze": "the attempt was snoozed",
     "requeue: return": "the attempt was released",
+    "requeue: period_end": "the attempt was stopped at the end of a work period",
     "requeue: the claim's reply was lost": "the attempt was released",
     "requeue: operator": "an operator queued the job again",
 }

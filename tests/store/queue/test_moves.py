@@ -11,6 +11,7 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.queue.finish import aio_finish
+from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.leases import reap
 from dataloader.store.queue.transaction import Transactions
 
@@ -38,7 +39,7 @@ async def stages(raw):
     )
 
 
-async def test_a_move_makes_the_row_the_next_stage_s(stages, start_worker, add_job, row_of, journal_of):
+async def test_a_move_makes_the_row_the_next_stage_s(stages, store, start_worker, add_job, row_of, journal_of):
     job_id = await add_job(
         task="'s.a'", keyed="false", attempt="2", refunds="1", crashes="1", max_attempts="9", priority="7"
     )
@@ -51,6 +52,8 @@ async def test_a_move_makes_the_row_the_next_stage_s(stages, start_worker, add_j
     assert (row["priority"], row["lease_ttl_sec"], row["previous"], row["moves"]) == (7, 33, '{"n": 1}', 1)
     assert (row["claimed_by"], row["lease_expires_at"], row["waits_for"], row["finished_at"]) == (None,) * 4
     assert await journal_of(job_id) == ["picked", "moved"]
+    said = (await list_log(store, job_id)).lines[-1]
+    assert (said.level, said.message) == ("info", "attempt 3 succeeded; the job goes on with its next stage")
     assert await worker.claim(tasks=STAGES) == []
     [again] = await worker.claim("other", tasks=STAGES)
     assert (again.task, again.attempt, again.max_attempts, again.lease_s) == ("s.b", 1, 3, 33)

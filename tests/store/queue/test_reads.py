@@ -342,6 +342,7 @@ async def test_a_log_has_where_each_attempt_began_and_how_it_ended_between_its_l
     await attempt()
     await attempt(Step.SNOOZE, delay_s=60.0)
     await attempt(Step.RETURN)
+    await attempt(Step.CLOSE)
     await attempt(Step.FAIL, error="gave up")
     await control.retry(store, job_id, Operator("me"))
     await attempt(Step.SUCCEED, result="{}")
@@ -355,6 +356,8 @@ async def test_a_log_has_where_each_attempt_began_and_how_it_ended_between_its_l
         ("info", "the attempt was snoozed"),
         ("info", "attempt 3 began"),
         ("info", "the attempt was released"),
+        ("info", "attempt 3 began"),
+        ("info", "the attempt was stopped at the end of a work period"),
         ("info", "attempt 3 began"),
         ("error", "attempt 3 failed for good"),
         ("info", "an operator queued the job again"),
@@ -371,7 +374,7 @@ async def test_a_log_has_where_each_attempt_began_and_how_it_ended_between_its_l
     }
     serious = (await job_logs.list_log(store, job_id, level="warning")).lines
     assert [line.kind for line in serious] == ["requeue", "requeue", "failed"]
-    assert len((await job_logs.list_log(store, job_id, load="x")).lines) == 13
+    assert len((await job_logs.list_log(store, job_id, load="x")).lines) == 15
     assert "requeue: lock_key" in await journal_of(parked)
     assert (await job_logs.list_log(store, parked)).lines == []
 
