@@ -84,7 +84,7 @@ def etl_plan_command(
         asked = read_args(windows)
         refuse_span(declared, asked)
         config = settings.pipeline.config(load, declared.pipeline, pipeline)
-        is_asked = (declared.windows is not None and asked.since is None) or declared.target.history is not None
+        is_asked = (declared.windows is not None and asked.since is None) or declared.table.history is not None
         is_there = settings.db_dsn is not None or data_dir is not None or versions_in(settings.data_dir)
         with provide_database(settings, create=False) if is_asked and is_there else nullcontext(settings) as provided:
             found = run_trio(_make_plan, declared, config, asked, provided)
@@ -227,12 +227,12 @@ async def _known(load: Load, settings: Settings) -> KnownHistory | None:
     from dataloader.flows.etl.plan.known_history import aio_known_history  # noqa: PLC0415 - not for --help
     from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - not for --help
 
-    target = load.target
-    if target.history is None or settings.db_dsn is None:
+    table = load.table
+    if table.history is None or settings.db_dsn is None:
         return None
     async with open_database(command_options(settings)) as database:
         try:
-            return await database.run(aio_known_history, load.name, target)
+            return await database.run(aio_known_history, load.name, table)
         except (TargetError, SchemaError):
             return None
 

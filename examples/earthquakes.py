@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, Http, Json, Load, Record, Request, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Detail, Http, Json, Load, Record, Request, Table, Window, Windows, add_loads
 
 API = os.environ.get("USGS_URL", "https://earthquake.usgs.gov")
 STRONG = 6.0
@@ -37,11 +37,11 @@ def shaking(quake_id: str, feature: Record) -> dict[str, Any]:
 
 
 quakes = Load(
-    name="usgs.quakes",
-    source=Http(API, endpoint="/fdsnws/event/1/query", params=days, format=Json("features")),
+    "usgs.quakes",
+    Http(API, endpoint="/fdsnws/event/1/query", params=days, format=Json("features")),
+    Table("quake", key="id", delete_missing="deleted_at"),
     windows=Windows(start=date(2026, 1, 1), segment="day", look_back=timedelta(days=7), column="at"),
     transform=quake,
-    target=Target(table="quake", key=("id",), delete_missing="deleted_at"),
     detail=Detail(
         id=lambda feature: feature["id"] if feature["properties"]["mag"] >= STRONG else None,
         request=lambda quake_id: Request(
@@ -49,7 +49,7 @@ quakes = Load(
         ),
         source=Http(API, format=Json()),
         transform=shaking,
-        target=Target(table="quake_shaking", key=("id",)),
+        table=Table("quake_shaking", key="id"),
     ),
     pipeline={"rate_min": 1, "rate_max": 3},
 )

@@ -23,7 +23,7 @@ import trio
 
 from benchmarks.loads.heavy_load import RECORDS, Numbers, busy
 from dataloader import Tasks
-from dataloader.flows.etl import Load, Target, add_loads
+from dataloader.flows.etl import Load, Table, add_loads
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.testing import run_task
 
@@ -67,10 +67,10 @@ def _database_cpu_s(server: EmbeddedPostgres) -> float:
 
 def once(server: EmbeddedPostgres, pages: int, loops: int, *, processes: bool) -> Took:
     load = Load(
-        name="readings",
-        source=Numbers(pages),
+        "readings",
+        Numbers(pages),
+        Table("reading", key="id"),
         transform=partial(busy, loops),
-        target=Target(table="reading", key=("id",)),
         pipeline={"rate_min": 0, "rate_max": 0},
         processes=processes,
     )

@@ -15,7 +15,7 @@ import trio
 from benchmarks.loads.names import told
 from dataloader import Tasks, configure_logging
 from dataloader.__main__ import SWITCH_S
-from dataloader.flows.etl import Csv, Files, Load, Target, add_loads
+from dataloader.flows.etl import Csv, Files, Load, Table, add_loads
 from dataloader.testing import run_task
 
 
@@ -29,10 +29,10 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     tasks = Tasks()
     load = Load(
-        name="names",
-        source=Files(os.environ["ARCHIVE"], members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        "names",
+        Files(os.environ["ARCHIVE"], members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        Table("name", key=("year", "name", "sex")),
         transform=with_year,
-        target=Target(table="name", key=("year", "name", "sex")),
         pipeline={"rate_min": 0, "rate_max": 0},
     )
     add_loads(tasks, load)

@@ -17,7 +17,7 @@ import psycopg
 import trio
 
 from dataloader import Tasks
-from dataloader.flows.etl import Http, Json, Load, Target, Windows, add_loads
+from dataloader.flows.etl import Http, Json, Load, Table, Windows, add_loads
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.testing import run_task
 
@@ -33,12 +33,10 @@ ROWS, DELAY_S = 1_000, 0.05
 def by_pipeline(url: str, dsn: str, days: int) -> float:
     tasks = Tasks()
     load = Load(
-        name="items",
-        source=Http(
-            url, endpoint="/items", params=lambda window: {"day": f"{window.start:%Y-%m-%d}"}, format=Json("items")
-        ),
+        "items",
+        Http(url, endpoint="/items", params=lambda window: {"day": f"{window.start:%Y-%m-%d}"}, format=Json("items")),
+        Table("item", key=("day", "item")),
         windows=Windows(start=BEGIN, segment="day"),
-        target=Target(table="item", key=("day", "item")),
         pipeline={"rate_min": 0, "rate_max": 0},
     )
     add_loads(tasks, load)

@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from dataloader import Job, RateLimit, RetryPolicy, Supplier, Tasks
-from dataloader.flows.etl import Http, Json, Load, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Http, Json, Load, Table, Window, Windows, add_loads
 
 QUEUE = "limited"
 PARTNER = Supplier("partner", rate_limits=(RateLimit(20, per_s=1), RateLimit(50, per_s=5)))
@@ -48,12 +48,10 @@ if "SCHEDULING_FOLDER" in os.environ:
     add_loads(
         tasks,
         Load(
-            name="fetch",
-            source=Http(
-                os.environ["SOURCE_URL"], name=PARTNER.name, endpoint="/items", params=day_of, format=Json("items")
-            ),
+            "fetch",
+            Http(os.environ["SOURCE_URL"], name=PARTNER.name, endpoint="/items", params=day_of, format=Json("items")),
+            Table("fetched", key="day"),
             windows=Windows(start=FIRST_DAY, segment="day"),
-            target=Target(table="fetched", key=("day",)),
             pipeline={"rate_min": 0, "rate_max": 0, "request_timeout": 2},
         ),
     )

@@ -24,7 +24,7 @@ import attrs
 import trio
 
 from dataloader import ConfigError, Job, RetryPolicy, Tasks
-from dataloader.flows.etl import Load, Page, Record, Request, Response, Source, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Load, Page, Record, Request, Response, Source, Table, Window, Windows, add_loads
 
 tasks: Final = Tasks()
 
@@ -103,12 +103,12 @@ def rates_of(day: Record) -> list[dict[str, Any]]:
 add_loads(
     tasks,
     Load(
-        name=LOAD,
+        LOAD,
+        RatesFile(),
+        Table("ecb_rate", key=("day", "currency")),
         description="Load the rates of a year into the table.",
-        source=RatesFile(),
         windows=Windows(start=date(1999, 1, 1), segment="year", column="day"),
         transform=rates_of,
-        target=Target(table="ecb_rate", key=("day", "currency")),
         pipeline={"batch_size": 1_000},
     ),
 )

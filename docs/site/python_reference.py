@@ -70,7 +70,7 @@ in [command line](cli.md). Everything else may change without notice ([policy](s
 LOADS_PAGE: Final = Path(__file__).parents[1] / "loads" / "reference.md"
 LOADS: Final[dict[str, tuple[str, ...]]] = {
     "Declarations": (
-        "Load", "Target", "History", "Detail", "Windows", "Flow", "Dimensions", "Dimension", "PipelineConfig",
+        "Load", "Table", "History", "Detail", "Windows", "Flow", "Dimensions", "Dimension", "PipelineConfig",
         "CancellationToken", "add_loads", "add_flows", "add_dimensions", "run_load",
     ),
     "Sources": ("Http", "Files", "S3", "Routing", "Auth"),
@@ -87,8 +87,8 @@ LOADS_HEAD: Final = """\
 <!-- Generated from docstrings by `just reference`. Do not edit it. -->
 
 All public names of `dataloader.flows.etl`, except `RateLimit`, which is in the [Python reference](../api.md#ratelimit).
-The first argument of a source or a format may be positional; give all others by name. Durations are in seconds if the
-name ends in `_s`, otherwise a `timedelta`. An invalid value raises `ValueError`, which names the argument, the value
+The first three arguments of `Load` and the first one of `Table`, a source or a format may be positional; give all
+others by name. Durations are in seconds if the name ends in `_s`, otherwise a `timedelta`. An invalid value raises `ValueError`, which names the argument, the value
 and what is allowed.
 """
 

@@ -15,7 +15,7 @@ from email.message import EmailMessage
 from typing import Any
 
 from dataloader import Tasks
-from dataloader.flows.etl import Http, Json, Load, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Http, Json, Load, Table, Window, Windows, add_loads
 
 API = os.environ.get("SALES_URL", "https://sales.example.org")
 ZONE = "Europe/Berlin"
@@ -33,8 +33,9 @@ def no_sales(answer: Any) -> str | None:
 
 
 sales = Load(
-    name="sales",
-    source=Http(API, endpoint="/sales", params=day_of, format=Json(errors=no_sales)),
+    "sales",
+    Http(API, endpoint="/sales", params=day_of, format=Json(errors=no_sales)),
+    Table("sale", key=("day", "shop"), delete_missing="gone"),
     # The run at half past four ends with yesterday, and loads late corrections of the week before.
     windows=Windows(
         start=date(2026, 11, 1),
@@ -44,7 +45,6 @@ sales = Load(
         delay=timedelta(hours=7),
         look_back=timedelta(days=7),
     ),
-    target=Target(table="sale", key=("day", "shop"), delete_missing="gone"),
     queue="nightly",
     schedule={"cron": "30 4 * * *", "zone": ZONE},
     timeout_s=1_800,

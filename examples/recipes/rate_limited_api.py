@@ -15,7 +15,7 @@ import attrs
 import httpx2
 
 from dataloader import Job, RateLimit, Supplier, Tasks
-from dataloader.flows.etl import Auth, Cursor, Http, Json, Load, Record, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Auth, Cursor, Http, Json, Load, Record, Table, Window, Windows, add_loads
 
 API = os.environ.get("SHOP_URL", "https://shop.example.org")
 TOKEN = os.environ.get("SHOP_TOKEN", "a token of the shop")
@@ -38,8 +38,8 @@ def order(record: Record) -> dict[str, Any]:
 
 
 orders = Load(
-    name="shop.orders",
-    source=Http(
+    "shop.orders",
+    Http(
         API,
         name=shop.name,
         endpoint="/orders",
@@ -48,9 +48,9 @@ orders = Load(
         pages=Cursor(param="after", path="next", size_param="limit", size=100),
         format=Json("orders"),
     ),
+    Table("shop_order", key="id"),
     windows=Windows(start=date(2026, 1, 1), segment="day", look_back=timedelta(days=1)),
     transform=order,
-    target=Target(table="shop_order", key=("id",)),
     pipeline={"rate_min": 0.2, "rate_max": 0.6},
 )
 add_loads(tasks, orders)

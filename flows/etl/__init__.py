@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dataloader.jobs.former_names import refuse_former_name
 
 if TYPE_CHECKING:
-    from dataloader.flows.etl.declare.load import Detail, Load, Target
+    from dataloader.flows.etl.declare.load import Detail, Load, Table
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
     from dataloader.flows.etl.declare.windows import Windows
     from dataloader.flows.etl.flow.dimensions import Dimension, Dimensions
@@ -66,7 +66,7 @@ __all__ = [
     "Routing",
     "Source",
     "SourceError",
-    "Target",
+    "Table",
     "Window",
     "Windows",
     "Xml",
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "flows.etl.declare.load": "Detail Load Target",
+    "flows.etl.declare.load": "Detail Load Table",
     "flows.etl.declare.pipeline_config": "PipelineConfig PipelineSettings",
     "flows.etl.declare.windows": "Windows",
     "flows.etl.flow.dimensions": "Dimension Dimensions",
@@ -103,7 +103,7 @@ _NAMES: Final = {
 _WHERE: Final = {name: f"dataloader.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
-_FORMER: Final = {"Budget": "RateLimit"}
+_FORMER: Final = {"Budget": "RateLimit", "Target": 'Table, such as Table("orders", key="id")'}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Protocol
 import attrs
 
 from dataloader.jobs.errors import TargetError
-from dataloader.store.etl.target_table import TableInfo, as_names
+from dataloader.store.etl.target_table import TableInfo, as_columns
 
 
 class WindowSpan(Protocol):
@@ -41,7 +41,7 @@ class History:
     """Keep each version of a row (SCD2): a change of a `tracked` column closes the row and opens a new one.
 
     Args:
-        tracked: columns whose changes make a new version.
+        tracked: column, or columns, whose changes make a new version.
         complete: each segment is a complete snapshot: a key that it lacks is closed.
         as_of: function that returns the day or timestamp of a snapshot from the segment's `name` and `window`. By
             default it is the start of the window.
@@ -55,7 +55,7 @@ class History:
     Raises `ValueError`, which names the field and the allowed values.
     """
 
-    tracked: tuple[str, ...] = attrs.field(converter=as_names)
+    tracked: tuple[str, ...] = attrs.field(converter=as_columns)
     complete: bool = True
     as_of: Callable[[SegmentSnapshot], date] | None = None
     valid_from: str = "valid_from"

@@ -70,6 +70,11 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def as_columns(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Return names of columns as a tuple. A text is the name of a single column."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def quote(name: str) -> str:
     """Return a name as a quoted SQL identifier, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'

@@ -26,7 +26,7 @@ import os
 from datetime import date
 from dataloader import Tasks
 from dataloader.flows.etl.flow.flow import Flow, add_flows
-from dataloader.flows.etl.declare.load import Load, Target
+from dataloader.flows.etl.declare.load import Load, Table
 from dataloader.flows.etl.run.load_task import add_loads
 from dataloader.flows.etl.sources.files import Files
 from dataloader.flows.etl.formats.csv_format import Csv
@@ -44,7 +44,7 @@ people = Load(
     name="people",
     source=Files("data/*.csv", format=Csv()),
     transform=person,
-    target=Target(table="people", key=("id",)),
+    table=Table("people", key="id"),
     pipeline={"max_failed_share": 0.5},
 )
 days = Load(
@@ -56,14 +56,14 @@ days = Load(
         format=Json(),
     ),
     windows=Windows(start=date(2026, 1, 1), segment="day"),
-    target=Target(table="days", key=("day",)),
+    table=Table("days", key="day"),
 )
 versions = Load(
     name="versions",
     source=days.source,
     windows=days.windows,
     transform=lambda record: {"id": 1, "rate": record["rate"]},
-    target=Target(table="versions", key=("id",), history=History(tracked=("rate",), complete=False)),
+    table=Table("versions", key="id", history=History(tracked=("rate",), complete=False)),
 )
 add_loads(tasks, people, days, versions)
 add_flows(tasks, Flow(name="nightly", layers={"ods": [people], "dwd": [days]}))
@@ -72,7 +72,7 @@ def broken(window):
     return 1 / 0
 
 add_loads(tasks, Load(
-    name="broken", source=Http("http://127.0.0.1:9", params=broken), target=Target(table="days", key=("day",)),
+    name="broken", source=Http("http://127.0.0.1:9", params=broken), table=Table("days", key="day"),
 ))
 
 @tasks.task("no load")

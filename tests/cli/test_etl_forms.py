@@ -11,7 +11,7 @@ import pytest
 
 from dataloader.cli import etl, etl_plan
 from dataloader.cli.output import print_fields
-from dataloader.flows.etl import Detail, Http, Load, PipelineConfig, RateLimit, Request, Target, Window, Windows
+from dataloader.flows.etl import Detail, Http, Load, PipelineConfig, RateLimit, Request, Table, Window, Windows
 from dataloader.jobs.load_listings import LastRun, LoadRecord
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -32,18 +32,18 @@ def lines(capsys, monkeypatch):
 
 def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
     source = Http("https://bank.example", endpoint="/rates", params={"day": "2026-01-01"})
-    target = Target(table="rates", key=("day",))
+    table = Table("rates", key="day")
     detail = Detail(
         id=lambda _: 1,
         request=lambda id_: Request(endpoint=f"/{id_}"),
         source=source,
-        target=target,
+        table=table,
         transform=lambda _, record: record,
     )
     load = Load(
-        name="rates",
-        source=source,
-        target=target,
+        "rates",
+        source,
+        table,
         windows=Windows(start=NOON),
         detail=detail,
         rate_limits=(RateLimit(100, per_s=60), RateLimit(5_000, per_s=86_400)),

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from dataloader import BadRequest, RateLimit, Supplier
-from dataloader.flows.etl import Load
+from dataloader.flows.etl import Detail, Load, Table
 
 
 @pytest.mark.parametrize("module", ["dataloader", "dataloader.flows.etl"])
@@ -19,6 +19,21 @@ def test_an_import_of_a_former_name_gives_the_new_one(module):
     found = importlib.import_module(module)
     assert found.RateLimit is RateLimit
     assert not hasattr(found, "NoSuchName")
+
+
+def test_an_import_of_target_names_table():
+    with pytest.raises(ImportError, match=r"^dataloader\.flows\.etl\.Target is now named Table, such as Table\("):
+        exec("from dataloader.flows.etl import Target")
+
+
+@pytest.mark.parametrize(
+    ("make", "former", "new"),
+    [(Load, "target", "table"), (Detail, "target", "table"), (Table, "table", "name")],
+    ids=["load", "detail", "table"],
+)
+def test_former_arguments_for_tables_are_refused(make, former, new):
+    with pytest.raises(TypeError, match=rf"^{make.__name__}: the argument {former} is now named {new}$"):
+        make(**{former: "orders"})
 
 
 @pytest.mark.parametrize(

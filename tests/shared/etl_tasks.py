@@ -18,7 +18,7 @@ import attrs
 from source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, Load, RateLimit, Request, Target, Windows, add_loads
+from dataloader.flows.etl import Detail, Load, RateLimit, Request, Table, Windows, add_loads
 from dataloader.flows.etl.declare.pipeline_limits import PipelineLimits
 from dataloader.flows.etl.flow.flow import run_flow
 from dataloader.flows.etl.formats.csv_format import Csv
@@ -97,17 +97,17 @@ def items_load(url: str, *, page_size: int | None = None, name: str = "items", *
         format=Json("items"),
         statuses=fields.pop("statuses", {}),
     )
-    target = fields.pop("target", Target(table="item", key=("id",)))
-    return Load(name=name, source=source, windows=windows, target=target, pipeline=pipeline, **fields)
+    table = fields.pop("table", Table("item", key="id"))
+    return Load(name, source, table, windows=windows, pipeline=pipeline, **fields)
 
 
-def detailed_load(url: str, *, name: str = "detailed", target: Target | None = None, **fields: object) -> Load:
+def detailed_load(url: str, *, name: str = "detailed", table: Table | None = None, **fields: object) -> Load:
     """Return a load of all items together, with the details of each in the table `detail`."""
     detail = Detail(
         id=lambda record: record["id"],
         request=lambda number: Request(endpoint="/detail", params={"id": number}),
         source=Http(url, format=Json()),
-        target=target or Target(table="detail", key=("id",)),
+        table=table or Table("detail", key="id"),
         transform=fields.pop("detail_transform", lambda _number, record: record),
     )
     return items_load(url, name=name, windows=None, detail=detail, **fields)
@@ -116,10 +116,10 @@ def detailed_load(url: str, *, name: str = "detailed", target: Target | None = N
 def names_load(archive: str) -> Load:
     """Return a load of the files of an archive, one per year, with name, sex and count of the children."""
     return Load(
-        name="names",
-        source=Files(archive, members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        "names",
+        Files(archive, members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        Table("name", key=("year", "name", "sex")),
         transform=lambda row: {"year": row["source_file"][-8:-4], **row},
-        target=Target(table="name", key=("year", "name", "sex")),
         pipeline={"batch_size": 5_000},
     )
 

@@ -1,11 +1,11 @@
 """Declaration of a load: the source of its records and the table that they are written to.
 
     rates = Load(
-        name="ecb.rates",
-        source=Http("https://api.example.org", "/rates", params=days, pages=PageNumber(size=500), format=Json("items")),
+        "ecb.rates",
+        Http("https://api.example.org", "/rates", params=days, pages=PageNumber(size=500), format=Json("items")),
+        Table("ecb_rate", key=("day", "currency")),
         windows=Windows(start=date(1999, 1, 4), column="day"),
         transform=to_row,
-        target=Target("ecb_rate", key=("day", "currency")),
     )
     add_loads(tasks, rates)
 
@@ -32,7 +32,7 @@ from dataloader.jobs.limits import RateLimit
 from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.history import History
-from dataloader.store.etl.target_table import as_names
+from dataloader.store.etl.target_table import as_columns
 
 Row = Mapping[str, Any]
 """Row by column names. Other names are written to the column `payload`, if the table has one."""
@@ -43,29 +43,30 @@ Made = Row | Sequence[Row] | None
 _NOTHING: Final[Given] = MappingProxyType({})
 
 
-@attrs.frozen(kw_only=True)
-class Target:
+@former_arguments(table="name")
+@attrs.frozen
+class Table:
     """Table that rows are merged into. Its columns are read from the database.
 
     Args:
-        table: name of the table, with its schema if needed.
-        key: columns of a unique index. Without a key, rows are only added.
+        name: name of the table, with its schema if needed.
+        key: column, or columns, of a unique index. Without a key, rows are only added.
         mode: `upsert` inserts and updates by the key, and does not write unchanged rows; `insert` only adds.
         delete_missing: column (a timestamp or a boolean) that marks rows that the source no longer has, within the
             window or, without windows, in the whole table. Not with `history`.
-        hash_without: fields that do not count in `content_hash`. If the table has this column, a row is unchanged if
-            the hash of its other values is equal; otherwise the columns are compared.
+        hash_without: field, or fields, that do not count in `content_hash`. If the table has this column, a row is
+            unchanged if the hash of its other values is equal; otherwise the columns are compared.
         history: keeps each version of a row.
 
     The columns `source_file`, `source_endpoint` and `fetched_at` are filled if the table has them.
     """
 
-    table: str
-    key: tuple[str, ...] = attrs.field(default=(), converter=as_names)
-    mode: Literal["upsert", "insert"] = "upsert"
-    delete_missing: str | None = None
-    hash_without: tuple[str, ...] = attrs.field(default=(), converter=as_names)
-    history: History | None = None
+    name: str
+    key: tuple[str, ...] = attrs.field(default=(), converter=as_columns, kw_only=True)
+    mode: Literal["upsert", "insert"] = attrs.field(default="upsert", kw_only=True)
+    delete_missing: str | None = attrs.field(default=None, kw_only=True)
+    hash_without: tuple[str, ...] = attrs.field(default=(), converter=as_columns, kw_only=True)
+    history: History | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in {"upsert", "insert"}:
@@ -76,13 +77,14 @@ class Target:
             ("history", self.history),
         ):
             if needed and not self.key:
-                raise ValueError(f"key: is required by {name} of table {self.table}")
+                raise ValueError(f"key: is required by {name} of table {self.name}")
         if self.history is not None and self.delete_missing is not None:
             raise ValueError(
                 "delete_missing: cannot be combined with history, which closes the last version of a missing key"
             )
 
 
+@former_arguments(target="table")
 @attrs.frozen(kw_only=True)
 class Detail:
     """Request for each record of a list, sent after the list is written.
@@ -91,7 +93,7 @@ class Detail:
         id: function that takes a record of the list and returns the ID of its detail, or None if it has none.
         request: function that takes the ID and returns the request.
         source: sends the request and reads the response; it differs from the list's source if the format differs.
-        target: table of the details.
+        table: table of the details.
         transform: function that takes the ID, as text, and a record of the response. It returns a row, a list of rows,
             or None to leave the record out.
         reads: `transform` also takes a `Reader`, for lookups in the database.
@@ -100,7 +102,7 @@ class Detail:
     id: Callable[[Record], str | int | None]
     request: Callable[[str | int], Request]
     source: Source
-    target: Target
+    table: Table
     transform: Callable[[str, Record], Made] | Callable[[str, Record, Reader], Made]
     reads: bool = False
 
@@ -109,15 +111,15 @@ class Detail:
         return attrs.evolve(self.request(detail), key=str(detail))
 
 
-@former_arguments(budgets="rate_limits")
-@attrs.frozen(kw_only=True)
+@former_arguments(budgets="rate_limits", target="table")
+@attrs.frozen
 class Load:
     """Load of one table. Its job is a run.
 
     Args:
         name: name of the load, of its task, and of its schedule.
         source: source of the records.
-        target: table of the rows.
+        table: table of the rows.
         transform: function that takes a raw record and returns a row, a list of rows, or None to leave the record out.
         windows: time spans that are loaded; None loads everything in each run.
         detail: request for each record of a list.
@@ -137,19 +139,19 @@ class Load:
 
     name: str
     source: Source
-    target: Target
-    transform: Callable[[Record], Made] | Callable[[Record, Reader], Made] = dict
-    windows: Windows | None = None
-    detail: Detail | None = None
-    rate_limits: tuple[RateLimit, ...] = ()
-    pipeline: Given = _NOTHING
-    processes: bool = False
-    dask: str | Literal[True] | None = None
-    reads: bool = False
-    timeout_s: float | None = None
-    description: str = ""
-    queue: str = QUEUE
-    schedule: Mapping[str, Any] | None = None
+    table: Table
+    transform: Callable[[Record], Made] | Callable[[Record, Reader], Made] = attrs.field(default=dict, kw_only=True)
+    windows: Windows | None = attrs.field(default=None, kw_only=True)
+    detail: Detail | None = attrs.field(default=None, kw_only=True)
+    rate_limits: tuple[RateLimit, ...] = attrs.field(default=(), kw_only=True)
+    pipeline: Given = attrs.field(default=_NOTHING, kw_only=True)
+    processes: bool = attrs.field(default=False, kw_only=True)
+    dask: str | Literal[True] | None = attrs.field(default=None, kw_only=True)
+    reads: bool = attrs.field(default=False, kw_only=True)
+    timeout_s: float | None = attrs.field(default=None, kw_only=True)
+    description: str = attrs.field(default="", kw_only=True)
+    queue: str = attrs.field(default=QUEUE, kw_only=True)
+    schedule: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         check_name("name", self.name, MAX_NAME)
@@ -157,20 +159,20 @@ class Load:
         check_names(self.pipeline, f"load {self.name}: pipeline")
         # If only one end of the pause is declared, the other one is known when the run begins.
         PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})
-        if self.detail is not None and not self.target.key:
-            raise ValueError(f"load {self.name}: target.key: is required for details")
-        for target in (self.target, *(() if self.detail is None else (self.detail.target,))):
-            history = target.history
+        if self.detail is not None and not self.table.key:
+            raise ValueError(f"load {self.name}: table.key: is required for details")
+        for table in (self.table, *(() if self.detail is None else (self.detail.table,))):
+            history = table.history
             if history is not None and self.windows is None and history.as_of is None and not history.is_of_changes:
                 raise ValueError(
-                    f"load {self.name}: windows: is required; history of table {target.table} needs a timestamp for"
+                    f"load {self.name}: windows: is required; history of table {table.name} needs a timestamp for"
                     " each snapshot: set windows, or History(as_of=…), such as as_of=lambda snapshot: datetime.now(UTC)"
                     " for current data, or History(changed_at=…), if rows have the time of their change"
                 )
-        if self.target.delete_missing is not None and self.windows is not None and self.windows.column is None:
+        if self.table.delete_missing is not None and self.windows is not None and self.windows.column is None:
             raise ValueError(
                 f"load {self.name}: windows.column: is required by delete_missing, to find the rows of a window "
-                f"in {self.target.table}"
+                f"in {self.table.name}"
             )
         if any(rate_limit.per is not None for rate_limit in self.rate_limits):
             raise ValueError(

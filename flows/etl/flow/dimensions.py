@@ -36,7 +36,7 @@ from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.store.etl.dimension_load import DimensionLoad, aio_load_dimension
 from dataloader.store.etl.history import History
 from dataloader.store.etl.run_journal import staging_name
-from dataloader.store.etl.target_table import as_names
+from dataloader.store.etl.target_table import as_columns
 
 
 class TablesFailed(DataloaderError):  # noqa: N818 - the name says what failed
@@ -51,20 +51,21 @@ class Dimension:
         table: name of the table, with its schema if needed.
         query: SELECT whose columns are written to the table's columns of the same names. `$1`, if present, is the as-of
             date.
-        key: columns of the table's key. Rows are updated by it; rows that the query does not return stay unchanged.
+        key: column, or columns, of the table's key. Rows are updated by it; rows that the query does not return stay
+            unchanged.
         history: keeps each version of a row.
         allow_empty: with `history`, a query that returns no row closes every version. Without `allow_empty`, it fails.
     """
 
     table: str
     query: str
-    key: tuple[str, ...] = attrs.field(converter=as_names)
+    key: tuple[str, ...] = attrs.field(converter=as_columns)
     history: History | None = None
     allow_empty: bool = False
 
     def __attrs_post_init__(self) -> None:
         if not self.key:
-            raise ValueError(f"table {self.table}: key: is required: column names such as ('code',)")
+            raise ValueError(f"table {self.table}: key: is required: a column, or columns, such as ('day', 'currency')")
 
 
 @attrs.frozen(kw_only=True)

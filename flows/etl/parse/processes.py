@@ -17,7 +17,7 @@ from dataloader.flows.etl.parse import page_wire
 from dataloader.flows.etl.parse.maker import Maker
 from dataloader.flows.etl.parse.page_maker import PageMaker
 from dataloader.flows.etl.parse.transform import Processed
-from dataloader.flows.etl.plan.segment import Table
+from dataloader.flows.etl.plan.segment import OpenTable
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.pipeline_state import Fetched
 from dataloader.flows.etl.sources.source import Page
@@ -45,7 +45,7 @@ class _InProcess:
     log: LoadLog
     stack: AsyncExitStack
     _process: CallProcess | None = None
-    _tables: list[Table] = attrs.field(factory=list)
+    _tables: list[OpenTable] = attrs.field(factory=list)
     _printed: int = 0
 
     async def read(self, fetched: Fetched, metadata: Mapping[str, Any]) -> Page:
@@ -67,7 +67,7 @@ class _InProcess:
         page.broken.extend(answer.broken)
         return answer.processed(body)
 
-    async def _knowing(self, table: Table) -> CallProcess:
+    async def _knowing(self, table: OpenTable) -> CallProcess:
         """Return the process, after it knows the table."""
         if self._process is None:
             self._process = await self.stack.enter_async_context(self.calls.open(_MAKER, self._print))

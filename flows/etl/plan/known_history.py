@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from dataloader.flows.etl.declare.load import Target
+from dataloader.flows.etl.declare.load import Table
 from dataloader.flows.etl.sources.source import Window
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history import History, SegmentSnapshot
@@ -73,15 +73,15 @@ class KnownHistory:
         return instant_of_snapshot(self.history.instant(snapshot, self.table))
 
 
-async def aio_known_history(connection: Any, load: str, target: Target) -> KnownHistory | None:
+async def aio_known_history(connection: Any, load: str, declared: Table) -> KnownHistory | None:
     """Read the recorded snapshots of the load's table of versions (asyncio-flavored); None if it merges no snapshots.
 
     Raises `TargetError` if there is no such table.
     """
-    history = target.history
+    history = declared.history
     if history is None or history.is_of_changes:
         return None
-    table = await aio_describe(connection, target.table)
+    table = await aio_describe(connection, declared.name)
     state = await aio_history_state(connection, table)
     return KnownHistory(
         history=history, table=table, state=state, merged=await aio_snapshots_behind(connection, table, load)

@@ -16,7 +16,7 @@ import trio
 from dataloader.flows.etl.declare.load import Load
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
 from dataloader.flows.etl.plan.known_history import KnownHistory
-from dataloader.flows.etl.plan.segment import Segment, Table
+from dataloader.flows.etl.plan.segment import OpenTable, Segment
 from dataloader.flows.etl.sources.source import AskForList, Request, Window, ask_at_once
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
@@ -119,7 +119,7 @@ def why_idle(load: Load, asked: LoadArgs, windows: Sequence[Window], watermark: 
 async def new_segments(
     load: Load,
     windows: Sequence[Window],
-    tables: list[Table],
+    tables: list[OpenTable],
     ask: AskForList,
     *,
     watermark: datetime | None,
@@ -185,7 +185,7 @@ async def single_walks(
                 yield span, request  # noqa: ASYNC119 - the caller closes this generator
             return
         # A request without its own window is for the source's current content.
-        by_now = windows[-1] if load.target.history is not None else span
+        by_now = windows[-1] if load.table.history is not None else span
         found = []
         async for request in requests:
             window = _window_within(span, load.source.window(request))
@@ -221,7 +221,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 async def retried_segments(
-    kept_behind: Callable[[int], Awaitable[Kept]], tables: list[Table]
+    kept_behind: Callable[[int], Awaitable[Kept]], tables: list[OpenTable]
 ) -> AsyncGenerator[Segment, None]:
     """Yield segments of the requests that are stored with failures. `kept_behind` returns the next ones after a number.
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import trio
 
-from dataloader.flows.etl.declare.load import Detail, Target
+from dataloader.flows.etl.declare.load import Detail, Table
 from dataloader.flows.etl.declare.windows import is_begin_of_day
 from dataloader.flows.etl.parse.transform import Recipe
 from dataloader.flows.etl.plan.completed_details import CompletedDetails
@@ -27,12 +27,12 @@ from dataloader.store.etl.target_table import TableInfo
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Table:
-    """Source and target of one kind of rows. `detail` is None for the list."""
+class OpenTable:
+    """Table of a running load, with the source of its rows. `detail` is None for the list."""
 
     info: TableInfo
     staging: str
-    target: Target
+    declared: Table
     source: Source
     recipe: Recipe
     scope_column: str | None
@@ -40,8 +40,8 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Return the target's name."""
-        return self.target.table
+        """Return the table's name."""
+        return self.declared.name
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -56,7 +56,7 @@ class Segment:
 
     name: str
     window: Window
-    tables: list[Table]
+    tables: list[OpenTable]
     requests: Callable[[], AsyncGenerator[Request, None]]
     details: Sequence[Request] = ()
     retries: Sequence[int] = ()
@@ -102,7 +102,7 @@ class Part:
     """
 
     segment: Segment
-    table: Table
+    table: OpenTable
     ends_segment: bool
     sent: int = 0
     answers: int = 0
@@ -124,9 +124,9 @@ class Part:
     @keeps_details.default
     def _can_be_merged_in_pieces(self) -> bool:
         """Return whether details are merged as they arrive. Marks of deleted rows, and versions, need all details."""
-        target = self.table.target
-        is_plain = target.history is None and target.delete_missing is None
-        return self.table.detail is not None and bool(target.key) and is_plain and not self.segment.is_retry
+        declared = self.table.declared
+        is_plain = declared.history is None and declared.delete_missing is None
+        return self.table.detail is not None and bool(declared.key) and is_plain and not self.segment.is_retry
 
     def kept(self, request: Request) -> dict[str, Any]:
         """Return a request as stored with a failure: the fields to send it again, and the segment that retried it."""
@@ -149,26 +149,26 @@ class Part:
         A source without any record is considered broken: no row is marked as deleted or closed.
         """
         is_complete &= not self.segment.is_retry
-        target, info, window = self.table.target, self.table.info, self.segment.window
+        declared, info, window = self.table.declared, self.table.info, self.segment.window
         brought = {name for shape in self.shapes for name in shape}
         columns = [name for name in self.table.recipe.encoder.columns if name in brought]
-        if not self.staged and (not is_complete or target.delete_missing is None or window.start is None):
+        if not self.staged and (not is_complete or declared.delete_missing is None or window.start is None):
             return []
-        if target.history is not None:
-            return [self._history_merge(target.history, columns, token, is_complete=is_complete)]
+        if declared.history is not None:
+            return [self._history_merge(declared.history, columns, token, is_complete=is_complete)]
         scope = None
-        if target.delete_missing is not None and is_complete:
+        if declared.delete_missing is not None and is_complete:
             scope = self._scope()
         return [
             Merge(
                 table=info,
                 segment=self.staged_as(token),
                 rows=self.staged,
-                columns=columns if self.staged else target.key,
+                columns=columns if self.staged else declared.key,
                 shapes=self.shapes,
-                key=target.key,
-                mode=Mode(target.mode),
-                deleted=target.delete_missing,
+                key=declared.key,
+                mode=Mode(declared.mode),
+                deleted=declared.delete_missing,
                 scope=scope,
             )
         ]
@@ -177,10 +177,10 @@ class Part:
         """Return whether all rows of the table would be closed or marked as deleted if an empty source were valid."""
         if self.staged or not is_complete or self.segment.is_retry:
             return False
-        target = self.table.target
-        if target.history is not None:
-            return target.history.complete
-        return target.delete_missing is not None and self.segment.window.start is None
+        declared = self.table.declared
+        if declared.history is not None:
+            return declared.history.complete
+        return declared.delete_missing is not None and self.segment.window.start is None
 
     def _scope(self) -> Scope | None:
         """Return the rows of the target that are deleted if a complete segment lacks them."""
@@ -203,7 +203,7 @@ class Part:
             history=history,
             segment=self.staged_as(token),
             rows=self.staged,
-            key=self.table.target.key,
+            key=self.table.declared.key,
             columns=[name for name in columns if name not in history.columns],
             shapes=self.shapes,
             as_of=None if history.is_of_changes else history.instant(self.segment, info),

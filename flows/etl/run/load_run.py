@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from dataloader.flows.etl.declare.load import Load, Target
+from dataloader.flows.etl.declare.load import Load, Table
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
 from dataloader.flows.etl.fetch.rate_limiter import LEASE_MARGIN_S, RateLimiter
 from dataloader.flows.etl.fetch.request_sender import RequestSender
@@ -28,7 +28,7 @@ from dataloader.flows.etl.plan.planner import (
     why_idle,
     windows_of,
 )
-from dataloader.flows.etl.plan.segment import Segment, Table
+from dataloader.flows.etl.plan.segment import OpenTable, Segment
 from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
@@ -190,7 +190,7 @@ class _Loading:
             await trio.sleep(limits.show_s)
 
     async def _segments(
-        self, state: RunState, tables: list[Table], sender: RequestSender
+        self, state: RunState, tables: list[OpenTable], sender: RequestSender
     ) -> AsyncGenerator[Segment, None]:
         """Yield the segments to load, in order, without those that this run has committed before."""
         load = self.load
@@ -206,7 +206,7 @@ class _Loading:
         on_record = [*done.values(), *(came_in.counts for came_in in details.values())]
         self.progress.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
         if self.asked.failures is not None:
-            if not load.target.key:
+            if not load.table.key:
                 told = "is not allowed: without a key, existing rows would be duplicated; run the load again"
                 raise BadRequest("args.failures", told)
             self.progress.idle = f"{load.name} has no failure that can be retried alone"
@@ -227,7 +227,7 @@ class _Loading:
                     yield segment  # noqa: ASYNC119 - the fetcher closes this generator as well
 
     async def _planned(
-        self, state: RunState, tables: list[Table], sender: RequestSender
+        self, state: RunState, tables: list[OpenTable], sender: RequestSender
     ) -> AsyncGenerator[Segment, None]:
         """Yield the segments of the run's windows.
 
@@ -256,10 +256,10 @@ class _Loading:
         is_skipping = load.source.walks_are_segments and (load.windows is None or self.asked.since is None)
         return self._without_merged(segments, known[0]) if is_skipping and known[0] else segments
 
-    async def _known(self, table: Table) -> KnownHistory | None:
-        if table.target.history is None:
+    async def _known(self, table: OpenTable) -> KnownHistory | None:
+        if table.declared.history is None:
             return None
-        return await self.run_of_job.database.run(aio_known_history, self.load.name, table.target)
+        return await self.run_of_job.database.run(aio_known_history, self.load.name, table.declared)
 
     async def _kept_behind(self, is_any_done: bool, number: int) -> Kept:  # noqa: FBT001 - given by a partial
         """Return the next failures to retry, after the one with this number.
@@ -294,12 +294,12 @@ class _Loading:
             LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
-    async def _tables(self) -> AsyncIterator[list[Table]]:
+    async def _tables(self) -> AsyncIterator[list[OpenTable]]:
         """Open the tables of the load, each with a staging table, for the duration of a block."""
         load, transactions = self.load, self.run_of_job.transactions
-        tables = [await self._table(load.target, is_detail=False)]
+        tables = [await self._table(load.table, is_detail=False)]
         if load.detail is not None:
-            tables.append(await self._table(load.detail.target, is_detail=True))
+            tables.append(await self._table(load.detail.table, is_detail=True))
         try:
             yield tables
         finally:
@@ -309,23 +309,23 @@ class _Loading:
                     for table in tables:
                         await transactions.run(aio_drop_staging, table.staging)
 
-    async def _table(self, target: Target, *, is_detail: bool) -> Table:
+    async def _table(self, declared: Table, *, is_detail: bool) -> OpenTable:
         transactions, load = self.run_of_job.transactions, self.load
-        info = await transactions.run(aio_describe, target.table)
-        columns = loaded_columns(info, target)
-        for name in target.key:
+        info = await transactions.run(aio_describe, declared.name)
+        columns = loaded_columns(info, declared)
+        for name in declared.key:
             info.column(name)
-        if target.history is None and target.key:
-            info.check_key(target.key)
+        if declared.history is None and declared.key:
+            info.check_key(declared.key)
         staging = staging_name(self.run_of_job.claimed.job_id, self.run_of_job.claimed.token, int(is_detail))
-        if target.history is not None:
-            target.history.check_table(info)
-        await transactions.run(aio_create_staging, info, staging, columns, target.key, target.history)
+        if declared.history is not None:
+            declared.history.check_table(info)
+        await transactions.run(aio_create_staging, info, staging, columns, declared.key, declared.history)
         detail = load.detail if is_detail else None
-        return Table(
+        return OpenTable(
             info=info,
             staging=staging,
-            target=target,
+            declared=declared,
             source=load.source if detail is None else detail.source,
             recipe=Recipe(
                 transform=load.transform if detail is None else detail.transform,
@@ -334,9 +334,9 @@ class _Loading:
                     arrays={name for name in columns if info.column(name).is_array},
                     documents={name for name in columns if info.column(name).is_document},
                 ),
-                key=target.key,
-                changed_at=None if target.history is None else target.history.changed_at,
-                hash_without=frozenset(target.hash_without),
+                key=declared.key,
+                changed_at=None if declared.history is None else declared.history.changed_at,
+                hash_without=frozenset(declared.hash_without),
                 takes_id=is_detail,
                 reads=load.reads if detail is None else detail.reads,
                 identify=load.detail.id if load.detail is not None and not is_detail else None,
@@ -346,9 +346,9 @@ class _Loading:
         )
 
 
-def loaded_columns(info: TableInfo, target: Target) -> list[str]:
+def loaded_columns(info: TableInfo, declared: Table) -> list[str]:
     """Return the columns of a table that a load may fill: not those that the database or the merge writes."""
-    ours = {target.delete_missing}
-    if target.history is not None:
-        ours |= target.history.not_loaded
+    ours = {declared.delete_missing}
+    if declared.history is not None:
+        ours |= declared.history.not_loaded
     return [column.name for column in info.columns if not column.generated and column.name not in ours]

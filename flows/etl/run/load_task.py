@@ -23,7 +23,7 @@ __all__ = ["LoadArgs", "add_loads", "load_of", "read_args", "refuse_span", "run_
 def add_loads(tasks: Tasks, *loads: Load) -> None:
     """Register each load as a task of its name, with its schedule. Raises `ValueError` if the name is taken."""
     for load in loads:
-        text = f"Load {load.target.table}."
+        text = f"Load {load.table.name}."
         add_etl_task(tasks, run_load, load, text, kind="load", read_args=read_args, timeout_s=load.timeout_s)
 
 
@@ -33,7 +33,7 @@ def load_of(task: Task) -> Load | None:
 
 
 def _check_retry(load: Load, asked: LoadArgs) -> None:
-    history = load.target.history
+    history = load.table.history
     if asked.failures is not None and history is not None and not history.is_of_changes:
         raise ValueError(
             f"failures of {load.name} cannot be retried alone, because its table keeps versions; use from and to"

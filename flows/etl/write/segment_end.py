@@ -47,7 +47,7 @@ class SegmentOrder:
         # failures, each repeated failure is a new one.
         is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
         left_out = None
-        if not part.table.target.key and not is_noted:
+        if not part.table.declared.key and not is_noted:
             left_out = "without a key, its rows would be duplicated"
         moves_watermark = ends_segment and self.is_whole_so_far and segment.moves_watermark
         return SegmentEnd(

@@ -201,7 +201,7 @@ class Writer:
         part.lacks_records |= bool(search.refused or search.unsearched)
         for row in search.refused:
             cells = _cells(row.line)
-            key = ", ".join(cells[name].strip() for name in part.table.target.key if name in cells)
+            key = ", ".join(cells[name].strip() for name in part.table.declared.key if name in cells)
             failure = self.shared.failure(
                 part,
                 "row",

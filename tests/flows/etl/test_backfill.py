@@ -20,7 +20,7 @@ from dataloader.flows.etl import (
     History,
     Load,
     Request,
-    Target,
+    Table,
     Windows,
     add_dimensions,
     add_flows,
@@ -36,8 +36,8 @@ FIELDS = "id, value, extract(day FROM valid_from), extract(day FROM valid_to)"
 
 def versions_load(url, *, complete=True, **fields):
     history = History(tracked=("value",), complete=complete)
-    target = Target(table="versioned", key=("id",), history=history)
-    return items_load(url, target=target, transform=lambda r: {"id": r["id"], "value": r["value"]}, **fields)
+    table = Table("versioned", key="id", history=history)
+    return items_load(url, table=table, transform=lambda r: {"id": r["id"], "value": r["value"]}, **fields)
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ async def test_a_run_that_sends_no_request_says_why(items, outcome_of, tmp_path)
     assert [line.fields["why"] for line in outcome.log if "no request" in line.message] == [outcome.result["reason"]]
     files = Files(f"{tmp_path}/*.csv", format=Csv(), window_of=r"(?P<year>\d{4})")
     load = Load(
-        name="files",
-        source=files,
+        "files",
+        files,
+        Table("item", key="id"),
         windows=Windows(start=date(2025, 1, 1), segment="year", column="day"),
-        target=Target(table="item", key=("id",)),
     )
     outcome = await outcome_of(load, **{"from": "2025-01-01", "to": "2026-01-01"})
     assert outcome.result["reason"] == (
@@ -183,10 +183,10 @@ async def test_a_load_without_windows_in_a_flow_of_a_span_says_that_it_loads_eve
 async def test_files_that_a_span_does_not_choose_are_loaded_with_a_reason(outcome_of, items, tmp_path):
     (tmp_path / "now.csv").write_text("id,day,value\n1,2026-01-01,a\n")
     load = Load(
-        name="files",
-        source=Files(f"{tmp_path}/*.csv", format=Csv(), record_source=False),
+        "files",
+        Files(f"{tmp_path}/*.csv", format=Csv(), record_source=False),
+        Table("item", key="id"),
         windows=Windows(start=date(2026, 1, 1), segment="day", column="day"),
-        target=Target(table="item", key=("id",)),
     )
     assert "reason" not in (await outcome_of(load)).result
     outcome = await outcome_of(load, **{"from": "2026-01-01", "to": "2026-01-03"})
@@ -221,10 +221,10 @@ async def test_snapshots_of_an_earlier_release_are_known_by_their_segments(items
 async def test_a_file_of_today_does_not_become_a_snapshot_of_the_past(outcome_of, counts_of, versions, tmp_path):
     (tmp_path / "now.csv").write_text("id,value\n1,a\n")
     load = Load(
-        name="files",
-        source=Files(f"{tmp_path}/*.csv", format=Csv(), record_source=False),
+        "files",
+        Files(f"{tmp_path}/*.csv", format=Csv(), record_source=False),
+        Table("versioned", key="id", history=History(tracked=("value",))),
         windows=Windows(start=date(2026, 1, 1), segment="day"),
-        target=Target(table="versioned", key=("id",), history=History(tracked=("value",))),
     )
     await counts_of(load, to="2026-01-06")
     (tmp_path / "now.csv").write_text("id,value\n1,b\n")
@@ -237,15 +237,15 @@ async def test_a_file_of_today_does_not_become_a_snapshot_of_the_past(outcome_of
 
 async def test_files_of_a_span_are_loaded_again_and_others_once(outcome_of, versions, tmp_path):
     load = Load(
-        name="files",
-        source=Files(
+        "files",
+        Files(
             f"{tmp_path}/*.csv",
             format=Csv(),
             record_source=False,
             window_of=r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)",
         ),
+        Table("versioned", key="id", history=History(tracked=("value",))),
         windows=Windows(start=date(2026, 1, 1), segment="day"),
-        target=Target(table="versioned", key=("id",), history=History(tracked=("value",))),
     )
     for number in (1, 2, 3):
         (tmp_path / f"2026-01-0{number}.csv").write_text(f"id,value\n1,of {number}\n")
@@ -303,15 +303,15 @@ def test_a_history_of_details_needs_an_instant(items):
     with pytest.raises(ValueError, match="windows: is required; history of table detail"):
         attrs.evolve(
             items_load(items.service.url, windows=None),
-            detail=_detail(items, Target(table="detail", key=("id",), history=history)),
+            detail=_detail(items, Table("detail", key="id", history=history)),
         )
 
 
-def _detail(items, target):
+def _detail(items, table):
     return Detail(
         id=lambda record: record["id"],
         request=lambda _number: Request(endpoint="/items"),
         source=items_load(items.service.url).source,
-        target=target,
+        table=table,
         transform=lambda _number, record: record,
     )

@@ -15,7 +15,7 @@ from conditions import until, when_ended
 from etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import CancellationToken, Target, run_load
+from dataloader.flows.etl import CancellationToken, Table, run_load
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import LeaseLost
 from dataloader.store.etl.run_journal import staging_name
@@ -27,7 +27,7 @@ OPERATOR = Operator("test", None)
 NEVER_S = 3_600
 AT_ONCE_S = 1e-9
 """Expires before anything else is done."""
-DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
+DELETING = Table("item", key="id", delete_missing="deleted_at")
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_a_token_stops_a_run_in_a_response_and_what_was_queued_is_written(
     token, ended = CancellationToken(), threading.Event()
     # There is no answer before the run has ended.
     items.before = lambda _seen: items.asked()[-1] == "2026-01-02/2" and (token.cancel(), ended.wait(20))
-    load = items_load(items.service.url, page_size=2, target=DELETING)
+    load = items_load(items.service.url, page_size=2, table=DELETING)
     outcome = await outcome_of(cancelled_by(token, load), to="2026-01-04")
     ended.set()
     assert outcome.status == "canceled"
@@ -230,7 +230,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
 
     # The first page's records are in a worker, the second page's behind them; the third page never arrives.
     items.service.misbehave("page=3", delay_s=NEVER_S)
-    load = items_load(items.service.url, page_size=2, target=DELETING, transform=transform, pipeline={"workers": 2})
+    load = items_load(items.service.url, page_size=2, table=DELETING, transform=transform, pipeline={"workers": 2})
     async with supervised(load) as supervisor:
         job = await supervisor.jobs.enqueue("items", {"to": "2026-01-03"}, queue="q")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from etl_tasks import BEARS_ALL, items_load
 
-from dataloader.flows.etl import History, Target
+from dataloader.flows.etl import History, Table
 from dataloader.flows.etl.plan.known_history import aio_known_history
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
@@ -31,10 +31,10 @@ async def load(items, raw):
     await raw.execute("""
         CREATE TABLE product (id int, price int NOT NULL, updated_at timestamptz NOT NULL, valid_from timestamptz,
           valid_to timestamptz, is_current boolean NOT NULL, PRIMARY KEY (id, valid_from))""")
-    target = Target(table="product", key=("id",), history=HISTORY)
+    table = Table("product", key="id", history=HISTORY)
 
     def load(**fields):
-        return items_load(items.service.url, target=target, transform=product, pipeline=BEARS_ALL, **fields)
+        return items_load(items.service.url, table=table, transform=product, pipeline=BEARS_ALL, **fields)
 
     return load
 
@@ -98,12 +98,12 @@ async def test_a_load_of_changes_has_no_snapshots_that_its_plan_could_know(load,
     items.records = [change(1, 1, "10:00", 5)]
     await counts_of(load(windows=None))
     async with open_database(DatabaseOptions(dsn=database.dsn)) as opened:
-        assert await opened.run(aio_known_history, "items", load(windows=None).target) is None
+        assert await opened.run(aio_known_history, "items", load(windows=None).table) is None
 
 
 def test_a_history_without_windows_says_what_is_needed():
-    target = Target(table="product", key=("id",), history=History(tracked=("price",)))
+    table = Table("product", key="id", history=History(tracked=("price",)))
     with pytest.raises(
         ValueError, match=r"windows: is required; .* set windows, or History\(as_of=…\), such as as_of="
     ):
-        items_load("http://h", windows=None, target=target)
+        items_load("http://h", windows=None, table=table)

@@ -13,7 +13,7 @@ from etl_tasks import item, items_load
 from processes_now import is_alive, stat_of
 from rabbitmq_server import free_port
 
-from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Target
+from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Table
 
 pytestmark = [pytest.mark.full, pytest.mark.requirement("E2")]
 
@@ -52,11 +52,11 @@ async def numbers(raw, tmp_path, cluster):
         for n in range(count):
             (tmp_path / f"{n}.csv").write_text(f"n\n{n}\n")
         return Load(
-            name="numbers",
-            source=Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+            "numbers",
+            Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+            Table("numbers", key="n"),
             transform=transform,
-            target=Target(table="numbers", key=("n",)),
-            **({"dask": cluster.address} | fields),
+            **{"dask": cluster.address} | fields,
         )
 
     return numbers
@@ -93,7 +93,7 @@ async def test_a_cluster_gives_the_same_rows_as_threads(items, details, supervis
                 id=heavy.detail_id,
                 request=heavy.detail_request,
                 source=Http(items.service.url, format=Json(), params=lambda _window: {}),
-                target=Target(table="detail", key=("id",)),
+                table=Table("detail", key="id"),
                 transform=heavy.detail_row,
             ),
         )
@@ -185,9 +185,9 @@ def test_what_can_not_run_there_is_refused(fields, error, tmp_path):
     given = {"transform": heavy.with_pid} | fields
     with pytest.raises(ValueError, match=error):
         Load(
-            name="numbers",
-            source=Files(str(tmp_path), format=Csv()),
-            target=Target(table="numbers", key=("n",)),
+            "numbers",
+            Files(str(tmp_path), format=Csv()),
+            Table("numbers", key="n"),
             **given,
         )
 

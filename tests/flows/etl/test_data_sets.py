@@ -17,7 +17,7 @@ from etl_tasks import names_load
 from services import FAST, LEASE_S
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, History, Load, Target, Windows, add_loads
+from dataloader.flows.etl import Detail, History, Load, Table, Windows, add_loads
 from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.formats.json_format import Json
 from dataloader.flows.etl.formats.xml_format import Xml
@@ -58,11 +58,11 @@ def span(window):
 
 def rates(url):
     return Load(
-        name="ecb.rates",
-        source=Http(url, endpoint="/ecb/rates", params=span, pages=PageNumber(size=1000), format=Json("data.items")),
+        "ecb.rates",
+        Http(url, endpoint="/ecb/rates", params=span, pages=PageNumber(size=1000), format=Json("data.items")),
+        Table("ecb_rate", key=("day", "currency")),
         windows=Windows(start=date(1999, 1, 1), column="day"),
         transform=lambda rate: {"day": rate["date"], "currency": rate["currency"], "rate": rate["rate"]},
-        target=Target(table="ecb_rate", key=("day", "currency")),
         pipeline={**AT_ONCE, "batch_size": 1000},
     )
 
@@ -99,18 +99,18 @@ async def test_names_and_nominals_of_the_bank_of_russia_have_49_versions(run, ra
           is_current boolean NOT NULL, PRIMARY KEY (id, valid_from));
         CREATE TABLE cbr_rate (day date, id text, code text, num_code text, rate numeric, PRIMARY KEY (day, id))""")
 
-    def load(name, transform, target):
+    def load(name, transform, table):
         return Load(
-            name=name,
-            source=Http(
+            name,
+            Http(
                 source_app.url,
                 endpoint="/cbr/daily",
                 params=lambda window: {"date": f"{window.start:%Y-%m-%d}"},
                 format=Xml(item="Valute"),
             ),
+            table,
             windows=Windows(start=date(2020, 1, 1), segment="day"),
             transform=transform,
-            target=target,
             pipeline=AT_ONCE,
         )
 
@@ -121,7 +121,7 @@ async def test_names_and_nominals_of_the_bank_of_russia_have_49_versions(run, ra
         snapshot = load(
             "cbr.currencies",
             lambda valute: {"id": valute["ID"], "nominal": valute["Nominal"], "name": valute["Name"]},
-            Target(table="currency", key=("id",), history=History(tracked=("nominal", "name"))),
+            Table("currency", key="id", history=History(tracked=("nominal", "name"))),
         )
         await run(snapshot, **{"from": day, "to": following})
 
@@ -130,9 +130,7 @@ async def test_names_and_nominals_of_the_bank_of_russia_have_49_versions(run, ra
             row = {"day": day, "id": valute["ID"], "code": valute["CharCode"], "num_code": valute["NumCode"]}
             return {**row, "rate": value / Decimal(valute["Nominal"])}
 
-        await run(
-            load("cbr.rates", rate, Target(table="cbr_rate", key=("day", "id"))), **{"from": day, "to": following}
-        )
+        await run(load("cbr.rates", rate, Table("cbr_rate", key=("day", "id"))), **{"from": day, "to": following})
         sums[day] = await raw.fetchval(
             "SELECT round(sum(rate), 8) FROM cbr_rate WHERE day = $1", date.fromisoformat(day)
         )
@@ -144,15 +142,15 @@ async def test_names_and_nominals_of_the_bank_of_russia_have_49_versions(run, ra
 
 def countries(url, day, **pipeline):
     return Load(
-        name="factbook.countries",
-        source=Http(url, endpoint=f"/factbook/{day}/countries", pages=PageNumber(size=50), format=Json("items")),
-        target=Target(table="country", key=("code",)),
+        "factbook.countries",
+        Http(url, endpoint=f"/factbook/{day}/countries", pages=PageNumber(size=50), format=Json("items")),
+        Table("country", key="code"),
         detail=Detail(
             id=lambda country: country["code"],
             request=lambda code: Request(endpoint=f"/factbook/{day}/countries/{code}"),
             source=Http(url, format=Json()),
             transform=lambda code, document: {"code": code, "document": document},
-            target=Target(table="profile", key=("code",)),
+            table=Table("profile", key="code"),
         ),
         pipeline={**AT_ONCE, "attempts": 1, **pipeline},
     )
@@ -233,20 +231,20 @@ async def test_the_constituents_of_the_sp500_have_814_versions(run, raw, data):
         return dict(zip(("symbol", *tracked), found, strict=True))
 
     load = Load(
-        name="sp500",
-        source=Files(
+        "sp500",
+        Files(
             str(data / "sp500-scd" / "constituents-snapshots.tar.xz"),
             members="*.csv",
             format=Csv(),
             window_of=r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)",
         ),
-        windows=Windows(start=date(2023, 4, 13), segment="year"),
-        transform=constituent,
-        target=Target(
-            table="constituent",
-            key=("symbol",),
+        Table(
+            "constituent",
+            key="symbol",
             history=History(tracked=tracked, as_of=lambda segment: date.fromisoformat(segment.name[-14:-4])),
         ),
+        windows=Windows(start=date(2023, 4, 13), segment="year"),
+        transform=constituent,
     )
     counts = await run(load)
     assert (counts["segments"], counts["closed"], counts["reappeared"]) == (126, 78, 6)
@@ -261,10 +259,10 @@ async def test_the_constituents_of_the_sp500_have_814_versions(run, raw, data):
 async def test_dirty_rows_are_counted_and_named_and_the_rest_is_loaded(run, raw, data):
     await raw.execute("CREATE TABLE old_constituent (symbol text PRIMARY KEY, name text, sector text)")
     load = Load(
-        name="sp500.dirty",
-        source=Files(str(data / "sp500-scd" / "constituents-snapshots.tar.xz"), members="2012-12-27.csv", format=Csv()),
+        "sp500.dirty",
+        Files(str(data / "sp500-scd" / "constituents-snapshots.tar.xz"), members="2012-12-27.csv", format=Csv()),
+        Table("old_constituent", key="symbol"),
         transform=lambda row: {"symbol": row["Symbol"], "name": row["Name"], "sector": row["Sector"]},
-        target=Target(table="old_constituent", key=("symbol",)),
     )
     counts = await run(load)
     assert counts["records_failed"] == 3

@@ -22,7 +22,7 @@ from dataloader.flows.etl import (
     Flow,
     Load,
     Request,
-    Target,
+    Table,
     add_flows,
     add_loads,
     run_load,
@@ -228,7 +228,7 @@ async def test_a_refused_row_of_a_table_without_a_key_fails_alone_in_its_segment
     await raw.execute("CREATE TABLE event (id int, day date, value text)")
     items.records = [item(number) for number in range(200)]
     items.records[7]["day"] = "2026-01-01x"
-    load = items_load(items.service.url, windows=None, target=Target(table="event", mode="insert"))
+    load = items_load(items.service.url, windows=None, table=Table("event", mode="insert"))
     outcome = await outcome_of(load)
     assert outcome.result["status"] == "succeeded_with_failures"
     assert await raw.fetchval("SELECT count(*) FROM event") == 199
@@ -519,9 +519,9 @@ async def test_a_file_that_can_not_be_read_to_its_end_is_left_out_whole(
     (tmp_path / "1.csv").write_bytes(lines.encode("utf-16") + b"\x00")
     (tmp_path / "2.csv").write_text("id,day,value\n1,2026-01-01,b\n", encoding="utf-16")
     load = Load(
-        name="files",
-        source=Files(f"{tmp_path}/*.csv", format=Csv(encoding="utf-16"), record_source=False),
-        target=Target(table="item", key=("id",)),
+        "files",
+        Files(f"{tmp_path}/*.csv", format=Csv(encoding="utf-16"), record_source=False),
+        Table("item", key="id"),
     )
     counts = await counts_of_failed(load)
     assert (counts["inserted"], counts["requests_failed"], counts["segments"]) == (1, 1, 1)
@@ -543,7 +543,7 @@ async def test_a_detail_whose_request_cannot_be_built_fails_alone(items, counts_
         id=lambda record: record["id"],
         request=request,
         source=items_load(items.service.url).source,
-        target=Target(table="detail", key=("id",)),
+        table=Table("detail", key="id"),
         transform=lambda number, _record: {"id": number},
     )
     counts = await counts_of_failed(items_load(items.service.url, windows=None, detail=detail))
@@ -780,7 +780,7 @@ async def test_a_record_whose_id_is_no_text_or_number_fails_alone(items, counts_
         id=lambda record: {"odd": 1} if record["id"] == 1 else record["id"],
         request=lambda _number: Request(endpoint="/items"),
         source=items_load(items.service.url).source,
-        target=Target(table="detail", key=("id",)),
+        table=Table("detail", key="id"),
         transform=lambda number, _record: {"id": number},
     )
     counts = await counts_of_failed(items_load(items.service.url, windows=None, detail=detail))

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 import attrs
 import pytest
 
-from dataloader.flows.etl import History, Load, Target, Windows
+from dataloader.flows.etl import History, Load, Table, Windows
 from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.plan.planner import single_walks
 from dataloader.flows.etl.sources.files import Files, FilesConnection
@@ -54,12 +54,12 @@ def csv(*rows):
     return "\n".join(["id,day,value", *rows]) + "\n"
 
 
-def people(source, *, key=("id",), segment="month", **target):
+def people(source, *, key=("id",), segment="month", **options):
     return Load(
-        name="people",
-        source=source,
+        "people",
+        source,
+        Table("item", key=key, mode="upsert" if key else "insert", **options),
         windows=Windows(start=date(2025, 1, 1), segment=segment, column="day"),
-        target=Target(table="item", key=key, mode="upsert" if key else "insert", **target),
     )
 
 

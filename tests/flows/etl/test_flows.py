@@ -13,7 +13,7 @@ from dataloader.flows.etl import (
     Flow,
     History,
     Load,
-    Target,
+    Table,
     add_dimensions,
     add_flows,
 )
@@ -37,10 +37,10 @@ async def cities(raw, tmp_path):
     path = tmp_path / "cities.csv"
     path.write_text("name,country,people\nParis,fr,20\nLyon,fr,5\nRome,it,28\n")
     return Load(
-        name="ods.city",
-        source=Files(str(path), format=Csv()),
+        "ods.city",
+        Files(str(path), format=Csv()),
+        Table("city", key="name"),
         transform=lambda row: {name: row[name] for name in ("name", "country", "people")},
-        target=Target(table="city", key=("name",)),
     )
 
 
@@ -153,7 +153,7 @@ async def test_a_table_that_fails_stops_no_other_and_is_named(run, raw, cities):
 
 @pytest.mark.requirement("E12")
 async def test_a_layer_does_not_begin_when_the_one_before_it_has_failed(run, raw, cities):
-    wrong = Load(name="ods.wrong", source=cities.source, target=Target(table="no_such_table", key=("name",)))
+    wrong = Load("ods.wrong", cities.source, Table("no_such_table", key="name"))
     outcome = await run(Flow(name="nightly", layers={"ods": [wrong, cities], "dwd": [STARS]}))
     assert outcome.status == "failed"
     assert outcome.error == "ods.wrong: there is no table no_such_table; create it first, or add its schema to the name"
@@ -172,7 +172,7 @@ async def test_a_retried_run_continues_with_the_tasks_that_have_not_succeeded(da
         calls.append(row["name"])
         return {name: row[name] for name in ("name", "country", "people")}
 
-    first = Load(name="ods.city", source=cities.source, transform=transform, target=cities.target)
+    first = Load("ods.city", cities.source, cities.table, transform=transform)
     flow = Flow(name="nightly", layers={"ods": [first], "dwd": [STARS]})
     tasks = Tasks()
 
@@ -204,6 +204,6 @@ async def test_a_retried_run_continues_with_the_tasks_that_have_not_succeeded(da
 )
 @pytest.mark.requirement("E8", "E12")
 def test_what_can_not_be_meant_is_refused_by_name(make, message, tmp_path):
-    load = Load(name="ods.city", source=Files(str(tmp_path), format=Csv()), target=Target(table="t", key=("a",)))
+    load = Load("ods.city", Files(str(tmp_path), format=Csv()), Table("t", key="a"))
     with pytest.raises(ValueError, match=f"^{message}"):
         make(load)

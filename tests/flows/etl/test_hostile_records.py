@@ -23,7 +23,7 @@ from dataloader.flows.etl import (
     Load,
     Request,
     Source,
-    Target,
+    Table,
     Windows,
 )
 from dataloader.flows.etl.sources.source import Broken, Page, Response
@@ -41,10 +41,10 @@ class UnspeakableError(Exception):
 def days_load(url, read):
     """Return a load of five days, one request each."""
     return Load(
-        name="days",
-        source=Http(url, endpoint="/days", params=lambda w: {"day": f"{w.start:%Y-%m-%d}"}, format=read),
+        "days",
+        Http(url, endpoint="/days", params=lambda w: {"day": f"{w.start:%Y-%m-%d}"}, format=read),
+        Table("item", key="id"),
         windows=Windows(start=date(2026, 1, 1), segment="day"),
-        target=Target(table="item", key=("id",)),
         pipeline=AT_ONCE,
     )
 
@@ -128,10 +128,10 @@ async def test_a_record_that_becomes_no_row_is_recorded_with_any_content(items, 
     bad = {"id": HOSTILE[what](), "value": HOSTILE[what](), HOSTILE["a NUL"](): 1}
     page = Page(records=[bad], broken=[Broken("\ud800\x00", "\x00" * 5_000, "\ud800\x00")])
     load = Load(
-        name="own",
-        source=OneAnswer(page),
+        "own",
+        OneAnswer(page),
+        Table("item", key="id"),
         transform=transform,
-        target=Target(table="item", key=("id",)),
         pipeline=AT_ONCE | BEARS_ALL,
     )
     outcome = await outcome_of(load)
@@ -149,7 +149,7 @@ async def test_an_id_that_no_request_can_have_is_a_failure_of_its_record(items, 
         id=lambda record: ["1", "\ud800", "a\x00"][record["id"] - 1],
         request=lambda number: Request(endpoint="/detail", params={"id": number}),
         source=load.source,
-        target=Target(table="detail", key=("id",)),
+        table=Table("detail", key="id"),
         transform=lambda _number, _record: None,
     )
     items.service.put("/detail", Answer(b'{"items": [{"id": 1}]}'))
@@ -167,9 +167,9 @@ async def test_a_file_is_loaded_whose_address_is_longer_than_an_index_stores(tmp
     for name in ("a", "b"):
         (folder / f"{name}.csv").write_text(f"id,day,value\n{ord(name)},2026-01-01,x\n")
     load = Load(
-        name="files",
-        source=Files(f"{folder}/*.csv", format=Csv(), record_source=False),
-        target=Target(table="item", key=("id",)),
+        "files",
+        Files(f"{folder}/*.csv", format=Csv(), record_source=False),
+        Table("item", key="id"),
     )
     assert len(str(folder).encode()) > 2_704
     counts = await counts_of(load)

@@ -8,7 +8,7 @@ import pytest
 from etl_tasks import BEARS_ALL, item, items_load, with_limits
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, Flow, Load, Request, Target, add_flows, add_loads, run_load
+from dataloader.flows.etl import Detail, Flow, Load, Request, Table, add_flows, add_loads, run_load
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.flows.etl.run.load_progress import LoadProgress
@@ -181,7 +181,7 @@ async def test_details_that_fail_count_by_their_own_share(items, outcome_of, raw
         id=lambda record: record["id"],
         request=request,
         source=items_load(items.service.url).source,
-        target=Target(table="detail", key=("id",)),
+        table=Table("detail", key="id"),
         transform=lambda number, _record: {"id": number},
     )
     outcome = await outcome_of(items_load(items.service.url, windows=None, detail=detail))
@@ -230,7 +230,7 @@ async def test_a_flow_continues_after_a_load_with_failures_and_does_not_rerun_it
     items.records = some_bad(99, 1)
     there = "CREATE TABLE other (id int PRIMARY KEY, day date, value text)"
     first = items_load(items.service.url, windows=None)
-    second = Load(name="others", source=first.source, target=Target(table="other", key=("id",)), pipeline=BEARS_ALL)
+    second = Load("others", first.source, Table("other", key="id"), pipeline=BEARS_ALL)
     tasks = Tasks()
     add_flows(tasks, Flow(name="nightly", layers={"ods": [first], "dwd": [second]}))
     await raw.execute(

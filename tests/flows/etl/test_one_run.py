@@ -17,7 +17,7 @@ from dataloader.flows.etl import (
     Dimensions,
     Flow,
     History,
-    Target,
+    Table,
     add_dimensions,
     add_flows,
     add_loads,
@@ -107,8 +107,8 @@ async def test_plain_runs_of_a_load_wait_for_their_key_without_a_slot(items, gat
 async def test_concurrent_starts_of_a_load_with_history_commit_every_segment(items, supervised, raw, looks_often):
     await raw.execute(VERSIONS)
     items.records = [item(number, number) for number in range(1, 8)]
-    target = Target(table="versions", key=("id",), history=History(tracked=("value",), complete=False))
-    load = items_load(items.service.url, target=target, queue="q", schedule={"every_s": 86_400})
+    table = Table("versions", key="id", history=History(tracked=("value",), complete=False))
+    load = items_load(items.service.url, table=table, queue="q", schedule={"every_s": 86_400})
     async with supervised(load) as supervisor:
         window = {"from": "2026-01-01", "to": "2026-01-08"}
         jobs = [

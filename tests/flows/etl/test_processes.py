@@ -15,7 +15,7 @@ from conditions import until, when_ended
 from etl_tasks import item, items_load
 from processes_now import is_alive
 
-from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Target
+from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Table
 from dataloader.flows.etl.parse.processes import MOST_PRINTED
 
 pytestmark = pytest.mark.requirement("E2")
@@ -33,11 +33,11 @@ async def numbers(raw, tmp_path):
         for n in range(count):
             (tmp_path / f"{n}.csv").write_text(f"n\n{n}\n")
         return Load(
-            name="numbers",
-            source=Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+            "numbers",
+            Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+            Table("numbers", key="n"),
             transform=transform,
-            target=Target(table="numbers", key=("n",)),
-            **({"processes": True} | fields),
+            **{"processes": True} | fields,
         )
 
     return numbers
@@ -91,7 +91,7 @@ async def test_processes_give_the_same_rows_as_threads(items, details, outcome_o
                 id=heavy.detail_id,
                 request=heavy.detail_request,
                 source=Http(items.service.url, format=Json(), params=lambda _window: {}),
-                target=Target(table="detail", key=("id",)),
+                table=Table("detail", key="id"),
                 transform=heavy.detail_row,
             ),
         )
@@ -206,27 +206,27 @@ async def test_processes_are_kept_for_the_next_run_unless_they_have_left_others_
 def test_a_load_is_declared_with_any_function_of_a_module(processes, tmp_path):
     for transform in (dict, itemgetter("id"), partial(heavy.detail_row, "1")):
         Load(
-            name="numbers",
-            source=Files(str(tmp_path), format=Csv(), window_of=lambda _name: None),
+            "numbers",
+            Files(str(tmp_path), format=Csv(), window_of=lambda _name: None),
+            Table("numbers", key="n"),
             transform=transform,
-            target=Target(table="numbers", key=("n",)),
             processes=processes,
         )
 
 
 OF_MAIN = """
-from dataloader.flows.etl import Csv, Files, Load, Target
+from dataloader.flows.etl import Csv, Files, Load, Table
 
 def of_main(record):
     return record
 
-Load(name="n", source=Files("/", format=Csv()), target=Target(table="t", key=("n",)), processes=True, transform=of_main)
+Load("n", Files("/", format=Csv()), Table("t", key="n"), processes=True, transform=of_main)
 """
 
 
 @pytest.mark.slow
 def test_a_transform_that_can_not_be_sent_to_a_process_is_refused(tmp_path):
-    declare = partial(Load, name="numbers", target=Target(table="numbers", key=("n",)), processes=True)
+    declare = partial(Load, name="numbers", table=Table("numbers", key="n"), processes=True)
     source = Files(str(tmp_path), format=Csv())
     with pytest.raises(ValueError, match=r"load numbers: transform: must be usable in another process, .*lambda"):
         declare(source=source, transform=lambda row: row)

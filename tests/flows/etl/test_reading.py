@@ -9,7 +9,7 @@ import pytest
 import trio
 from etl_tasks import item, items_load
 
-from dataloader.flows.etl import Detail, Reader, Request, Target
+from dataloader.flows.etl import Detail, Reader, Request, Table
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
@@ -138,7 +138,7 @@ async def test_the_transform_of_a_detail_reads_too(items, counts_of, table, name
             id=lambda record: record["id"],
             request=lambda _number: Request(endpoint="/items"),
             source=items_load(items.service.url).source,
-            target=Target(table="detail", key=("id",)),
+            table=Table("detail", key="id"),
             transform=lambda number, _record, reader: named({"id": int(number)}, reader),
             reads=True,
         ),

@@ -16,7 +16,7 @@ from etl_tasks import BEARS_ALL, day, detailed_load, item, items_load
 from source_app import Answer
 
 from dataloader import Tasks
-from dataloader.flows.etl import Target, Windows, run_load
+from dataloader.flows.etl import Table, Windows, run_load
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.testing import drain_queue
 
@@ -323,8 +323,8 @@ async def test_failures_in_a_loaded_detail_count_until_they_are_solved(items, de
 async def test_details_whose_table_marks_what_is_gone_are_all_asked_for_again(items, details, two_attempts_of, raw):
     await raw.execute("ALTER TABLE detail ADD gone bool NOT NULL DEFAULT false; INSERT INTO detail VALUES (99, 'a')")
     items.records = [item(number) for number in range(4)]
-    target = Target(table="detail", key=("id",), delete_missing="gone")
-    load = detailed_load(items.service.url, target=target, pipeline=AT_ONCE_IN)
+    table = Table("detail", key="id", delete_missing="gone")
+    load = detailed_load(items.service.url, table=table, pipeline=AT_ONCE_IN)
     await two_attempts_of(load, "id=2", None)
     assert details() == [0, 1, 2, 0, 1, 2, 3]
     assert await raw.fetchval("SELECT array_agg(id) FROM detail WHERE gone") == [99]

@@ -15,7 +15,7 @@ from logged import capture_logs
 from staging_watch import StagingWatch
 
 from dataloader import Tasks
-from dataloader.flows.etl import Flow, Target, add_flows
+from dataloader.flows.etl import Flow, Table, add_flows
 from dataloader.flows.etl.parse.transform import HASH_VERSION, content_hash
 from dataloader.flows.etl.run.pipeline_state import Backpressure
 from dataloader.store.etl.run_logs import LinesWanted, read_lines
@@ -362,8 +362,8 @@ async def test_of_a_keys_rows_the_last_counts_whichever_columns_the_others_bring
 @pytest.mark.requirement("E6")
 async def test_rows_are_unchanged_by_their_hash_whatever_the_columns_say(items, counts_of, raw, table):
     await raw.execute("ALTER TABLE item ADD content_hash text, ADD price numeric")
-    target = Target(table="item", key=("id",), hash_without=("value",))
-    load = items_load(items.service.url, windows=None, target=target)
+    table = Table("item", key="id", hash_without="value")
+    load = items_load(items.service.url, windows=None, table=table)
     items.records = [{**item(1), "price": 1.10}, {**item(2), "price": 2}]
     assert (await counts_of(load))["inserted"] == 2
     assert await table("left(content_hash, 2)") == [f"{HASH_VERSION}:"] * 2

@@ -14,7 +14,7 @@ from etl_tasks import item, items_load
 from source_app import Answer
 from walking import ask
 
-from dataloader.flows.etl import Detail, Load, Request, Target
+from dataloader.flows.etl import Detail, Load, Request, Table
 from dataloader.flows.etl.formats.content import Content
 from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.formats.json_format import Json, JsonLines
@@ -55,9 +55,9 @@ def ending_with_the_connection(*bodies):
 
 def load_of(url, form, **fields):
     return Load(
-        name="items",
-        source=Http(url, format=form, **fields),
-        target=Target(table="item", key=("id",)),
+        "items",
+        Http(url, format=form, **fields),
+        Table("item", key="id"),
         pipeline={"rate_min": 0, "rate_max": 0},
     )
 
@@ -156,7 +156,7 @@ async def test_a_list_that_could_not_be_read_at_first_has_its_details_asked_for(
         request=lambda _: Request(endpoint="/more"),
         source=Http(items.service.url),
         transform=lambda number, record: {"id": number, **record},
-        target=Target(table="more", key=("id",)),
+        table=Table("more", key="id"),
     )
     outcome = await outcome_of(items_load(items.service.url, windows=None, detail=detail))
     assert (outcome.status, outcome.result["counts"]["inserted"]) == ("succeeded", 4)

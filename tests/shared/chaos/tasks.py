@@ -15,7 +15,7 @@ import trio
 
 from chaos.notes import TICK_S, Notes
 from dataloader import GiveUp, Job, RateLimit, RetryPolicy, Snooze, Supplier, Tasks, ThreadJob
-from dataloader.flows.etl import Http, Json, Load, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Http, Json, Load, Table, Window, Windows, add_loads
 
 QUEUE = "q"
 LIMITED = "limited"
@@ -134,14 +134,14 @@ def day_of(window: Window) -> dict[str, Any]:
     return {"day": f"{window.start:%Y-%m-%d}"}
 
 
-def load(name: str, target: Target, url: str) -> Load:
+def load(name: str, table: Table, url: str) -> Load:
     """Return a load of one page per day from the partner, within the partner's rate limits."""
     return Load(
-        name=name,
+        name,
+        Http(url, name=PARTNER.name, endpoint="/items", params=day_of, format=Json("items")),
+        table,
         queue=LOADS,
-        source=Http(url, name=PARTNER.name, endpoint="/items", params=day_of, format=Json("items")),
         windows=Windows(start=FIRST_DAY, segment="day"),
-        target=target,
         pipeline={"rate_min": 0, "rate_max": 0, "request_timeout": 2},
     )
 
@@ -149,6 +149,6 @@ def load(name: str, target: Target, url: str) -> Load:
 if "CHAOS_FOLDER" in os.environ:
     NOTES = Notes(os.environ["CHAOS_FOLDER"], "service")
     url = os.environ["SOURCE_URL"]
-    add_loads(tasks, load("keyed", Target(table="keyed", key=("id",)), url))
-    add_loads(tasks, load("keyless", Target(table="keyless", mode="insert"), url))
+    add_loads(tasks, load("keyed", Table("keyed", key="id"), url))
+    add_loads(tasks, load("keyless", Table("keyless", mode="insert"), url))
     tasks.include(service_processes.tasks)  # its module takes a guard out, if one is named

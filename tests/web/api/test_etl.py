@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from dataloader import Tasks
-from dataloader.flows.etl import Flow, Http, Load, Target, add_flows, add_loads
+from dataloader.flows.etl import Flow, Http, Load, Table, add_flows, add_loads
 
 BEGIN = "2026-11-20T12:00:00Z"
 SUMMARY = {
@@ -384,7 +384,7 @@ async def test_loads_are_listed_by_name_whether_they_have_runs_a_cursor_or_both(
 @pytest.mark.parametrize("kind", ["load", "flow"])
 async def test_args_that_a_load_refuses_are_refused_in_each_request(open_web, kind):
     tasks = Tasks()
-    load = Load(name="rates", source=Http("http://127.0.0.1:9"), target=Target(table="rate", key=("day",)))
+    load = Load("rates", Http("http://127.0.0.1:9"), Table("rate", key="day"))
     if kind == "load":
         add_loads(tasks, load)
     else:

@@ -22,7 +22,7 @@ moto_server = pytest.importorskip(
     "moto.server", reason="moto[s3] and flask-cors, which serve S3 here, are not installed"
 )
 
-from dataloader.flows.etl import Load, RateLimit, Target  # noqa: E402 - after its requirement
+from dataloader.flows.etl import Load, RateLimit, Table  # noqa: E402 - after its requirement
 from dataloader.flows.etl.formats.csv_format import Csv  # noqa: E402
 from dataloader.flows.etl.formats.json_format import JsonLines  # noqa: E402
 from dataloader.flows.etl.formats.packed_format import Compressed  # noqa: E402
@@ -251,9 +251,7 @@ async def test_each_page_of_a_bucket_s_list_is_a_request_in_its_turn(items, outc
     source = S3("bucket", format=JsonLines(), name="shop", options={"endpoint_url": service.url, **KEYS})
     paused = {"rate_min": 0.15, "rate_max": 0.15}
     rate_limits = (RateLimit(1_000, 3_600),)
-    load = Load(
-        name="s3", source=source, target=Target(table="item", key=("id",)), pipeline=paused, rate_limits=rate_limits
-    )
+    load = Load("s3", source, Table("item", key="id"), pipeline=paused, rate_limits=rate_limits)
     outcome = await outcome_of(load)
     assert outcome.result["counts"].items() >= {"requests": 5, "inserted": 2, "segments": 2}.items()
     assert len(service.requests) == await raw.fetchval("SELECT count(*) FROM dl_source_calls") == 5
