@@ -88,8 +88,8 @@ LOADS_HEAD: Final = """\
 
 All public names of `dataloader.flows.etl`, except `RateLimit`, which is in the [Python reference](../api.md#ratelimit).
 The first three arguments of `Load` and the first one of `Table`, a source or a format may be positional; give all
-others by name. Durations are in seconds if the name ends in `_s`, otherwise a `timedelta`. An invalid value raises `ValueError`, which names the argument, the value
-and what is allowed.
+others by name. Durations are in seconds if the name ends in `_s`, otherwise a `timedelta`. An invalid value raises
+`ValueError`, which names the argument, the value and what is allowed.
 """
 
 _INTERNAL: Final = {"port"}

@@ -7,9 +7,9 @@ changed in place, because facts may refer to them. So no version has length zero
 Values that the first snapshot updated in place are kept as they were in `dl_etl_former` until a later snapshot: a
 version that the second one ends gets them back.
 
-`dl_etl_history` has a row for each target: the newest snapshot's time, and the columns by which versions were compared.
-A new column is filled in place. The row's lock makes merges of one target wait for each other. history_weave.py merges
-a snapshot that is older than the newest one.
+`dl_load_history` has a row for each target: the newest snapshot's time, and the columns by which versions were
+compared. A new column is filled in place. The row's lock makes merges of one target wait for each other.
+history_weave.py merges a snapshot that is older than the newest one.
 
 The order of the statements never violates a unique index on the current version of each key. All run in the caller's
 transaction, on a connection with the server's own planner settings.
@@ -48,20 +48,20 @@ _TEXTS: Final = """
 SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres';
 SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'
 """
-_OPEN: Final = "INSERT INTO dl_etl_history (target) VALUES ($1) ON CONFLICT DO NOTHING"
-_LOCK: Final = "SELECT last_as_of, columns FROM dl_etl_history WHERE target = $1 FOR UPDATE"
+_OPEN: Final = "INSERT INTO dl_load_history (target) VALUES ($1) ON CONFLICT DO NOTHING"
+_LOCK: Final = "SELECT last_as_of, columns FROM dl_load_history WHERE target = $1 FOR UPDATE"
 _CLOSE: Final = """
-UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz, columns = $3::text[]
+UPDATE dl_load_history SET last_as_of = $2::text::timestamptz, columns = $3::text[]
 WHERE target = $1 AND (last_as_of, columns) IS DISTINCT FROM ($2::text::timestamptz, $3::text[])
 """
-_BEGIN_AFTER: Final = "UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz WHERE target = $1"
+_BEGIN_AFTER: Final = "UPDATE dl_load_history SET last_as_of = $2::text::timestamptz WHERE target = $1"
 _FORGET: Final = "DELETE FROM dl_etl_former WHERE target = $1"
 _TAKEN: Final = """
-INSERT INTO dl_etl_snapshots (target, load, segment, as_of) VALUES ($1, $2, $3, $4::text::timestamptz)
+INSERT INTO dl_load_snapshots (target, load, segment, as_of) VALUES ($1, $2, $3, $4::text::timestamptz)
 ON CONFLICT (target, load, segment) DO UPDATE SET as_of = excluded.as_of
 """
 _BEHIND: Final = """
-SELECT s.segment, s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
+SELECT s.segment, s.as_of FROM dl_load_snapshots s JOIN dl_load_history h USING (target)
 WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of AND EXISTS (SELECT FROM {table})
 """
 
@@ -100,7 +100,7 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
 
     Raises:
         TargetError: the table or the staging table has changed or is gone, or its open versions have an end.
-        StoreError: the number of staged rows is not the caller's; load the segment again.
+        RowsLost: the number of staged rows is not the caller's; load the segment again.
     """
     await connection.execute(_TEXTS)
     last, known = await _aio_lock_target(connection, merge)

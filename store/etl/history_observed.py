@@ -29,11 +29,11 @@ WHERE o.keys IS NOT NULL AND EXISTS (SELECT unnest(excluded.keys) EXCEPT SELECT 
 """End of a statement that inserts observed keys as `o`: each is recorded once for a time."""
 _STATE: Final = """
 SELECT h.last_as_of, (
-  SELECT max(s.as_of) FROM dl_etl_snapshots s
+  SELECT max(s.as_of) FROM dl_load_snapshots s
   WHERE s.target = h.target AND NOT EXISTS (
     SELECT FROM dl_etl_observed o WHERE o.target = s.target AND o.as_of = s.as_of)
 ) AS unrecorded
-FROM dl_etl_history h WHERE h.target = $1
+FROM dl_load_history h WHERE h.target = $1
 """
 
 

@@ -55,7 +55,7 @@ _MARKS: Final = (IS_THERE, IS_SAME, JOINS_NEXT, BEGINS_HERE, GOES_ON, IS_LAST)
 _NEXT_COMPLETE: Final = "SELECT min(as_of) FROM dl_etl_observed WHERE target = $1 AND as_of > $2 AND keys IS NULL"
 # Some programs from before the first release recorded only the segments that they merged completely.
 _NEXT_UNRECORDED: Final = """
-SELECT min(s.as_of) FROM dl_etl_snapshots s WHERE s.target = $1 AND s.as_of > $2
+SELECT min(s.as_of) FROM dl_load_snapshots s WHERE s.target = $1 AND s.as_of > $2
 AND NOT EXISTS (SELECT FROM dl_etl_observed o WHERE o.target = s.target AND o.as_of = s.as_of)
 """
 _WITH_KEYS: Final = """
@@ -342,7 +342,7 @@ class _WeaveStatements:
                   UNION SELECT {names.as_instant(ends)} FROM {table.sql} t WHERE t.{ends} >= $2::text::{kind}
                 ) AS found
                 WHERE NOT EXISTS (SELECT FROM dl_etl_observed o WHERE o.target = $1 AND o.as_of = found.boundary)
-                  AND NOT EXISTS (SELECT FROM dl_etl_snapshots s WHERE s.target = $1 AND s.as_of = found.boundary)
+                  AND NOT EXISTS (SELECT FROM dl_load_snapshots s WHERE s.target = $1 AND s.as_of = found.boundary)
                 ORDER BY found.boundary LIMIT 2 ON CONFLICT DO NOTHING""",
             span=span,
             search=search,
@@ -371,7 +371,7 @@ class _WeaveStatements:
                 WHERE w.ctid = f.place""",
             count=count,
             # The beginning of a version shows that its key was observed. Joining moves it to an earlier time. In a
-            # complete history a time without recorded keys is in dl_etl_snapshots, and stays without them.
+            # complete history a time without recorded keys is in dl_load_snapshots, and stays without them.
             keep_joined=f"""
                 INSERT INTO dl_etl_observed AS o (target, as_of, keys)
                 SELECT $1, {until_of_w}, array_agg(DISTINCT w.{HASH}) FROM {work} w

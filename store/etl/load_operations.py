@@ -50,7 +50,7 @@ ORDER BY t.ordinal LIMIT $3
 """
 _THIS: Final = """
 known AS (SELECT $1 AS load WHERE EXISTS (SELECT FROM dl_etl_tasks WHERE task = $1)
-                               OR EXISTS (SELECT FROM dl_etl_cursors WHERE load = $1))
+                               OR EXISTS (SELECT FROM dl_load_state WHERE load = $1))
 """
 # From name to name by the index, however many runs each has.
 _NAMES: Final = """
@@ -62,13 +62,15 @@ RECURSIVE found (task) AS (
 ), known AS (
   (SELECT task AS load FROM found WHERE task IS NOT NULL LIMIT $2)
   UNION
-  (SELECT load FROM dl_etl_cursors WHERE load > $1 ORDER BY load LIMIT $2)
+  (SELECT load FROM dl_load_state WHERE load > $1 ORDER BY load LIMIT $2)
 )
 """
 _LOADS: Final = f"""
-SELECT known.load, c.upto AS watermark, c.upto, c.moved_at, counted.unresolved, counted.unresolved AS unsolved, last.*
+SELECT known.load, s.upto AS watermark, s.upto, s.moved_at, counted.unresolved, counted.unresolved AS unsolved, last.*
 FROM known
-LEFT JOIN dl_etl_cursors c ON c.load = known.load
+LEFT JOIN LATERAL (
+  SELECT (state ->> 'upto')::timestamptz AS upto, moved_at FROM dl_load_state WHERE load = known.load
+) AS s ON true
 CROSS JOIN LATERAL (
   SELECT count(*)::int AS unresolved FROM (
     SELECT FROM dl_etl_failures f WHERE f.load = known.load AND f.solved_at IS NULL LIMIT {MAX_COUNTED}

@@ -1,9 +1,9 @@
 """Merges a segment's staged rows into its target by set operations: insert, upsert, soft delete.
 
-`aio_merge` is called in the caller's transaction, so that the watermark and the run's record change with the rows. The
-connection must have the server's own planner settings (`Transactions.run`), because with the queue's settings it would
-read a whole table by index. One join finds the needed statements: an UPDATE if rows have changed, an INSERT if some are
-missing; usually only one of them. A rerun writes no row.
+`aio_merge` is called in the caller's transaction, so that the load's state and the run's record change with the rows.
+The connection must have the server's own planner settings (`Transactions.run`), because with the queue's settings it
+would read a whole table by index. One join finds the needed statements: an UPDATE if rows have changed, an INSERT if
+some are missing; usually only one of them. A rerun writes no row.
 
 Rejected: ON CONFLICT DO UPDATE for both, which locks and so writes each unchanged row, uses up numbers of sequences,
 and refuses rows that fill only some columns of existing rows if another column is NOT NULL; MERGE, which returns no
@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.errors import StoreError, TargetError
+from dataloader.jobs.errors import TargetError
 from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
-from dataloader.store.etl.staging import REQUEST, SEQUENCE, SHAPE, StagedSegment, shape_of
+from dataloader.store.etl.staging import REQUEST, SEQUENCE, SHAPE, RowsLost, StagedSegment, shape_of
 from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, quote, told_of_targets
 
 CONTENT_HASH: Final = "content_hash"
@@ -122,7 +122,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
     target's values; the other staged rows are not used for them. Only the columns that the load has are written.
 
     Raises:
-        StoreError: the number of staged rows is not the caller's; load the segment again.
+        RowsLost: the number of staged rows is not the caller's; load the segment again.
         TargetError: the table or the staging table has changed or is gone.
     """
     segment = merge.segment
@@ -242,13 +242,13 @@ async def aio_drop_duplicates(connection: Any, segment: StagedSegment, key: Sequ
 async def aio_empty(connection: Any, segment: StagedSegment, expected: int) -> int:
     """Remove the segment's rows from its staging table (asyncio-flavored); return their number.
 
-    Raises `StoreError` if the number is not `expected`.
+    Raises `RowsLost` if the number is not `expected`.
     """
     tag = await connection.execute(
         f"DELETE FROM {quote(segment.staging)} s WHERE {MINE}", segment.token, segment.number
     )
     if (rows := affected(tag)) != expected:
-        raise StoreError(
+        raise RowsLost(
             f"staging table {segment.staging}: it has {rows} rows of segment {segment.number} instead of {expected}:"
             " a batch was lost in a crash of the database, or was sent twice; load the segment again"
         )

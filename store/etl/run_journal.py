@@ -1,8 +1,8 @@
-"""Records of the runs of loads: their segments, the watermarks of loads, the failures.
+"""Records of the runs of loads: their tasks, their failures, and what a resumed run continues with.
 
-A run has the ID of its job: when the job runs again, after a crash or a retry, it resumes after the committed segments.
-The record of a segment is written in the same transaction as its rows. That commits only while the job still belongs to
-its worker: the fence is its last statement. The caller runs these operations in a transaction.
+A run has the ID of its job: when the job runs again, after a crash or a retry, it resumes after the committed segments
+(segment_commit.py). What it writes is committed only while the job still belongs to its worker: the fence is the last
+statement. The caller runs these operations in a transaction.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import LeaseLost
-from dataloader.jobs.text import UNSTORABLE, storable_json
+from dataloader.jobs.text import storable_json
 from dataloader.store.connection.error_meanings import LOCKED
 from dataloader.store.etl.failure_rows import Failure, aio_keep_failures
-from dataloader.store.etl.history_merge import aio_merge_any, aio_note_snapshot
-from dataloader.store.etl.history_snapshot import HistoryMerge
-from dataloader.store.etl.load_holders import aio_fence_load, aio_hold_load, aio_release_load
-from dataloader.store.etl.merge import Merge
+from dataloader.store.etl.load_holders import aio_hold_load, aio_release_load
 
 SUCCEEDED_WITH_FAILURES: Final = "succeeded_with_failures"
 """Status of a task or run that was completed, with failures that are few enough to continue."""
@@ -67,26 +64,7 @@ UPDATE dl_etl_runs SET status = $2, summary = $3::text::jsonb,
   finished_at = CASE WHEN $2 <> 'waiting' THEN clock_timestamp() END
 WHERE run_id = $1
 """
-_SEGMENT: Final = """
-INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
-"""
-# A run over days long past does not move the watermark back.
-_WATERMARK: Final = """
-INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONFLICT (load) DO UPDATE SET upto =
-excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
-"""
-# This also resolves failures that an earlier attempt of the run has recorded for the same segment, which it did not
-# commit. A retried failure keeps the segment in which it failed first; its requests name the segment that retried it.
-_RESOLVE: Final = """
-UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
-AND (failure_id = ANY ($5) OR
-  (run_id = $1 AND load = $2 AND requests -> 0 ->> 'tried_by' = $3 AND failure_id <= $4))
-"""
 _DETAILS: Final = "SELECT task, segment, details, counts FROM dl_etl_details WHERE run_id = $1"
-_KEEP_DETAILS: Final = """
-INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts) VALUES ($1, $2, $3, $4, $5, $6)
-"""
-_FORGET_DETAILS: Final = "DELETE FROM dl_etl_details WHERE run_id = $1 AND task = $2 AND segment = $3"
 # The failures of data that this attempt does not request again: committed segments, and completed details.
 _STILL_FAILED: Final = """
 SELECT f.load, f.phase, sum(f.times)::int AS times FROM dl_etl_failures f
@@ -98,23 +76,6 @@ WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
 GROUP BY f.load, f.phase
 """
 _LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
-_INSTANT: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
-# A segment that is loaded completely resolves the failures in it before:
-# - in another run, by the segment's name;
-# - in another run, by a window that lies within this one: a run's last window ends in the middle of its unit, so the
-#   next run's has another name. Names have both ends of a window, in whole seconds;
-# - in an earlier attempt of this run. But a detail that such an attempt has completed is not requested again, so its
-#   failures stay unresolved.
-_AGAIN: Final = f"""
-UPDATE dl_etl_failures f SET solved_at = clock_timestamp()
-WHERE f.load = $2 AND f.solved_at IS NULL AND (f.segment = $3 OR CASE
-  WHEN $6::timestamptz IS NULL OR f.segment !~ '^{_INSTANT} to {_INSTANT}$' THEN false
-  ELSE split_part(f.segment, ' to ', 1)::timestamptz >= date_trunc('second', $6)
-   AND split_part(f.segment, ' to ', 2)::timestamptz <= $7 END)
-AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
-  SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = $2 AND d.segment = $3 AND d.token <> $5 AND
-  f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details))))
-"""
 _OPEN: Final = """
 SELECT failure_id, segment, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND failure_id = ANY ($2)
@@ -160,39 +121,6 @@ def staging_name(run_id: UUID, token: int, number: int) -> str:
     worker.
     """
     return f"dl_stage_{run_id.hex}_{token}_{number}"
-
-
-@attrs.frozen(kw_only=True)
-class SegmentCommit:
-    """End of a segment: the merges, and the records to write in the same transaction.
-
-    Attributes:
-        segment: its name; None merges the rows that have arrived so far, and the segment is not done.
-        merges: the merges of its rows.
-        resolves: the failures that the segment has retried; None for a segment that was loaded completely, which
-            resolves its earlier failures: in other runs, and in this run's earlier attempts.
-        again_until: the number of the last failure of the run's earlier attempts.
-        window: both ends of the segment's window; failures of other windows within it are resolved, too.
-        failures: new failures to record.
-        watermark: everything before it is loaded.
-        counts: the counts to record with those of the merges.
-        details_of: the segment's name, if its rows are those of details.
-        details: the keys of the details that are complete now.
-    """
-
-    run_id: UUID
-    token: int
-    task: str
-    segment: str | None
-    merges: Sequence[Merge | HistoryMerge]
-    resolves: Sequence[int] | None = None
-    again_until: int = 0
-    window: tuple[datetime, datetime] | None = None
-    failures: Sequence[Failure] = ()
-    watermark: datetime | None = None
-    counts: Mapping[str, int] = attrs.field(factory=dict)
-    details_of: str | None = None
-    details: Sequence[str] = ()
 
 
 async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
@@ -269,45 +197,6 @@ async def aio_end_run(connection: Any, run_id: UUID, token: int, status: str, su
     await aio_fence(connection, run_id, token)
 
 
-async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str, int]:
-    """Merge a segment's staged rows and record it, in the caller's transaction. Return the counts of all merges.
-
-    Raises `LeaseLost` if the job no longer belongs to this worker, or another run holds the load.
-    """
-    counts: dict[str, int] = {}
-    for merge in commit.merges:
-        for name, number in (await aio_merge_any(connection, merge)).items():
-            counts[name] = counts.get(name, 0) + number
-    done = dict(Counter(commit.counts) + Counter(counts))
-    if commit.segment is not None:
-        await _aio_note_segment(connection, commit, commit.segment, done)
-    elif commit.details:
-        of = commit.run_id, commit.task, commit.details_of
-        # A detail whose key PostgreSQL cannot store is requested again when the run is resumed.
-        details = [key for key in commit.details if not UNSTORABLE.search(key)]
-        await connection.execute(_KEEP_DETAILS, *of, commit.token, details, done)
-    if commit.failures:
-        await aio_keep_failures(connection, commit.run_id, commit.failures)
-    if commit.watermark is not None:
-        await connection.execute(_WATERMARK, commit.task, commit.watermark, commit.run_id)
-    await aio_fence_load(connection, commit.task, commit.run_id, commit.token)
-    return counts
-
-
-async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str, done: Mapping[str, int]) -> None:
-    of = commit.run_id, commit.task, segment
-    await connection.execute(_SEGMENT, *of, done)
-    for merge in commit.merges:
-        if isinstance(merge, HistoryMerge):
-            await aio_note_snapshot(connection, merge, commit.task, segment)
-    if commit.resolves is None:
-        await connection.execute(_AGAIN, *of, commit.again_until, commit.token, *(commit.window or (None, None)))
-    else:
-        await connection.execute(_RESOLVE, *of, commit.again_until, list(commit.resolves))
-    if commit.details_of is not None:
-        await connection.execute(_FORGET_DETAILS, *of)
-
-
 async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
     """Fence a transaction that may commit only if the job still belongs to this worker, as its last statement.
 
@@ -315,12 +204,6 @@ async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
     """
     if await connection.fetchrow(_FENCE, run_id, token) is None:
         raise LeaseLost(f"another worker has job {run_id}: the write was rolled back")
-
-
-async def aio_watermark(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
-    """Return a load's watermark, and the run that set it; None before its first segment was committed."""
-    row = await connection.fetchrow("SELECT upto, run_id FROM dl_etl_cursors WHERE load = $1", load)
-    return (None, None) if row is None else (row["upto"], row["run_id"])
 
 
 async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures: Sequence[Failure]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import asyncpg
 import attrs
 
-from dataloader.jobs.errors import Unstorable
+from dataloader.jobs.errors import StoreError, Unstorable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.connection.command_tag import row_count
@@ -38,6 +38,10 @@ MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SHAPE, SEQ
 """Additional columns of a staging table; the last one is a row's place among the rows of its request."""
 
 _IN_LINE: Final = re.compile(r"^COPY .*?, line (?P<line>\d+)(?:, column (?P<column>.*?)(?::|$))?", re.MULTILINE)
+
+
+class RowsLost(StoreError):  # noqa: N818 - says what happened to the rows
+    """The staging table does not have the rows that were staged, for example because the server has crashed."""
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ from typing import Final
 
 from dataloader.jobs.model import DEFAULT_LEASE_S, DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY
 
-NUMBER: Final = 57
+NUMBER: Final = 58
 OLDEST: Final = 53
 """Number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
@@ -42,6 +42,7 @@ FILES: Final = (
     "processes",
     "process_clients",
     "statistics",
+    "load_state",
     "grants",
 )
 """Files in order: `rights` records the existing functions for `grants`, and triggers follow their functions."""

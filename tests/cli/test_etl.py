@@ -236,7 +236,7 @@ def test_a_load_whose_source_is_closed_ends_with_3_and_so_does_its_flow(call, da
     assert shown["error"].startswith(
         "3 of 3 segments could not be loaded (max_failed_segments is 0); the first failure "
     )
-    assert database.psql("SELECT upto FROM dl_etl_cursors") == ""
+    assert database.psql("SELECT state FROM dl_load_state") == ""
     assert json.loads(call("etl", "status", "days", "--json")[1])["last_run"]["status"] == "failed"
     assert call("etl", "flow", "nightly", *HERE, *QUICK, *THREE_DAYS, **closed)[0] == 3
     assert json.loads(call("etl", "status", "people", "--json")[1])["last_run"]["status"] == "succeeded_with_failures"
@@ -313,7 +313,7 @@ def test_a_killed_local_run_is_lost_and_the_next_one_continues_after_it(command,
     until = ("--to", "2026-01-04")
     source.misbehave("2026-01-02", delay_s=WAIT_S)
     killed = command("etl", "run", "days", *HERE, *QUICK, *until, SOURCE_URL=source.url, **quick)
-    wait_until(lambda: database.psql("SELECT count(*) FROM dl_etl_cursors") == "1")
+    wait_until(lambda: database.psql("SELECT count(*) FROM dl_load_state") == "1")
     wait_until(lambda: source.asked("2026-01-02"))
     killed.kill()
     killed.wait(WAIT_S)
@@ -561,7 +561,10 @@ def test_a_plan_has_the_windows_the_requests_and_the_pauses_and_asks_nothing(cal
 @pytest.mark.requirement("E6")
 def test_a_plan_begins_where_the_load_has_come_to_and_makes_no_database(call, database, tmp_path):
     until = ("--to", "2026-01-09")
-    database.psql("INSERT INTO dl_etl_cursors (load, upto, run_id) VALUES ('days', '2026-01-07', gen_random_uuid())")
+    database.psql(
+        "INSERT INTO dl_load_state (load, state, run_id) VALUES"
+        """ ('days', '{"kind": "window", "upto": "2026-01-07T00:00:00Z"}', gen_random_uuid())"""
+    )
     plan = json.loads(call("etl", "plan", "days", *HERE, *until, "--json")[1])
     assert (plan["upto"], plan["requests"]) == ("2026-01-07T00:00:00Z", 2)
     plan = json.loads(call("etl", "plan", "days", *HERE, *until, "--json", DL_DB_DSN="")[1])
@@ -599,7 +602,10 @@ def test_a_plan_is_refused_where_its_run_is_and_says_why_nothing_is_requested(ca
     assert (code, told in stderr) == (2, True), stderr
     code, stdout, stderr = call("etl", "run", "people", *HERE, *THREE_DAYS)
     assert (code, told in stdout) == (3, True), stdout + stderr
-    database.psql("INSERT INTO dl_etl_cursors (load, upto, run_id) VALUES ('days', '2026-01-07', gen_random_uuid())")
+    database.psql(
+        "INSERT INTO dl_load_state (load, state, run_id) VALUES"
+        """ ('days', '{"kind": "window", "upto": "2026-01-07T00:00:00Z"}', gen_random_uuid())"""
+    )
     told = "there is nothing to load before 2026-01-05: data before 2026-01-07T00:00:00+00:00 is loaded"
     code, stdout, stderr = call("etl", "plan", "days", *HERE, "--to", "2026-01-05")
     assert (code, told in stdout + stderr) == (0, True)

@@ -49,8 +49,8 @@ LOOPS = {
 """Loops that read stored rows, by the names in their reports."""
 TABLES = {
     "loads": (
-        "dl_etl_cursors", "dl_etl_details", "dl_etl_failures", "dl_etl_former", "dl_etl_history", "dl_etl_logs",
-        "dl_etl_observed", "dl_etl_runs", "dl_etl_segments", "dl_etl_snapshots", "dl_etl_tasks", "dl_load_holders",
+        "dl_etl_details", "dl_etl_failures", "dl_etl_former", "dl_etl_logs", "dl_etl_observed", "dl_etl_runs",
+        "dl_etl_segments", "dl_etl_tasks", "dl_load_history", "dl_load_holders", "dl_load_snapshots", "dl_load_state",
     ),
     "processes": (
         "dl_process_events", "dl_process_holdups", "dl_process_outbox", "dl_process_partitions", "dl_process_sinks",
@@ -91,8 +91,8 @@ INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts)
   SELECT run_id, 'rates', '2026', 1, '{a}', '{}' FROM dl_etl_runs;
 INSERT INTO dl_etl_logs (run_id, task, token, first_event, last_event, lines, warnings, errors)
   SELECT run_id, 'rates', 1, 1, 2, 1, 0, 0 FROM dl_etl_runs;
-INSERT INTO dl_etl_history VALUES ('t', now(), '{a}');
-INSERT INTO dl_etl_snapshots VALUES ('t', 'rates', '2026', now());
+INSERT INTO dl_load_history VALUES ('t', now(), '{a}');
+INSERT INTO dl_load_snapshots VALUES ('t', 'rates', '2026', now());
 INSERT INTO dl_etl_former VALUES ('t', '{"a": "1"}', '{"b": "2"}');
 INSERT INTO dl_etl_observed VALUES ('t', now(), '{1}');
 """

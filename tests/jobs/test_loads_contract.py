@@ -11,6 +11,7 @@ from etl_runs import BEGAN, NIGHTLY, RunMaker
 from dataloader import BadRequest, IdempotencyConflict
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.load_listings import LoadNotFound, RunNotFound
+from dataloader.store.etl.load_state import window_state
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ async def test_runs_are_listed_by_name_and_a_timeline_has_their_tasks(way, runs)
 async def test_a_load_has_its_watermark_its_last_run_and_its_failures(way, runs):
     last = runs.run([("a/b ü", "failed"), ("names", "succeeded")], status="failed")
     runs.failures(last, "a/b ü", 3)
-    runs.insert("dl_etl_cursors", load="names", upto="2026-11-20", run_id=last)
+    runs.insert("dl_load_state", load="names", state=window_state(datetime(2026, 11, 20, tzinfo=UTC)), run_id=last)
     runs.send()
     await way.raw.execute("UPDATE dl_etl_failures SET solved_at = now() WHERE failure_id = $1", 1)
 

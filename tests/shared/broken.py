@@ -1038,6 +1038,16 @@ GUARDS = {
         "tests/store/etl/test_load_holders.py::test_a_load_is_not_free_before_a_commit_under_way_has_ended",
         edit("store.etl.load_holders._FENCE", "FOR NO KEY UPDATE OF j FOR SHARE OF h", ""),
     ),
+    "ledger row of a segment": Guard(
+        "a commit that is repeated because its answer was lost merges nothing again",
+        "tests/flows/etl/test_lost_commits.py::test_a_commit_whose_answer_was_lost_counts_once",
+        edit("store.etl.segment_commit._LEDGER", "DO NOTHING", "(run_id, task, segment) DO UPDATE SET counts = $4"),
+    ),
+    "end of a stopped commit": Guard(
+        "a worker that stops in the middle of a commit does not hold its segment for long",
+        "tests/store/etl/test_segment_commit.py::test_the_server_ends_the_transaction_of_a_stopped_worker",
+        put("store.etl.segment_commit._END_IDLE", "SELECT {0}"),
+    ),
     "kill of a load's process": Guard(
         "processes of a load end when it is stopped",
         "tests/flows/etl/test_processes.py::test_a_stop_kills_running_transforms_and_their_child_processes",

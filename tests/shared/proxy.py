@@ -69,7 +69,7 @@ class Proxy:
     jitter_s: float = 0
     reworded: tuple[bytes, bytes] = (b"", b"")
     _holds: set[Hold] = attrs.field(factory=set)
-    _marks: list[tuple[str, bytes]] = attrs.field(factory=list)
+    _marks: list[tuple[str, bytes, bytes | None]] = attrs.field(factory=list)
     _changed: trio.Event = attrs.field(factory=trio.Event)
     _links: set[Link] = attrs.field(factory=set)
     _refusing: bool = False
@@ -78,12 +78,13 @@ class Proxy:
         """Create a black hole: connections stay open, and no data passes, or no answers."""
         self._holds.add(Hold(role, answers_only))
 
-    def freeze_at(self, role: str, mark: bytes) -> None:
+    def freeze_at(self, role: str, mark: bytes, *, after: bytes | None = None) -> None:
         """Create a black hole for the answers to a role's connections, starting at a request or answer with `mark`.
 
-        So the answer to that statement is lost, whatever else the role sends meanwhile.
+        So the answer to that statement is lost, whatever else the role sends meanwhile. With `after`, marks count only
+        after a request or answer with those bytes.
         """
-        self._marks.append((role, mark))
+        self._marks.append((role, mark, after))
 
     async def is_frozen(self) -> bool:
         """Return True if data is currently held."""
@@ -141,10 +142,13 @@ class Proxy:
             async for data in source:
                 if not answers and link.role is None:
                     link.greeted(data)
-                for role, mark in self._marks.copy():
-                    if role == link.role and mark in data:
-                        self._marks.remove((role, mark))
-                        self.freeze(role, answers_only=True)
+                for role, mark, after in self._marks.copy():
+                    if role == link.role and (after or mark) in data:
+                        self._marks.remove((role, mark, after))
+                        if after is None:
+                            self.freeze(role, answers_only=True)
+                        else:
+                            self._marks.append((role, mark, None))
                 if self.delay_s or self.jitter_s:
                     await trio.sleep(self.delay_s + random.uniform(0, self.jitter_s))
                 await self._held_back(link, answers=answers)

@@ -18,6 +18,7 @@ class PipelineLimits:
         most_rows: maximum rows of a batch if `batch_size` is less. A response with more rows is split into batches.
         most_refused: maximum rows of a batch that are found and recorded one by one when the database refuses them.
         most_retried: maximum failures that one segment retries.
+        commit_pauses_s: pauses, in seconds, before a commit whose answer was lost is repeated.
         save_s: seconds to save the failures that no segment's end has saved.
         clean_up_s: seconds for each statement that ends a run, also after a stop of the job.
         wait_s: shortest and longest pause, in seconds, before a run checks again whether another run of its load has
@@ -32,6 +33,7 @@ class PipelineLimits:
     most_rows: int = 10_000
     most_refused: int = 1_000
     most_retried: int = 1_000
+    commit_pauses_s: tuple[float, ...] = (0.2, 0.4, 0.8, 1.6, 3.2)
     save_s: float = 5.0
     clean_up_s: float = 5.0
     wait_s: tuple[float, float] = (1.0, 30.0)

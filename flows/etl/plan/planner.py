@@ -20,6 +20,7 @@ from dataloader.flows.etl.plan.segment import OpenTable, Segment
 from dataloader.flows.etl.sources.source import AskForList, Request, Window, ask_at_once
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
+from dataloader.store.etl.load_state import window_state
 
 MAX_SEGMENT_NAME: Final = 1_500
 """Maximum bytes of a segment's name: an index stores at most 2,704 bytes of it, the run and the load."""
@@ -147,7 +148,7 @@ async def new_segments(
             window=window,
             tables=tables,
             requests=partial(load.source.listed, window, ask),
-            moves_watermark=moves,
+            state=window_state(window.end) if moves and window.end is not None else None,
             planned=len(windows),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -48,7 +48,8 @@ class OpenTable:
 class Segment:
     """Time span or file that is loaded as a whole or not at all. `is_whole` until a request of it fails for good.
 
-    `is_refused` is true if its table refused rows of it. `planned` is the number of segments of the run, if known in
+    `is_refused` is true if its table refused rows of it. `state` is the load's state after this segment, or None if it
+    stays. `planned` is the number of segments of the run, if known in
     advance. `retries` are the failures that it retries: in this case it consists of single requests, and `details` are
     those for details. `done` are the details that are already complete. `counts` are its recorded counts. `is_dated` is
     false for a file without its own window in a load with windows.
@@ -60,7 +61,7 @@ class Segment:
     requests: Callable[[], AsyncGenerator[Request, None]]
     details: Sequence[Request] = ()
     retries: Sequence[int] = ()
-    moves_watermark: bool = False
+    state: Mapping[str, Any] | None = None
     planned: int | None = None
     number: int = 0
     is_whole: bool = True

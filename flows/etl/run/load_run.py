@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
@@ -40,7 +41,8 @@ from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.lease_margin import last_word_s
-from dataloader.store.etl.run_journal import RunState, aio_next_failures, aio_open_failures, aio_watermark, staging_name
+from dataloader.store.etl.load_state import aio_load_state
+from dataloader.store.etl.run_journal import RunState, aio_next_failures, aio_open_failures, staging_name
 from dataloader.store.etl.staging import aio_create_staging, aio_drop_staging
 from dataloader.store.etl.target_table import TableInfo, aio_describe
 
@@ -128,6 +130,7 @@ class _Loading:
         shared = PipelineState(
             run_id=run.claimed.job_id,
             token=run.claimed.token,
+            lease_s=run.claimed.lease_s,
             last_failure=state.last_failure,
             load=self.load.name,
             config=config,
@@ -213,10 +216,13 @@ class _Loading:
             segments = retried_segments(partial(self._kept_behind, bool(done)), tables)
         else:
             segments = await self._planned(state, tables, sender)
-        number = 0
+        number, names = 0, Counter[str]()
         async with aclosing(segments):
             async for segment in segments:
                 number += 1
+                names[segment.name] += 1
+                if (times := names[segment.name]) > 1:
+                    segment.name = f"{segment.name} ({times})"  # the ledger has a row for each name
                 if self.asked.is_span and not segment.is_dated:
                     self._remark("files without a separate window are loaded; from and to do not apply to them")
                 if segment.name not in done:
@@ -236,8 +242,9 @@ class _Loading:
         run, load = self.run_of_job, self.load
         if load.windows is None and self.asked.is_span:
             self._remark(f"{load.name} has no windows and loads everything; from and to do not apply to it")
-        watermark, moved_by = await run.database.run(aio_watermark, load.name)
-        if moved_by == run.claimed.job_id:
+        before = await run.database.run(aio_load_state, load.name)
+        watermark = None if before is None else before.watermark
+        if before is not None and before.run_id == run.claimed.job_id:
             # The run continues after its last segment, and has already applied look_back.
             load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
         windows = windows_of(load, self.asked, watermark=watermark, now=state.started_at)

@@ -1,7 +1,7 @@
 """End of a run of a load, by its failures: succeeded, succeeded with failures, or failed.
 
 Good rows are written in any case. A segment has failed if a request of it failed for good, or its table refused it; the
-watermark then stays before it. Failed records, rows and details do not stop the watermark, but too many of them fail
+load's state then stays before it. Failed records, rows and details do not stop the state, but too many of them fail
 the run.
 """
 

@@ -147,6 +147,7 @@ class PipelineState:
     Attributes:
         run_id: ID of the run's job.
         token: fencing token of the job for the run's writes.
+        lease_s: seconds of the job's lease.
         last_failure: number of the last failure that earlier attempts of the job have recorded; 0 for none.
         load: name of the load.
         limits: fixed limits of rows, bytes and times.
@@ -162,6 +163,7 @@ class PipelineState:
 
     run_id: UUID
     token: int
+    lease_s: float
     last_failure: int
     load: str
     config: PipelineConfig

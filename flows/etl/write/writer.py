@@ -2,7 +2,7 @@
 
 A batch is one statement. If the database refuses it, the batch is split: the refused rows become failures, and the
 others are staged. A segment's end is one transaction, which merges the staged rows, writes the segment's record and
-moves the load's watermark, as `SegmentOrder` has decided. Segments end in order.
+moves the load's state, as `SegmentOrder` has decided. Segments end in order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataloader.flows.etl.sources.source import Request
 from dataloader.flows.etl.write.segment_end import SegmentOrder
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.etl.refused_rows import RefusedSearch
-from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
-from dataloader.store.etl.staging import StagedLines, aio_stage
+from dataloader.store.etl.run_journal import aio_note_failures
+from dataloader.store.etl.segment_commit import SegmentCommit, aio_commit_segment
+from dataloader.store.etl.staging import RowsLost, StagedLines, aio_stage
 from dataloader.store.queue.transaction import Transactions
 
 
@@ -236,6 +237,7 @@ class Writer:
             run_id=self.shared.run_id,
             token=self.shared.token,
             task=self.shared.load,
+            lease_s=self.shared.lease_s,
             segment=None,
             merges=part.merges(self.shared.token, is_complete=False),
             failures=self.shared.progress.take_unsaved(),
@@ -264,7 +266,7 @@ class Writer:
         part.staged = 0
 
     async def _commit_ready(self) -> None:
-        """Commit the finished parts in order, which snapshots and the watermark require."""
+        """Commit the finished parts in order, which snapshots and the load's state require."""
         while self.shared.parts and self.shared.parts[0].is_ready:
             part = self.shared.parts.popleft()
             if part in self._batches:
@@ -297,6 +299,7 @@ class Writer:
             run_id=self.shared.run_id,
             token=self.shared.token,
             task=self.shared.load,
+            lease_s=self.shared.lease_s,
             segment=segment.name if end.is_noted else None,
             merges=merges,
             resolves=segment.retries if segment.is_retry else None,
@@ -306,7 +309,7 @@ class Writer:
             counts=end.counts,
             details_of=segment.name if part.table.detail is not None else None,
             details=part.completed.take() if part.keeps_details else (),
-            watermark=end.watermark,
+            state=end.state,
         )
         try:
             counts = await self._committed(commit)
@@ -328,10 +331,32 @@ class Writer:
     async def _committed(self, commit: SegmentCommit) -> Mapping[str, int]:
         """Commit and return the counts. Failures that the commit did not save are put back, to be saved later."""
         try:
-            return await self.transactions.run(aio_commit_segment, commit)
+            return await self._commit_once(commit)
         except BaseException:
             self.shared.progress.put_back(commit.failures)
             raise
+
+    async def _commit_once(self, commit: SegmentCommit) -> Mapping[str, int]:
+        """Commit. If the answer is lost, repeat the operation, in which the segment's ledger row decides."""
+        lost: StoreUnavailable | None = None
+        for pause_s in (*self.shared.limits.commit_pauses_s, None):
+            try:
+                return await self.transactions.run(aio_commit_segment, commit)
+            except RowsLost:
+                if lost is None:
+                    raise
+                # It was not committed, and the server's crash has emptied the staging table.
+                raise lost from None
+            except StoreUnavailable as error:
+                # The merge of a part without a ledger row cannot be repeated.
+                if commit.segment is None or pause_s is None:
+                    raise
+                lost = error
+            self.shared.log.warning(
+                "repeating a commit whose answer was lost", phase="writing", segment=commit.segment, error=str(lost)
+            )
+            await trio.sleep(pause_s)
+        raise AssertionError  # pragma: no cover - the loop returns or raises
 
     def _tell_of_refusal(self, part: Part, error: StoreError) -> None:
         """Report a segment that the database refused and that was rolled back."""

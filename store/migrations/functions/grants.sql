@@ -21,7 +21,9 @@ BEGIN
       AND a.grantee NOT IN (0, p.proowner)
     UNION ALL
     SELECT format('GRANT %s ON %s TO %s', a.privilege_type, n.oid::regclass, a.grantee::regrole)
-    FROM (VALUES ('dl_process_types', 'dl_processes', 'dl_process_move'), ('dl_etl_observed', 'dl_etl_history', 'dl_claim_known'),
+    FROM (VALUES ('dl_process_types', 'dl_processes', 'dl_process_move'), ('dl_etl_observed', 'dl_load_history', 'dl_claim_known'),
+                 ('dl_etl_cursors', 'dl_load_state', 'dl_load_state_upto'), ('dl_etl_history', 'dl_load_history', 'dl_load_state_upto'),
+                 ('dl_etl_snapshots', 'dl_load_snapshots', 'dl_load_state_upto'),
                  ('dl_ended_sessions', 'dl_queues', 'dl_jobs_built_in'), ('dl_history', 'dl_workers', 'dl_lease_counts'))
       AS t (new, former, needs)
     JOIN pg_class c ON c.oid = '{schema}.dl_jobs'::regclass

@@ -71,7 +71,7 @@ async def test_a_backfill_weaves_older_windows_into_the_history(items, counts_of
     found = await versions()
     counts = await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-04"})
     assert (await versions(), counts.get("woven", 0), counts.get("closed", 0)) == (found, 0, 0)
-    await raw.execute("TRUNCATE versioned, dl_etl_history, dl_etl_cursors CASCADE")
+    await raw.execute("TRUNCATE versioned, dl_load_history, dl_load_state CASCADE")
     await counts_of(load, to="2026-01-05")
     assert await versions() == found
 

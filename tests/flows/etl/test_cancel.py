@@ -48,7 +48,9 @@ def record(raw):
 
     async def record():
         ids = [row["id"] for row in await raw.fetch("SELECT id FROM item ORDER BY id")]
-        cursor = await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
+        cursor = await raw.fetchval(
+            "SELECT to_char((state ->> 'upto')::timestamptz AT TIME ZONE 'UTC', 'DD') FROM dl_load_state"
+        )
         run = await raw.fetchrow(
             "SELECT r.status, t.status AS task FROM dl_etl_runs r JOIN dl_etl_tasks t USING (run_id)"
         )

@@ -88,7 +88,7 @@ async def test_a_backfill_gives_the_history_that_loading_in_order_gives(items, l
     ask = "SELECT id, price, valid_from, valid_to, is_current FROM product ORDER BY valid_from"
     await counts_of(load(), to="2026-01-09")
     in_order = await raw.fetch(ask)
-    await raw.execute("TRUNCATE product; DELETE FROM dl_etl_history; DELETE FROM dl_etl_cursors")
+    await raw.execute("TRUNCATE product; DELETE FROM dl_load_history; DELETE FROM dl_load_state")
     await counts_of(load(), **{"from": "2026-01-05", "to": "2026-01-09"})
     await counts_of(load(), **{"from": "2026-01-01", "to": "2026-01-05"})
     assert await raw.fetch(ask) == in_order

@@ -75,7 +75,7 @@ async def test_all_rates_of_the_ecb_by_month_windows_and_nothing_when_they_come_
     assert await raw.fetchval("SELECT sum(rate) FROM ecb_rate WHERE currency = 'USD'") == Decimal("8255.1995")
     assert await raw.fetchval("SELECT count(*) FROM ecb_rate WHERE day >= '2020-01-01' AND day < '2021-01-01'") == 8_224
     assert source_app.most_at_once() == 1
-    cursor = await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'ecb.rates'")
+    cursor = await raw.fetchval("SELECT (state ->> 'upto')::timestamptz FROM dl_load_state WHERE load = 'ecb.rates'")
     assert cursor == datetime(2026, 5, 1, tzinfo=UTC)
 
     year = {"from": "2008-01-01", "to": "2009-01-01"}
@@ -89,7 +89,10 @@ async def test_all_rates_of_the_ecb_by_month_windows_and_nothing_when_they_come_
     usd = "SELECT rate FROM ecb_rate WHERE day = '2008-07-15' AND currency = 'USD'"
     assert await raw.fetchval(usd) == Decimal("1.6")
     # Neither run was for new data.
-    assert await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'ecb.rates'") == cursor
+    assert (
+        await raw.fetchval("SELECT (state ->> 'upto')::timestamptz FROM dl_load_state WHERE load = 'ecb.rates'")
+        == cursor
+    )
 
 
 @pytest.mark.requirement("E8")

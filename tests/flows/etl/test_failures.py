@@ -221,7 +221,12 @@ async def test_a_row_that_is_always_refused_does_not_hold_the_cursor(items, outc
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
     assert (outcome.status, outcome.result["status"]) == ("succeeded", "succeeded_with_failures")
     assert outcome.result["counts"].items() >= {"rows_failed": 1, "inserted": 399, "segments": 2}.items()
-    assert await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors") == "03"
+    assert (
+        await raw.fetchval(
+            "SELECT to_char((state ->> 'upto')::timestamptz AT TIME ZONE 'UTC', 'DD') FROM dl_load_state"
+        )
+        == "03"
+    )
 
 
 async def test_a_refused_row_of_a_table_without_a_key_fails_alone_in_its_segment(items, outcome_of, raw):
@@ -347,7 +352,9 @@ async def test_a_segment_refused_by_its_table_is_rolled_back_and_the_next_is_loa
     assert (phase, key[:10]) == ("segment", "2026-01-02")
     assert said in error
     assert "queue" not in error
-    upto = await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
+    upto = await raw.fetchval(
+        "SELECT to_char((state ->> 'upto')::timestamptz AT TIME ZONE 'UTC', 'DD') FROM dl_load_state"
+    )
     assert upto == "02"
 
 

@@ -63,6 +63,26 @@ def people(source, *, key=("id",), segment="month", **options):
     )
 
 
+@attrs.frozen
+class Twice(Files):
+    """Files that are listed twice."""
+
+    async def requests(self, window):
+        async for request in super().requests(window):
+            for _ in range(2):
+                yield request
+
+
+async def test_two_walks_with_one_name_are_two_segments(tmp_path, counts_of, raw):
+    await raw.execute("CREATE TABLE item (id int, day date, value text)")
+    (tmp_path / "2025.csv").write_text(csv("1,2025-01-01,a"))
+    source = Twice(f"{tmp_path}/*.csv", format=CSV, record_source=False, window_of=BY_YEAR)
+    counts = await counts_of(people(source, key=()))
+    assert (counts["inserted"], counts["segments"]) == (2, 2)
+    segments = [row[0] for row in await raw.fetch("SELECT segment FROM dl_etl_segments ORDER BY segment")]
+    assert segments == [f"{tmp_path}/2025.csv", f"{tmp_path}/2025.csv (2)"]
+
+
 async def test_a_file_longer_than_a_window_is_read_once_without_duplicate_rows(tmp_path, counts_of, raw):
     await raw.execute("CREATE TABLE item (id int, day date, value text)")
     (tmp_path / "2025.csv").write_text(csv(*(f"{number},2025-01-{number:02},a" for number in range(1, 11))))

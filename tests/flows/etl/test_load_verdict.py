@@ -37,7 +37,9 @@ def days(raw):
     """Return a function that reads the cursor of the load `items`."""
 
     async def days():
-        return await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
+        return await raw.fetchval(
+            "SELECT to_char((state ->> 'upto')::timestamptz AT TIME ZONE 'UTC', 'DD') FROM dl_load_state"
+        )
 
     return days
 

@@ -83,7 +83,9 @@ def cursor(raw):
     """Return a function that reads the load's cursor as a day."""
 
     async def cursor():
-        return await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'YYYY-MM-DD') FROM dl_etl_cursors")
+        return await raw.fetchval(
+            "SELECT to_char((state ->> 'upto')::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD') FROM dl_load_state"
+        )
 
     return cursor
 

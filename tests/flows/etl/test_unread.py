@@ -141,7 +141,12 @@ async def test_an_unreadable_answer_is_requested_as_often_as_any_failed_request(
     assert len(items.service.asked("from=2026-01-02")) == 4
     assert [failure["segment"][:10] for failure in outcome.result["failures"]] == ["2026-01-02"]
     assert [row["id"] for row in await raw.fetch("SELECT id FROM item ORDER BY id")] == [1, 3, 4]
-    assert await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors") == "02"
+    assert (
+        await raw.fetchval(
+            "SELECT to_char((state ->> 'upto')::timestamptz AT TIME ZONE 'UTC', 'DD') FROM dl_load_state"
+        )
+        == "02"
+    )
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+import json
+from datetime import UTC, date
 
 import attrs
 import pytest
@@ -46,7 +47,7 @@ def cursor(raw):
     """Return a function that reads the load's cursor as a day."""
 
     async def cursor():
-        upto = await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'items'")
+        upto = await raw.fetchval("SELECT (state ->> 'upto')::timestamptz FROM dl_load_state WHERE load = 'items'")
         return None if upto is None else f"{upto.astimezone(UTC):%d}"
 
     return cursor
@@ -270,8 +271,9 @@ async def test_a_run_s_segments_and_its_cursor_are_on_record(items, counts_of, r
         ("2026-01-01T00:00:00+0000 to 2026-01-02T00:00:00+0000", "1"),
         ("2026-01-02T00:00:00+0000 to 2026-01-03T00:00:00+0000", "2"),
     ]
-    cursor = await raw.fetchrow("SELECT load, upto, run_id FROM dl_etl_cursors")
-    assert tuple(cursor) == ("items", datetime(2026, 1, 3, tzinfo=UTC), run["run_id"])
+    state = await raw.fetchrow("SELECT load, state, run_id FROM dl_load_state")
+    assert (state["load"], state["run_id"]) == ("items", run["run_id"])
+    assert json.loads(state["state"]) == {"kind": "window", "upto": "2026-01-03T00:00:00+00:00"}
     task = await raw.fetchrow("SELECT task, status, started_at <= finished_at FROM dl_etl_tasks")
     assert tuple(task) == ("items", "succeeded", True)
 

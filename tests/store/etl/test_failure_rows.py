@@ -24,16 +24,16 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.jobs.text import storable_json, storable_text
 from dataloader.store.etl.failure_rows import Failure
+from dataloader.store.etl.load_state import window_state
 from dataloader.store.etl.run_journal import (
-    SegmentCommit,
     aio_begin_run,
-    aio_commit_segment,
     aio_end_run,
     aio_next_failures,
     aio_note_failures,
     aio_note_task,
     aio_open_failures,
 )
+from dataloader.store.etl.segment_commit import SegmentCommit, aio_commit_segment
 from dataloader.store.queue.finish import aio_finish, aio_keep_lines, aio_show_progress
 
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
@@ -200,7 +200,7 @@ async def test_a_refused_failure_becomes_a_note_and_its_segment_commits(job, tra
         merges=[],
         failures=[kept, refused, kept],
         counts={"rows": 3},
-        watermark=datetime(2026, 1, 2, tzinfo=UTC),
+        state=window_state(datetime(2026, 1, 2, tzinfo=UTC)),
     )
     with capture_logs() as lines:
         await transactions.run(aio_commit_segment, commit)
@@ -212,7 +212,7 @@ async def test_a_refused_failure_becomes_a_note_and_its_segment_commits(job, tra
     ]
     assert "the database rejected the record of this failure: CheckViolationError" in found[2].error
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_segments WHERE segment = 'day 1'") == 1
-    assert await raw.fetchval("SELECT count(*) FROM dl_etl_cursors") == 1
+    assert await raw.fetchval("SELECT count(*) FROM dl_load_state") == 1
     assert [line["event"] for line in lines] == ["the database rejected the records of failures"]
 
 

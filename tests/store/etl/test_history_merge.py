@@ -58,11 +58,11 @@ async def test_a_rerun_writes_nothing(open_dimension, identities, raw, complete)
     await dimension.merge(D1, [("k", "1", None, "t1"), ("l", "1", "1", "t1"), ("m", "1", "1", "t1")])
     second = [("k", "2", None, "t1"), ("l", "1", "1", "t1")]
     await dimension.merge(D2, second, complete=complete)
-    before = await identities(), await raw.fetchval("SELECT xmin::text FROM dl_etl_history")
+    before = await identities(), await raw.fetchval("SELECT xmin::text FROM dl_load_history")
     assert await dimension.merge(D2, [(*row[:3], "t2") for row in second], complete=complete) == HistoryCounts(
         unchanged=2
     )
-    assert (await identities(), await raw.fetchval("SELECT xmin::text FROM dl_etl_history")) == before
+    assert (await identities(), await raw.fetchval("SELECT xmin::text FROM dl_load_history")) == before
     assert await raw.fetchval(f"SELECT count(*) FROM {quote(STAGE)}") == 0
 
 
@@ -111,7 +111,7 @@ async def test_a_second_snapshot_of_a_day_corrects_the_first(
     # A third snapshot, equal to the first: the result is the same as without the second.
     await dimension.merge(D2, [tuple(first)] if first else [])
     third = await history("a")
-    await raw.execute("TRUNCATE target, dl_etl_history CASCADE")
+    await raw.execute("TRUNCATE target, dl_load_history CASCADE")
     for as_of, snapshot in snapshots[:3]:
         await dimension.merge(as_of, [tuple(snapshot)] if snapshot else [])
     assert await history("a") == third
@@ -246,7 +246,7 @@ async def test_a_snapshot_with_rows_that_were_lost_changes_nothing(open_dimensio
     with pytest.raises(StoreError, match=r"1 rows .* instead of 2"):
         await dimension.merge_staged(2, as_of=D2)
     assert await history("a") == ["k 1 1-"]
-    assert await raw.fetchval("SELECT last_as_of::date FROM dl_etl_history") == D1
+    assert await raw.fetchval("SELECT last_as_of::date FROM dl_load_history") == D1
 
 
 @pytest.mark.requirement("E8")
@@ -256,7 +256,7 @@ async def test_merges_of_one_target_wait_for_each_other(open_dimension, raw, unt
     await dimension.stage([("k", "1")])
     await dimension.stage([("k", "2")], other)
     # The first merges of a table: there is no row to lock yet.
-    await raw.execute('BEGIN; INSERT INTO dl_etl_history (target) VALUES (\'"public"."target"\')')
+    await raw.execute('BEGIN; INSERT INTO dl_load_history (target) VALUES (\'"public"."target"\')')
     found = []
 
     async def merge(as_of, **fields):
@@ -266,11 +266,11 @@ async def test_merges_of_one_target_wait_for_each_other(open_dimension, raw, unt
         nursery.start_soon(merge, D1)
         await until_blocked()
         await raw.execute("ROLLBACK")
-    await raw.execute("BEGIN; SELECT FROM dl_etl_history FOR UPDATE")
+    await raw.execute("BEGIN; SELECT FROM dl_load_history FOR UPDATE")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: merge(D2, segment=other))
         await until_blocked()
-        await raw.execute("UPDATE dl_etl_history SET last_as_of = '2020-01-03 00:00+00'; COMMIT")
+        await raw.execute("UPDATE dl_load_history SET last_as_of = '2020-01-03 00:00+00'; COMMIT")
     assert found[0] == HistoryCounts(inserted=1)
     assert found[1] == HistoryCounts(woven=1)
     await dimension.stage([("k", "2")], other)

@@ -66,7 +66,7 @@ async def test_every_sequence_of_snapshots_ends_as_the_model_says(transactions, 
     dimension = await open_dimension(transactions, raw, "a", "o")
 
     async def play(steps):
-        await raw.execute("TRUNCATE target, dl_etl_history CASCADE")
+        await raw.execute("TRUNCATE target, dl_load_history CASCADE")
         model, day = Model(), 1
         for pause, snapshot, complete in steps:
             day += pause

@@ -148,7 +148,7 @@ async def test_snapshots_in_any_order_give_the_history_of_their_order(transactio
         return complete if is_complete_history == "in turn" else is_complete_history
 
     async def play(steps, written):
-        await raw.execute("TRUNCATE target, dl_etl_history CASCADE")
+        await raw.execute("TRUNCATE target, dl_load_history CASCADE")
         model = Model()
         for key, value, begun, ended, other in written:
             await raw.execute(

@@ -13,12 +13,11 @@ from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.etl.load_holders import LoadIsHeld
 from dataloader.store.etl.merge import Merge
 from dataloader.store.etl.run_journal import (
-    SegmentCommit,
     aio_begin_run,
-    aio_commit_segment,
     aio_end_run,
     aio_note_task,
 )
+from dataloader.store.etl.segment_commit import SegmentCommit, aio_commit_segment
 from dataloader.store.queue.leases import reap
 from dataloader.store.queue.transaction import Transactions
 

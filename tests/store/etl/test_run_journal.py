@@ -11,20 +11,19 @@ from etl_loads import open_load
 
 from dataloader.jobs.errors import LeaseLost
 from dataloader.jobs.states import Step
+from dataloader.store.etl.load_state import LoadState, aio_load_state, window_state
 from dataloader.store.etl.merge import Merge
 from dataloader.store.etl.run_journal import (
     Failure,
-    SegmentCommit,
     aio_begin_run,
-    aio_commit_segment,
     aio_end_run,
     aio_next_failures,
     aio_note_failures,
     aio_note_task,
     aio_open_failures,
-    aio_watermark,
     staging_name,
 )
+from dataloader.store.etl.segment_commit import SegmentCommit, aio_commit_segment
 
 DAY = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -108,14 +107,19 @@ async def staged(transactions, raw):
     return staged
 
 
-def commit_of(job, merge, *, segment="day 1", watermark=DAY, token=None):
+def commit_of(job, merge, *, segment="day 1", upto=DAY, token=None):
     return SegmentCommit(
-        run_id=job.job_id, token=token or job.token, task="rates", segment=segment, merges=[merge], watermark=watermark
+        run_id=job.job_id,
+        token=token or job.token,
+        task="rates",
+        segment=segment,
+        merges=[merge],
+        state=None if upto is None else window_state(upto),
     )
 
 
 @pytest.mark.requirement("E10")
-async def test_rows_record_and_cursor_of_a_segment_are_committed_together(
+async def test_rows_record_and_state_of_a_segment_are_committed_together(
     start, begin, transactions, staged, raw, store
 ):
     job = await start()
@@ -124,7 +128,7 @@ async def test_rows_record_and_cursor_of_a_segment_are_committed_together(
     assert counts["inserted"] == 1
     assert await raw.fetchval("SELECT count(*) FROM target") == 1
     assert (await begin(job)).segments == {"rates": {"day 1": {"inserted": 1}}}
-    assert await store.run(aio_watermark, "rates") == (DAY, job.job_id)
+    assert await store.run(aio_load_state, "rates") == LoadState(window_state(DAY), job.job_id)
 
 
 @pytest.mark.slow
@@ -140,33 +144,33 @@ async def test_a_stale_token_commits_nothing_of_a_segment(start, begin, transact
         await start.worker.end(job, Step.RETURN)
     else:
         await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", job.job_id)
-    commit = commit_of(job, merge, segment=None if how == "gone" else "day 1", watermark=DAY)
+    commit = commit_of(job, merge, segment=None if how == "gone" else "day 1", upto=DAY)
     with pytest.raises(LeaseLost, match=f"another worker has job {job.job_id}, or another run holds the load"):
         await transactions.run(aio_commit_segment, commit)
     assert await raw.fetchval("SELECT count(*) FROM target") == 0
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_segments") == 0
-    assert await store.run(aio_watermark, "rates") == (None, None)
+    assert await store.run(aio_load_state, "rates") is None
 
 
 @pytest.mark.requirement("E4")
 async def test_rows_of_a_cancelled_run_are_written_without_a_segment(start, begin, transactions, staged, raw):
     job = await start()
     await begin(job)
-    await transactions.run(aio_commit_segment, commit_of(job, await staged(1), segment=None, watermark=None))
+    await transactions.run(aio_commit_segment, commit_of(job, await staged(1), segment=None, upto=None))
     assert await raw.fetchval("SELECT count(*) FROM target") == 1
     assert (await begin(job)).segments == {"rates": {}}
 
 
 @pytest.mark.requirement("E6")
-async def test_a_cursor_only_moves_forward(start, begin, transactions, staged, store):
+async def test_a_window_state_only_moves_forward(start, begin, transactions, staged, store):
     job, other = await start(), await start()
     await begin(job)
     await transactions.run(aio_commit_segment, commit_of(job, await staged(1)))
     await transactions.run(aio_note_task, job.job_id, job.token, "rates", "succeeded", {})
     await begin(other)
-    earlier = commit_of(other, await staged(2), watermark=datetime(2025, 1, 1, tzinfo=UTC), segment=None)
+    earlier = commit_of(other, await staged(2), upto=datetime(2025, 1, 1, tzinfo=UTC), segment=None)
     await transactions.run(aio_commit_segment, earlier)
-    assert await store.run(aio_watermark, "rates") == (DAY, job.job_id)
+    assert await store.run(aio_load_state, "rates") == LoadState(window_state(DAY), job.job_id)
 
 
 def failure(number, **fields):
@@ -215,7 +219,7 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     for again in failed_again:
         await transactions.run(aio_note_failures, other.job_id, other.token, [again])
     *_, fifth, _, _, eighth = (one.failure_id for one in (await loads.failures("rates")).failures)
-    commit = commit_of(other, None, segment=retried, watermark=None)
+    commit = commit_of(other, None, segment=retried, upto=None)
     commit = attrs.evolve(commit, merges=[], resolves=[first], again_until=fifth)
     await transactions.run(aio_commit_segment, commit)
     assert [one.key for one in (await loads.failures("rates")).failures] == ["2", "4", "6", "7", "8"]

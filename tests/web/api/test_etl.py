@@ -339,7 +339,10 @@ async def test_a_load_shows_its_cursor_its_last_run_and_its_failures(open_web, a
     add_run([("rates", "waiting")], name="nightly", status="running", job="running")
     add_failure(last)
     add_failure(last, solved_at=BEGIN)
-    database.psql(f"INSERT INTO dl_etl_cursors (load, upto, run_id) VALUES ('rates', '2026-11-01', '{last}')")
+    database.psql(
+        "INSERT INTO dl_load_state (load, state, run_id) VALUES"
+        f""" ('rates', '{{"kind": "window", "upto": "2026-11-01T00:00:00+00:00"}}', '{last}')"""
+    )
     async with open_web() as web:
         load = await get(web, "/loads/rates")
         assert (load["load"], load["watermark"], load["unresolved"]) == ("rates", "2026-11-01T00:00:00Z", 1)
@@ -366,7 +369,10 @@ async def test_loads_are_listed_by_name_whether_they_have_runs_a_cursor_or_both(
     add_run([("a/b ü", "succeeded"), ("c", "succeeded")])
     add_run([("c", "succeeded"), ("e", "waiting")], status="running", job="running")
     for load in ("c", "d"):
-        database.psql(f"INSERT INTO dl_etl_cursors (load, upto, run_id) VALUES ('{load}', now(), gen_random_uuid())")
+        database.psql(
+            "INSERT INTO dl_load_state (load, state, run_id)"
+            f" SELECT '{load}', jsonb_build_object('kind', 'window', 'upto', now()), gen_random_uuid()"
+        )
     async with open_web() as web:
         loads = (await get(web, "/loads"))["loads"]
         assert [load["load"] for load in loads] == ["a/b ü", "c", "d", "e"]

@@ -45,7 +45,8 @@ def ran(database, load, statuses, *, failures=0, error="HTTPError: 503"):
             f" FROM dl_etl_tasks, generate_series(1, 2) AS i WHERE task = '{name}' ON CONFLICT DO NOTHING"
         )
     database.psql(
-        f"INSERT INTO dl_etl_cursors (load, upto, run_id) SELECT '{name}', now() - interval '9 h', run_id"
+        f"INSERT INTO dl_load_state (load, state, run_id)"
+        f" SELECT '{name}', jsonb_build_object('kind', 'window', 'upto', now() - interval '9 h'), run_id"
         f" FROM dl_etl_runs WHERE name = '{name}' LIMIT 1;"
         f"INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample)"
         f" SELECT run_id, '{name}', '2026-11', 'request', 'page ' || i, '{text}', 'password=swordfish99'"
