@@ -195,6 +195,7 @@ site: setup
 reference:
     {{ bin }}/python docs/site/http_routes.py
     {{ bin }}/python docs/site/python_reference.py
+    {{ bin }}/python docs/site/guards_page.py
 
 # load the European Central Bank's rates, on an embedded database
 [no-exit-message]

@@ -24,7 +24,7 @@ def generator(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["http_routes", "python_reference"])
+@pytest.mark.parametrize("name", ["http_routes", "python_reference", "guards_page"])
 def test_each_generated_page_is_what_its_script_makes(name):
     for path, text in generator(name).PAGES.items():
         assert path.read_text() == text(), "run `just reference`, and commit the page"

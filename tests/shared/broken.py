@@ -2,7 +2,8 @@
 
 A test that cannot fail proves nothing. Each guard of the protocol has an entry here: how it is taken out of the running
 program (the product has no such switches), and the test that must then fail. tests/faults/test_broken_builds.py tries
-all of them; docs/verified.md lists them. A service under test takes out the guard that the environment names.
+all of them; docs/guards.md, which `just reference` writes, lists them. A service under test takes out the guard that
+the environment names.
 """
 
 from __future__ import annotations
