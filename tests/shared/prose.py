@@ -24,7 +24,7 @@ from tests_of import FACE, LAYERS
 ROOT: Final = Path(__file__).parents[2]
 FOLDERS: Final = (*LAYERS, FACE, "deploy", "examples")
 SUFFIXES: Final = frozenset({".html", ".js", ".json", ".py", ".sh", ".sql", ".yaml"})
-PAGES: Final = ("README.md", "CONTRIBUTING.md", "docs")
+PAGES: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
 LANDED: Final = re.compile(r"store/migrations/\d{4}_\w+\.sql")
 """Migrations, which never change once they have landed."""
 GENERATED: Final = "<!-- Generated from"
