@@ -105,7 +105,7 @@ class Settings:
     claim_backoff_s: float = _setting(
         "DL_CLAIM_BACKOFF_SEC",
         kinds.seconds("15"),
-        "Maximum time before a job's held `lock_key` is tried again.",
+        "Maximum time until a job whose `lock_key` is held is tried again.",
         15,
     )
     poll_s: float = _setting(

@@ -278,7 +278,7 @@ class ProcessClient(ClientPart):
         return await self.performer.perform(operations.ResumeProcess(process_type, process_id))
 
     async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
-        """Stop the running step, which then is an error of its process.
+        """Stop the running step. Its process is then in error.
 
         Raises `ProcessNotFound`; `ProcessConflict` if no step runs.
         """

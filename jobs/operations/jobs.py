@@ -102,7 +102,7 @@ class RetryJob(Operation[JobRecord]):
 
 @jobs.declare("POST", "/jobs/{job_id}/run-now", role=Role.OPERATE, errors=(JobNotFound, Conflict), large=True)
 class RunJobNow(Operation[JobRecord]):
-    """Make a job that waits for its time due immediately. It still waits for a lock_key that is held.
+    """Make a delayed job due immediately. It still waits for a lock_key that is held.
 
     409 while it waits for other jobs to end.
     """
@@ -126,7 +126,7 @@ class ChangePriority(PriorityRequest, Operation[JobRecord], kw_only=True):
 
 
 class Changed(Struct, frozen=True):
-    """Number of jobs that a bulk action changed; repeat until it is 0, since some may have ended meanwhile."""
+    """Number of jobs that a request changed. Repeat the request until it is 0."""
 
     EXAMPLE: ClassVar[Any] = {"changed": 42}
 
@@ -134,7 +134,7 @@ class Changed(Struct, frozen=True):
 
 
 class BulkRequest(Criteria, kw_only=True):
-    """Filter of a bulk action, with at least one criterion, so that an empty object never means all jobs."""
+    """Filter of jobs, with at least one criterion, so that an empty object never means all jobs."""
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "status": ["failed", "lost"], "limit": 100}
 
@@ -159,7 +159,7 @@ class BulkPriorityRequest(BulkRequest, kw_only=True):
 
 @jobs.declare("POST", "/jobs/cancel", role=Role.ADMIN)
 class CancelMany(BulkRequest, Operation[Changed]):
-    """Cancel the jobs that match a filter, up to its limit; repeat until it changes 0.
+    """Cancel the jobs that match a filter, up to its limit. Repeat until `changed` is 0.
 
     Jobs that wake durable processes are left out; `POST /api/v1/bulk` with `dry_run` counts them.
     """
@@ -167,14 +167,14 @@ class CancelMany(BulkRequest, Operation[Changed]):
 
 @jobs.declare("POST", "/jobs/retry", role=Role.ADMIN)
 class RetryMany(BulkRequest, Operation[Changed]):
-    """Queue failed, canceled and lost jobs that match a filter again, up to its limit; repeat until it changes 0."""
+    """Retry the failed, canceled and lost jobs that match a filter, up to its limit. Repeat until `changed` is 0."""
 
 
 @jobs.declare("POST", "/jobs/run-now", role=Role.ADMIN)
 class RunManyNow(BulkRequest, Operation[Changed]):
-    """Make the jobs that match a filter and wait for their time due, up to its limit; repeat until it changes 0."""
+    """Make the delayed jobs that match a filter due, up to its limit. Repeat until `changed` is 0."""
 
 
 @jobs.declare("POST", "/jobs/reprioritize", role=Role.ADMIN)
 class ChangeManyPriorities(BulkPriorityRequest, Operation[Changed]):
-    """Change the priority of the queued jobs that match a filter, up to its limit; repeat until it changes 0."""
+    """Change the priority of the queued jobs that match a filter, up to its limit. Repeat until `changed` is 0."""

@@ -176,7 +176,7 @@ class ResumeProcess(OneProcess, Operation[ProcessRecord]):
 
 @processes.declare("POST", f"{ONE}/stop", role=Role.OPERATE, errors=(ProcessNotFound, ProcessConflict))
 class StopProcess(OneProcess, Operation[ProcessRecord]):
-    """Stop the running step, which then is an error of its process. 409 if no step runs."""
+    """Stop the running step. Its process is then in error. 409 if no step runs."""
 
 
 @processes.declare("POST", f"{ONE}/remove", role=Role.OPERATE, errors=(ProcessNotFound,))

@@ -225,7 +225,7 @@ async def call_process(call: Call, process_type: str, process_id: str, body: Cal
 async def repair_process(
     call: Call, process_type: str, process_id: str, body: RepairRequest, query: WaitQuery
 ) -> Answer:
-    """Repair a process in error with its type's repair step. Answers as a call does. 409 if it is not in error."""
+    """Repair a process in error with its type's repair step. Answers like a call. 409 if it is not in error."""
     key = key_of(call.headers, body.idempotency_key)
     request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=body.args, key=key)
     return await _ask(call, request, query.wait)
