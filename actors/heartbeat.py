@@ -36,15 +36,15 @@ JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5
 MIN_TIMEOUT_S: Final = 1.0
 SHOW_AGAIN_S: Final = 1.0
-"""Pause in seconds after a sign of life that could not be written: `/ready` waits for the next one."""
+"""Pause in seconds after a process heartbeat that could not be written: `/ready` waits for the next one."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Heartbeat:
     """Heartbeat for all runs of this process.
 
-    Each sign of life calls `clock_read` with a reading of the database's clock. It calls `restored` if older tables
-    have replaced those that had the last sign of life.
+    Each one calls `clock_read` with a reading of the database's clock. It calls `restored` if older tables have
+    replaced those that had the last process heartbeat.
     """
 
     session: Session
@@ -59,7 +59,7 @@ class Heartbeat:
     signals: Signals | None = None
     wake: Wake = attrs.field(factory=Wake)
     can_write: bool = attrs.field(default=True, init=False)
-    """True if the last sign of life was written: a server may answer, but accept no writes."""
+    """True if the last process heartbeat was written: a server may answer, but accept no writes."""
     _has_left: bool = attrs.field(default=False, init=False)
     _journalled_at: dict[int, float] = attrs.field(factory=dict, init=False)
 
@@ -164,7 +164,7 @@ class Heartbeat:
         return True
 
     async def leave(self) -> None:
-        """Remove the worker's row and stop the signs of life. Leases are renewed until `run` is cancelled."""
+        """Remove the worker's row and stop the process heartbeats. Leases are renewed until `run` is cancelled."""
         self._has_left = True
         await self.session.write(aio_leave, self.worker)
 

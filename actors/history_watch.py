@@ -1,7 +1,7 @@
 """Detects that the database has another history: it was restored, or a standby was promoted.
 
 It checks every 20 seconds, and when the lock session was lost. The heartbeat reports older tables that were restored in
-place: they lack the last sign of life of this process. The watch logs a warning, counts the event, and makes this
+place: they lack the last process heartbeat of this process. The watch logs a warning, counts the event, and makes this
 process declare again what its tasks need. No guarantee depends on it (`store.connection.history`).
 """
 
@@ -59,7 +59,7 @@ class HistoryWatch:
             await self.wake.wait(pause_s)
 
     def tables_restored(self) -> None:
-        """Declare again, because the tables lack the last sign of life of this process."""
+        """Declare again, because the tables lack the last process heartbeat of this process."""
         log.warning(
             "the last heartbeat of this process is missing: older tables were restored. The latest commits may be"
             " lost; compare with the external systems"

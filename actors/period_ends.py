@@ -1,7 +1,7 @@
 """Stops runs at the close of a work period, if their task requires it, by the deadline of each run.
 
 It reads the periods from the database when limits have changed, as a notification or the poll reports, and once an hour
-if there are any. The closes follow from them and from the database's clock, which each sign of life reads. If that
+if there are any. The closes follow from them and from the database's clock, which each process heartbeat reads. If that
 clock jumps, all deadlines are computed again.
 
 The database decides by its clock and zone data whether a period is open, as in the claim. If its zone data differ from

@@ -99,7 +99,7 @@ def _run_service(settings: Settings, tasks: Tasks) -> int:
             finally:
                 is_over = True
                 if server is not None:
-                    log.info("left the embedded PostgreSQL, which stops without other users")
+                    log.info("left the embedded PostgreSQL, which stops when no other process uses it")
     except KeyboardInterrupt:
         if is_over:
             log.warning("ended by a signal after the drain; an embedded PostgreSQL may still be running")

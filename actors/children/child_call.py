@@ -79,7 +79,7 @@ async def call_in_child(
             run.movers.discard(talk.renew)
             talk.drain()
         if talk.ended is not None and (left := talk.ended.left) is not None:
-            log.warning("killing what a function has left running", task=task.name, what=left)
+            log.warning("killing the processes and threads that a function has left running", task=task.name, what=left)
             port.log(
                 "warning", f"{left} that the function has left running; they are killed with its child process", {}
             )

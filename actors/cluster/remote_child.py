@@ -1,4 +1,4 @@
-"""Child on a Dask worker, from the service's side, as `Child` is for one on this machine.
+"""Service side of a child on a Dask worker. `Child` is the same for a child on this machine.
 
 Its guard receives the body's deadlines by its own machine's clock. If the worker no longer answers, the body is dead as
 soon as the last deadline that was sent has passed, whatever has happened to the worker.
@@ -145,7 +145,9 @@ class RemoteChild:
             self._announced = announced
             self._change()
         elif announced.relay != self._relay.relay and announced.state == "placed":
-            log.warning("Dask has lost a worker and repeats its task, which must not begin", worker=announced.worker)
+            log.warning(
+                "Dask has lost a worker and repeats its task; the repetition is refused", worker=announced.worker
+            )
             self._talks.start_soon(self._refuse, announced)
 
     def renew(self, until: KillTimes) -> None:

@@ -1,4 +1,4 @@
-"""Makes the one file, dist/dataloader-VERSION-linux-ARCH, out of a wheel: `just binary`.
+"""Makes the standalone binary, dist/dataloader-VERSION-linux-ARCH, of a wheel: `just binary`.
 
     python deploy/binary/build.py WHEEL DIST WORK [--any-python]
 

@@ -1,4 +1,4 @@
-"""Where the one file's program begins, in the folder that head.sh has unpacked: PyInstaller runs this as `__main__`.
+"""Start of the standalone binary's program, in the folder that head.sh has unpacked. PyInstaller runs it as `__main__`.
 
 It makes a process that differs from an installed `dataloader` in nothing that others see, then hands over to it.
 `sys.executable` is this program and no Python, so it knows the two commands by which a service starts one: the guard of

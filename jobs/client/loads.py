@@ -67,7 +67,7 @@ class Loads(ClientPart):
 
         Args:
             name: the load's name.
-            begin: the first day or instant of a backfill, also as its ISO text; None means the watermark.
+            begin: the first day or timestamp of a backfill, also as its ISO text; None means the watermark.
             end: the end, exclusive; None means now.
             pipeline: settings for this run, such as `{"rate_min": 1}`.
             options: those of `Jobs.enqueue`, such as `job_id`; by default the load's own `queue` and `lock_key`.

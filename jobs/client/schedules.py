@@ -88,7 +88,7 @@ class Schedules(ClientPart):
 
         Args:
             name: the schedule's name.
-            begin: the first instant.
+            begin: the first timestamp.
             end: the end, exclusive.
             again: add jobs also for times that have one.
             dry_run: add nothing; return the times only.

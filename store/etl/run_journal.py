@@ -213,7 +213,7 @@ async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures:
 
 
 async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
-    """Return the requests of the unresolved ones of a load's `failures`, by number, with their segments."""
+    """Return the requests of a load's unresolved `failures`, with their segments, by number."""
     return _requests_of(await connection.fetch(_OPEN, load, list(failures)))
 
 

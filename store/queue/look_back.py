@@ -63,7 +63,7 @@ async def search_errors(
     limit: int = 20,
     after: After = None,
 ) -> Found:
-    """Return the latest failed runs: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`."""
+    """Return the latest failed runs: at most `limit` (1 to 1,000), after the cursor `after`. Raises `BadRequest`."""
     for name, text in (("task", task), ("queue", queue)):
         if text is not None:
             check_text(name, text, MAX_INT, empty=True)
@@ -86,7 +86,7 @@ async def search_audit(
     limit: int = 50,
     after: After = None,
 ) -> Found:
-    """Return the latest actions of operators: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`.
+    """Return the latest actions of operators: at most `limit` (1 to 1,000), after `after`. Raises `BadRequest`.
 
     A page of long details has fewer rows, as in `list_audit`.
     """

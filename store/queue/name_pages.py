@@ -37,7 +37,7 @@ SELECT task FROM dl_tasks WHERE $1::float8 > 0 AND encode(sha256(convert_to(task
 
 
 async def page_of_queues(database: Database, *, limit: int = 200, after: After = None) -> QueuePage:
-    """Return at most `limit` (1 to 1,000) queues by name, from behind `after`.
+    """Return at most `limit` (1 to 1,000) queues by name, after the cursor `after`.
 
     Raises `BadRequest` if `limit` is not allowed, or if the queue at `after` does not exist any more.
     """
@@ -47,7 +47,7 @@ async def page_of_queues(database: Database, *, limit: int = 200, after: After =
 
 
 async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: After = None) -> WorkerPage:
-    """Return at most `limit` (1 to 1,000) workers by name, from behind `after`.
+    """Return at most `limit` (1 to 1,000) workers by name, after the cursor `after`.
 
     Raises the errors of `page_of_queues`.
     """
@@ -58,7 +58,7 @@ async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: A
 
 
 async def page_of_tasks(database: Database, *, limit: int = 200, after: After = None) -> TaskPage:
-    """Return at most `limit` (1 to 1,000) task types by name, from behind `after`.
+    """Return at most `limit` (1 to 1,000) task types by name, after the cursor `after`.
 
     Raises the errors of `page_of_queues`.
     """

@@ -148,7 +148,7 @@ class RecentError:
 
 @attrs.frozen
 class GoneProcess:
-    """Process that has ended without signing off, and the time of its last sign of life."""
+    """Process that has ended without signing off, and the time of its last process heartbeat."""
 
     worker: str
     since: datetime

@@ -250,7 +250,7 @@ async def _aio_results(connection: Any, job_id: UUID) -> dict[UUID, AfterResult]
 async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 50, after: After = None) -> JobPage:
     """Return a page of jobs, newest first.
 
-    The page has at most `limit` (1 to 1,000) jobs from behind `after`, the `next` of the page before. A page of long
+    The page has at most `limit` (1 to 1,000) jobs after `after`, the `next` of the page before. A page of long
     jobs has fewer: see `MAX_PAGE_TEXT`.
 
     Raises `BadRequest` if `limit` is not allowed.
@@ -340,7 +340,7 @@ async def list_events(
     limit: int = 200,
     most_text: int = MAX_PAGE_PAYLOADS,
 ) -> EventPage:
-    """Return the job's event history (Q11), oldest first: at most `limit` (1 to 1,000) events, from behind `after`.
+    """Return the job's event history (Q11), oldest first: at most `limit` (1 to 1,000) events, after `after`.
 
     A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is replaced by an object with its beginning
     (`truncated`) and its length (`bytes`). A page of long payloads has fewer events, but at least one: together they
@@ -380,7 +380,7 @@ async def list_queues(database: Database, *, limit: int | None = None, after: st
     """Return every queue that has jobs or workers or is paused, by name.
 
     Only jobs that have not ended are counted, so the length of the history does not matter. At most `limit` queues are
-    returned, from behind the name `after`.
+    returned, after the name `after`.
     """
     return await database.run(_aio_queues, _QUEUE_PAGE, ALIVE_WITHIN_S, after, limit)
 
@@ -399,9 +399,9 @@ async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueReco
 
 
 async def list_workers(database: Database, *, limit: int | None = None, after: str = "") -> list[WorkerRecord]:
-    """Return the live processes by name: those with a sign of life in the last `ALIVE_WITHIN_S` seconds.
+    """Return the live processes by name: those with a process heartbeat in the last `ALIVE_WITHIN_S` seconds.
 
-    At most `limit` of them are returned, from behind the name `after`.
+    At most `limit` of them are returned, after the name `after`.
     """
     return await database.run(_aio_workers, after, limit)
 
@@ -411,7 +411,7 @@ async def _aio_workers(connection: Any, after: str, limit: int | None) -> list[W
 
 
 async def list_audit(database: Database, *, limit: int = 100, after: After = None) -> AuditPage:
-    """Return the latest actions of operators: at most `limit` (1 to 1,000) rows, from behind `after`.
+    """Return the latest actions of operators: at most `limit` (1 to 1,000) rows, after the cursor `after`.
 
     A page of long details has fewer: see `MAX_PAGE_TEXT`.
 

@@ -66,7 +66,7 @@ class ServingProcess:
     Attributes:
         queues: its slots, by queue.
         running: number of slots in use, by queue.
-        gone: whether it has stopped showing signs of life; `seen_at` is the last one.
+        gone: whether it has stopped showing process heartbeats; `seen_at` is the last one.
         tasks: number of tasks that it knows.
         only_tasks: by queue, the tasks to which it is restricted there.
     """

@@ -263,7 +263,7 @@ class Transactions:
             await run(aio_close, connection)
         connection.terminate()
         raise StoreUnavailable(
-            "the commit was not confirmed before the lease or the lock_key was lost: the job's row decides"
+            "the commit was not confirmed before the lease or the lock_key was lost; see the job's status"
         )
 
     async def _resolve(self, outcome: Outcome) -> None:

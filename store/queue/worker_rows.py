@@ -1,4 +1,4 @@
-"""Live processes: each one writes a sign of life regularly, so that `/status` can list them (Q5)."""
+"""Live processes: each one writes a process heartbeat regularly, so that `/status` can list them (Q5)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import attrs
 import trio
 
 ALIVE_WITHIN_S: Final = 60.0
-"""Seconds without a sign of life after which a process counts as dead, also for `dl_sweep_parked`."""
+"""Seconds without a process heartbeat after which a process counts as dead, also for `dl_sweep_parked`."""
 SHOW_EVERY_S: Final = 20.0
-"""Maximum number of seconds between two signs of life of a process."""
+"""Maximum number of seconds between two process heartbeats of a process."""
 
 _SHOW: Final = """
 WITH former AS MATERIALIZED (SELECT w.seen_at FROM dl_workers w WHERE w.worker = $1)
@@ -86,12 +86,12 @@ class ClockReading:
 
 @attrs.frozen
 class SignOfLife:
-    """The database's answer to a process that writes its sign of life.
+    """The database's answer to a process that writes its process heartbeat.
 
     Attributes:
         clock: the reading of the database's clock.
         seen_at: the time in its row now, as text.
-        is_kept: whether its row had its last sign of life; if not, older tables were restored.
+        is_kept: whether its row had its last process heartbeat; if not, older tables were restored.
     """
 
     clock: ClockReading
@@ -100,7 +100,7 @@ class SignOfLife:
 
 
 async def aio_show(connection: Any, worker: WorkerRow, last_seen_at: str | None = None) -> SignOfLife:
-    """Write a sign of life of `worker` (asyncio-flavored).
+    """Write a process heartbeat of `worker` (asyncio-flavored).
 
     Its row should still have `last_seen_at`, of the last one.
     """

@@ -75,7 +75,7 @@ async def aio_record_left_out(connection: Any, found: Sequence[LeftOut]) -> None
 
 
 def _row_to_extend(newest_first: Sequence[Any], one: LeftOut) -> tuple[int, _Range] | None:
-    """Return the row that these times extend: there is neither a job nor another event of the schedule between them."""
+    """Return the row that these times extend; None if a job or another event of the schedule is between them."""
     for row in newest_first:
         told = _range_of(row)
         if told is None:

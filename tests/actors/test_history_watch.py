@@ -75,7 +75,7 @@ async def test_each_service_warns_counts_and_declares_its_tasks_again(open_worke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", ["an older sign of life", "none"])
+@pytest.mark.parametrize("left", ["an older process heartbeat", "none"])
 async def test_tasks_are_declared_again_when_older_tables_are_restored_in_place(
     open_worker, raw, metric, monkeypatch, left
 ):
@@ -88,7 +88,7 @@ async def test_tasks_are_declared_again_when_older_tables_are_restored_in_place(
     older = "UPDATE dl_workers SET seen_at = seen_at - interval '1 h'" if left != "none" else "DELETE FROM dl_workers"
     with capture_logs() as logs:
         async with open_worker(tasks, with_web=True) as supervisor:
-            # Its second sign of life, after which it knows the expected state of the tables.
+            # Its second process heartbeat, after which it knows the expected state of the tables.
             await until(lambda: raw.fetchval("SELECT seen_at > now() - interval '1 min' FROM dl_workers"))
             seen_at = await raw.fetchval("SELECT seen_at FROM dl_workers")
             await until(lambda: raw.fetchval("SELECT seen_at > $1 FROM dl_workers", seen_at))

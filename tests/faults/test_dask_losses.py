@@ -105,7 +105,7 @@ def beating(serve, add, raw, database):
 async def test_a_body_whose_worker_is_killed_dies_with_it_and_the_job_runs_again(beating, cluster):
     async with beating(cluster.address) as (service, first):
         os.kill(parent_of(parent_of(first)), signal.SIGKILL)
-        await service.logged("Dask has lost a worker and repeats its task, which must not begin")
+        await service.logged("Dask has lost a worker and repeats its task; the repetition is refused")
 
         async def is_gone():
             return not is_alive(first)

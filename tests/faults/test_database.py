@@ -466,7 +466,7 @@ async def test_f25_leases_are_renewed_and_jobs_run_while_the_pool_is_stuck(
         long_job = await add("visit", {"s": LEASE_S + 3}, lease_ttl_sec=LEASE_S)
         await row_when(long_job, "running")
         await other.execute("BEGIN; LOCK TABLE dl_workers IN ACCESS EXCLUSIVE MODE")
-        # The process writes its sign of life, and this request reads it: those are the two connections of the pool.
+        # The process writes its heartbeat, and this request reads it: those are the two connections of the pool.
         nursery.start_soon(_read_workers_on_and_on, ask.client)
         await until(partial(raw.fetchval, stuck), lambda count: count == 2)
         await ask.refused(within_s=2 + 3)
@@ -553,7 +553,7 @@ async def test_f27_a_full_disk_is_waited_for(serve, load, asking, calm, ledger, 
         try:
             await trio.to_thread.run_sync(_fill, filler)
             await until(_refusals_of(jobs), lambda refusals: len(refusals) > 10, within_s=25)
-            # Signs of life are updates in place, which need no space.
+            # Process heartbeats are updates in place, which need no space.
             await ask.ready(503, within_s=20)
             await ask.healthy()
             with pytest.RaisesGroup(asyncpg.DiskFullError, flatten_subgroups=True):

@@ -750,7 +750,7 @@ GUARDS = {
         f"{ACTORS}/test_cancel.py::test_a_flood_of_notifications_costs_their_latency_and_no_lease",
         put("store.queue.notifications.FLOOD", math.inf),
     ),
-    "sign of life in restored tables": Guard(
+    "process heartbeat in restored tables": Guard(
         "a service declares its tasks again in tables that were restored in place",
         f"{ACTORS}/test_history_watch.py::test_tasks_are_declared_again_when_older_tables_are_restored_in_place",
         edit("store.queue.worker_rows._SHOW", "coalesce((SELECT f.seen_at >=", "true OR coalesce((SELECT f.seen_at >="),

@@ -179,7 +179,7 @@ async def test_one_of_two_services_restarts_their_shared_server_and_both_continu
     # A second signal while it is about to stop the server makes it report that the server was not stopped.
     with cluster().serialized():
         services[1].process.send_signal(signal.SIGTERM)
-        await services[1].logged("left the embedded PostgreSQL, which stops without other users")
+        await services[1].logged("left the embedded PostgreSQL, which stops when no other process uses it")
         # After a signal before it waits here, it would nevertheless stop the server.
         lock = cluster().data_dir / "start.lock"
         await until(partial(trio.to_thread.run_sync, has_open, services[1].process.pid, lock))

@@ -48,7 +48,7 @@ _GIVING_WAY: Final = (Phase.IDLE, Phase.RECEIVING, Phase.SENDING)
 
 
 class ClientConnection(Protocol):
-    """Connection, as `Connections` needs it."""
+    """Interface of a connection that `Connections` uses."""
 
     def give_way(self) -> None:
         """Close the socket immediately."""
