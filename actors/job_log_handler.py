@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Running:
-    """Run in this process, for the length of a block. `left` lines may still come from other threads."""
+    """Current run, within a block. `left` is the number of lines that other threads may still store."""
 
     port: TrioPort
     left: int

@@ -1,6 +1,6 @@
 """Masking of the store's records for answers: secrets in texts of clients and handlers are hidden.
 
-The database has the real values: keys lock, filters match and requests repeat by them.
+The database has the real values. Locks, filters and repeated requests use these.
 """
 
 from __future__ import annotations

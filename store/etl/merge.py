@@ -148,7 +148,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
 
 
 async def _aio_write_staged(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
-    """Update the target by the `rows` staged ones; return the numbers of updated and of inserted rows."""
+    """Write the `rows` staged rows into the table; return the numbers of updated and of inserted rows."""
     for has_tries in (True, True, False):
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:

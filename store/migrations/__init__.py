@@ -98,7 +98,7 @@ class Migration:
         )
 
     def statements(self) -> Iterator[tuple[str, bool]]:
-        """Return the statements of a file outside a transaction, each with whether it repeats while it changes rows."""
+        """Yield the statements of the file; True for one that is repeated until it changes no row."""
         for part in self.sql.split(";\n"):
             code = "\n".join(line for line in part.splitlines() if line and not line.startswith("--"))
             if code:

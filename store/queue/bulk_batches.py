@@ -136,7 +136,7 @@ class _Work:
     kind: ManyAct
 
     async def aio_take(self) -> dict[UUID, int]:
-        """Take jobs out of the frozen set; return their turns by their IDs."""
+        """Take jobs out of the frozen set; return their positions in it by ID."""
         sql = _TAKE.format(way="DESC" if self.kind.newest_first else "ASC")
         return {row["job_id"]: row["turn"] for row in await self.connection.fetch(sql, self.act["bulk_id"], BATCH)}
 

@@ -25,5 +25,7 @@ def open_inside(path: Path, folders: Sequence[Path] | None) -> IO[bytes]:
     file = path.open("rb")
     if folders is not None and not is_inside(f"/proc/self/fd/{file.fileno()}", folders):
         file.close()
-        raise SourceError(f"{path}: is a link out of its folder (follow_links)", is_retryable=False)
+        raise SourceError(
+            f"{path}: is a link out of its folder; set follow_links=True to follow it", is_retryable=False
+        )
     return file
