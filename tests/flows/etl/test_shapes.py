@@ -75,8 +75,8 @@ async def test_a_version_has_what_a_row_of_its_snapshot_lacks_from_the_one_befor
         "CREATE TABLE versions (id int, value text, price int, note text, valid_from date, valid_to date,"
         " is_current boolean)"
     )
-    table = Table("versions", key="id", history=History(tracked=("value", "price")))
-    load = items_load(items.service.url, table=table)
+    declared = Table("versions", key="id", history=History(tracked=("value", "price")))
+    load = items_load(items.service.url, table=declared)
     items.records = [{**item(1), "price": 5, "note": "n"}, {**item(2), "price": 6}]
     items.records += [item(1, 2, value="b"), {**item(2, 2), "price": 6, "note": "m"}]
     await counts_of(load, to="2026-01-03")

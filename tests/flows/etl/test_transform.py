@@ -362,8 +362,8 @@ async def test_of_a_keys_rows_the_last_counts_whichever_columns_the_others_bring
 @pytest.mark.requirement("E6")
 async def test_rows_are_unchanged_by_their_hash_whatever_the_columns_say(items, counts_of, raw, table):
     await raw.execute("ALTER TABLE item ADD content_hash text, ADD price numeric")
-    table = Table("item", key="id", hash_without="value")
-    load = items_load(items.service.url, windows=None, table=table)
+    declared = Table("item", key="id", hash_without="value")
+    load = items_load(items.service.url, windows=None, table=declared)
     items.records = [{**item(1), "price": 1.10}, {**item(2), "price": 2}]
     assert (await counts_of(load))["inserted"] == 2
     assert await table("left(content_hash, 2)") == [f"{HASH_VERSION}:"] * 2
