@@ -23,6 +23,7 @@ from dataloader.jobs.model import (
     MAX_NAME,
     check_name,
 )
+from dataloader.jobs.module_names import Place
 from dataloader.jobs.schedules import Schedule
 from dataloader.jobs.stages import MIN_STAGES, Stages
 from dataloader.jobs.task import BUILT_IN, A, Task, check_task
@@ -30,6 +31,10 @@ from dataloader.jobs.task_options import TaskOptions, check_options, task_of
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Around)
+
+
+_LOAD_OF_ROWS = Place("dataloader.flows.etl.run.load_task", "add_load_of_rows")
+"""In a layer above this one, so it is imported when it is used."""
 
 
 class _Typed(Protocol[A]):
@@ -110,6 +115,19 @@ class Tasks(Mapping[str, Task[Any]]):
             return task
 
         return register
+
+    def load(self, name: str, *, table: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        """Register the decorated generator, which yields the rows of a table, as a load; return the `Load`.
+
+        Args:
+            name: name of the load and of its task.
+            table: the `dataloader.flows.etl.Table` of the rows.
+            options: fields of `dataloader.flows.etl.Load`, and of `dataloader.flows.etl.Rows`.
+
+        Raises `ValueError` and `TypeError` as `Load`, `Rows` and `task` do.
+        """
+        register: Any = _LOAD_OF_ROWS.find()
+        return lambda function: register(self, name, function, table, options)
 
     def stages(self, name: str, *stages: Task[Any] | Callable[..., Any], queue: str | None = None) -> Task[Any]:
         """Declare jobs with stages, and return the task `name` by which they are enqueued.

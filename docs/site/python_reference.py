@@ -74,6 +74,7 @@ LOADS: Final[dict[str, tuple[str, ...]]] = {
         "CancellationToken", "add_loads", "add_flows", "add_dimensions", "run_load",
     ),
     "Sources": ("Http", "Files", "S3", "Routing", "Auth"),
+    "Rows from a function": ("Rows", "RowsRun", "Checkpoint"),
     "Formats": ("Json", "JsonLines", "Csv", "Xml", "Zip", "Compressed"),
     "Pages": ("PageNumber", "Offset", "Cursor", "LinkHeader", "NextUrl"),
     "Your own source": ("Source", "Window", "Request", "Response", "Page", "SourceError", "Reader"),

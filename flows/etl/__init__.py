@@ -14,6 +14,7 @@ from dataloader.jobs.former_names import refuse_former_name
 if TYPE_CHECKING:
     from dataloader.flows.etl.declare.load import Detail, Load, Table
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
+    from dataloader.flows.etl.declare.rows import Checkpoint, Rows, RowsRun
     from dataloader.flows.etl.declare.windows import Windows
     from dataloader.flows.etl.flow.dimensions import Dimension, Dimensions
     from dataloader.flows.etl.flow.flow import Flow, add_dimensions, add_flows
@@ -38,6 +39,7 @@ __all__ = [
     "S3",
     "Auth",
     "CancellationToken",
+    "Checkpoint",
     "Compressed",
     "Csv",
     "Cursor",
@@ -64,6 +66,8 @@ __all__ = [
     "Request",
     "Response",
     "Routing",
+    "Rows",
+    "RowsRun",
     "Source",
     "SourceError",
     "Table",
@@ -80,6 +84,7 @@ __all__ = [
 _NAMES: Final = {
     "flows.etl.declare.load": "Detail Load Table",
     "flows.etl.declare.pipeline_config": "PipelineConfig PipelineSettings",
+    "flows.etl.declare.rows": "Checkpoint Rows RowsRun",
     "flows.etl.declare.windows": "Windows",
     "flows.etl.flow.dimensions": "Dimension Dimensions",
     "flows.etl.flow.flow": "Flow add_dimensions add_flows",

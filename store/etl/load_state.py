@@ -1,7 +1,8 @@
 """State of a load: how far it has come, as its next run reads it.
 
 A state is an object with a `kind`. `{"kind": "window", "upto": …}`: all data before the timestamp `upto` is in the
-table. A commit moves the state in the transaction of its rows.
+table. `{"kind": "checkpoint", "state": …}`: the last `Checkpoint` of a function that yields rows. A commit moves the
+state in the transaction of its rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.errors import BadRequest
+from dataloader.store.etl.target_table import literal
+
 WINDOW: Final = "window"
+CHECKPOINT: Final = "checkpoint"
 
 _READ: Final = "SELECT state, run_id FROM dl_load_state WHERE load = $1"
 # A run over days long past does not move the state back.
@@ -32,10 +37,24 @@ class LoadState:
     state: Mapping[str, Any]
     run_id: UUID
 
-    @property
-    def watermark(self) -> datetime | None:
-        """Timestamp before which all data is loaded; None for a state of another kind."""
-        return datetime.fromisoformat(self.state["upto"]) if self.state["kind"] == WINDOW else None
+    def of_kind(self, load: str, kind: str) -> Mapping[str, Any]:
+        """Return the state. Raises `BadRequest` if it is of another kind: the load was declared in another way."""
+        if self.state["kind"] != kind:
+            raise BadRequest(
+                f"load {load}",
+                f"its state must be of the kind {kind}, not {self.state['kind']}; to load it from its beginning, run:"
+                f" DELETE FROM dl_load_state WHERE load = {literal(load)}",
+            )
+        return self.state
+
+    def watermark(self, load: str) -> datetime:
+        """Return the timestamp before which all data is loaded. Raises `BadRequest` as `of_kind` does."""
+        return datetime.fromisoformat(self.of_kind(load, WINDOW)["upto"])
+
+
+def checkpoint_state(state: object) -> dict[str, Any]:
+    """Return the state of a load whose function has yielded a checkpoint with `state`."""
+    return {"kind": CHECKPOINT, "state": state}
 
 
 def window_state(upto: datetime) -> dict[str, Any]:

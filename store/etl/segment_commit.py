@@ -41,6 +41,10 @@ UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
 AND (failure_id = ANY ($5) OR
   (run_id = $1 AND load = $2 AND requests -> 0 ->> 'tried_by' = $3 AND failure_id <= $4))
 """
+_ALL: Final = """
+UPDATE dl_etl_failures SET solved_at = clock_timestamp()
+WHERE load = $2 AND solved_at IS NULL AND (run_id <> $1 OR failure_id <= $3)
+"""
 _KEEP_DETAILS: Final = """
 INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts) VALUES ($1, $2, $3, $4, $5, $6)
 """
@@ -74,6 +78,7 @@ class SegmentCommit:
         merges: the merges of its rows, one for each table, parents before children.
         resolves: the failures that the segment has retried; None for a segment that was loaded completely, which
             resolves its earlier failures: in other runs, and in this run's earlier attempts.
+        resolves_all: the run has loaded all data of the load, which resolves all earlier failures.
         again_until: the number of the last failure of the run's earlier attempts.
         window: both ends of the segment's window; failures of other windows within it are resolved, too.
         failures: new failures to record.
@@ -90,6 +95,7 @@ class SegmentCommit:
     merges: Sequence[Merge | HistoryMerge]
     lease_s: float = DEFAULT_LEASE_S
     resolves: Sequence[int] | None = None
+    resolves_all: bool = False
     again_until: int = 0
     window: tuple[datetime, datetime] | None = None
     failures: Sequence[Failure] = ()
@@ -150,5 +156,7 @@ async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str
         await connection.execute(_AGAIN, *of, commit.again_until, commit.token, *(commit.window or (None, None)))
     else:
         await connection.execute(_RESOLVE, *of, commit.again_until, list(commit.resolves))
+    if commit.resolves_all:
+        await connection.execute(_ALL, commit.run_id, commit.task, commit.again_until)
     if commit.details_of is not None:
         await connection.execute(_FORGET_DETAILS, *of)

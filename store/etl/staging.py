@@ -180,6 +180,14 @@ async def aio_stage(connection: Any, segment: StagedSegment, pieces: Iterable[tu
     return number
 
 
+async def aio_drop_staged(connection: Any, segment: StagedSegment) -> None:
+    """Delete a segment's rows from its staging table (asyncio-flavored)."""
+    with told_of_targets():
+        await connection.execute(
+            f"DELETE FROM {quote(segment.staging)} WHERE {TOKEN} = $1 AND {SEGMENT} = $2", segment.token, segment.number
+        )
+
+
 def _marked(mark: bytes, lines: bytes) -> bytes:
     """Return the lines with the mark before each."""
     # A line's end is the only newline in it.

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shlex
+import sqlite3
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
@@ -146,6 +147,16 @@ async def test_pages_of_an_interface_and_compressed_files_are_read(database, raw
     assert await raw.fetchval("SELECT array_agg(id ORDER BY id) FROM customer") == [1, 2]
     row = await raw.fetchrow("SELECT day::text, shop, amount, source_file FROM sale")
     assert tuple(row) == ("2026-01-01", "north", 5, "sales-2026-01-01.csv.gz")
+
+
+async def test_a_function_yields_the_rows_that_have_changed_since_the_last_run(database, raw):
+    shown = Shown.of("rows", database)
+    _, rows = await shown.run()
+    assert sorted(rows) == ["1|9.5", "2|4"]
+    with sqlite3.connect("shop.db") as shop:
+        shop.execute("INSERT INTO orders VALUES (3, 1, 3)")
+    again = await run_task(shown.names["tasks"], "shop.orders", dsn=database.dsn)
+    assert (again.result["counts"]["records"], again.result["counts"]["inserted"]) == (1, 1)
 
 
 async def test_versions_of_rows_are_kept_and_a_dimension_follows_in_the_flow(database, raw):

@@ -22,6 +22,7 @@ import attrs
 
 from dataloader.flows.etl.declare.for_processes import why_not
 from dataloader.flows.etl.declare.pipeline_config import LONGEST_S, Given, PipelineConfig, check_names
+from dataloader.flows.etl.declare.rows import Rows
 from dataloader.flows.etl.declare.task_options import QUEUE, check_task_options
 from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
@@ -118,7 +119,7 @@ class Load:
 
     Args:
         name: name of the load, of its task, and of its schedule.
-        source: source of the records.
+        source: source of the records, or `Rows` that a function yields.
         table: table of the rows.
         transform: function that takes a raw record and returns a row, a list of rows, or None to leave the record out.
         windows: time spans that are loaded; None loads everything in each run.
@@ -178,7 +179,21 @@ class Load:
             raise ValueError(
                 f"load {self.name}: rate_limits: must have per_s; a Supplier with the source's name may have per='day'"
             )
+        if isinstance(self.source, Rows):
+            self._check_rows()
         self._check_place()
+
+    def _check_rows(self) -> None:
+        refused = {
+            "windows": self.windows is not None,
+            "detail": self.detail is not None,
+            "rate_limits": bool(self.rate_limits),
+            "processes": self.processes,
+            "dask": self.dask is not None,
+        }
+        for name, is_given in refused.items():
+            if is_given:
+                raise ValueError(f"load {self.name}: {name}: cannot be combined with rows that a function yields")
 
     def hide(self, text: str) -> str:
         """Return a text without the secrets of the load's sources, for storage and display."""

@@ -16,6 +16,7 @@ class PipelineLimits:
         linger_s: seconds for the response to a canceled request, after which its connection is closed.
         most_bytes: no request is sent while this many bytes of responses and rows wait to be processed or written.
         most_rows: maximum rows of a batch if `batch_size` is less. A response with more rows is split into batches.
+        piece: maximum rows, bytes and seconds that are collected from a function before they go to the writer.
         most_refused: maximum rows of a batch that are found and recorded one by one when the database refuses them.
         most_retried: maximum failures that one segment retries.
         commit_pauses_s: pauses, in seconds, before a commit whose answer was lost is repeated.
@@ -31,6 +32,7 @@ class PipelineLimits:
     linger_s: float = 2.0
     most_bytes: int = 8 * 2**20
     most_rows: int = 10_000
+    piece: tuple[int, int, float] = (5_000, 2**20, 1.0)
     most_refused: int = 1_000
     most_retried: int = 1_000
     commit_pauses_s: tuple[float, ...] = (0.2, 0.4, 0.8, 1.6, 3.2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Final
 
 import attrs
 import trio
@@ -15,16 +14,13 @@ import trio
 from dataloader.flows.etl.parse.maker import Maker
 from dataloader.flows.etl.parse.processes import open_in_process
 from dataloader.flows.etl.parse.threads import open_in_threads
-from dataloader.flows.etl.parse.transform import Processed, metadata_of
-from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState, Rows, UnreadAnswer
-from dataloader.flows.etl.sources.source import Page, SourceError
+from dataloader.flows.etl.parse.transform import metadata_of
+from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState, UnreadAnswer
+from dataloader.flows.etl.sources.source import SourceError
 from dataloader.jobs.calls import Calls
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import BodyFailed
 from dataloader.store.connection.bridge import Database
-
-MOST_TOLD: Final = 50
-"""Maximum names of fields in one log line."""
 
 
 @attrs.define(eq=False)
@@ -34,8 +30,6 @@ class Parsers:
     shared: PipelineState
     database: Database
     calls: Calls | None
-    _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
-    _is_writer_behind: bool = attrs.field(init=False, default=False)
     limiter: trio.CapacityLimiter = attrs.field(init=False)
 
     @limiter.default
@@ -90,7 +84,8 @@ class Parsers:
             except SourceError as error:
                 fetched.error = error
             else:
-                await self._hand_on(fetched, fetched.page, made)
+                part.ids += ((made_id, fetched.request.segment) for made_id in made.ids)
+                await self.shared.hand_on(part, fetched.request, fetched.number, fetched.page, made)
         self.shared.backpressure.hold(-len(fetched.response.body))
         if fetched.error is None:
             await self.shared.answer_done(part)
@@ -112,49 +107,3 @@ class Parsers:
         else:
             self.shared.request_failed(part, request, error)
             await self.shared.drop_answer(part, request)
-
-    async def _hand_on(self, fetched: Fetched, page: Page, made: Processed) -> None:
-        part, progress = fetched.part, self.shared.progress
-        counts = {
-            "details": int(part.table.detail is not None),
-            "records": made.records + len(page.broken),
-            "left_out": made.left_out,
-            "details_skipped": made.without_id,
-            "rows": made.rows,
-        }
-        progress.count(**counts)
-        segment = fetched.request.segment
-        progress.processed(page, made, segment or part.segment.name, [part.kept(fetched.request)])
-        part.lacks_records |= bool(page.broken or made.refused)
-        part.shapes |= made.shapes
-        self._tell_of_dropped(part.table.name, made.dropped)
-        part.ids += ((made_id, segment) for made_id in made.ids)
-        progress.unwritten += made.rows
-        self.shared.backpressure.hold(sum(len(lines.text) for lines in made.lines))
-        self._look_at_the_writer()
-        rows = Rows(part, fetched.request, fetched.number, made.rows, made.lines, counts)
-        await self.shared.to_writer.send(rows)
-
-    def _look_at_the_writer(self) -> None:
-        """Log when the writer lags behind and when it has caught up. The limits differ, to avoid constant logging."""
-        waiting, queue_size = self.shared.to_writer.statistics().current_buffer_used, self.shared.config.queue_size
-        told = {"responses": waiting, "rows": self.shared.progress.unwritten}
-        if not self._is_writer_behind and waiting > 2 * queue_size:
-            self._is_writer_behind = True
-            self.shared.log.warning("the writer is slower than the parsers", phase="processing", **told)
-        elif self._is_writer_behind and waiting <= queue_size:
-            self._is_writer_behind = False
-            self.shared.log.info("the writer has caught up", phase="processing", **told)
-
-    def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
-        """Log each dropped field once: it is left out on purpose, or its name is misspelled."""
-        known = self._dropped.setdefault(table, set())
-        if not names <= known:
-            told = sorted(map(str, names - known))
-            known |= names
-            self.shared.log.info(
-                "ignoring fields: the table has no columns with these names, and no payload",
-                phase="processing",
-                table=table,
-                fields=told[:MOST_TOLD],
-            )

@@ -102,48 +102,89 @@ def process_page(
     Raises `SourceError` if the records are read during the iteration and are unreadable, and `StoreUnavailable` if the
     transform cannot read the database, which is not a failure of the record.
     """
-    before = [key] if recipe.takes_id else []
-    after = [reader] if recipe.reads else []
-    table = _Table(recipe, metadata)
-    refused: list[RefusedRecord] = []
-    ids: list[str | int] = []
-    left_out = without_id = records = more_refused = 0
-    for index, record in enumerate(page.records):
-        records = index + 1
+    maker = RowMaker(recipe, metadata, key=key, reader=reader)
+    for record in page.records:
+        maker.add(record)
+    return maker.made()
+
+
+class RowMaker:
+    """Makes rows of records, one after the other. `records` is their number until now.
+
+    After `most_refused` refused records, further ones are only counted.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        metadata: Mapping[str, Any],
+        *,
+        key: str = "",
+        reader: Reader | None = None,
+        most_refused: int = MAX_REFUSED,
+    ) -> None:
+        self.records = 0
+        self._recipe = recipe
+        self._before = [key] if recipe.takes_id else []
+        self._after = [reader] if recipe.reads else []
+        self._table = _Table(recipe, metadata)
+        self._most_refused = most_refused
+        self._refused: list[RefusedRecord] = []
+        self._more_refused = 0
+        self._ids: list[str | int] = []
+        self._left_out = self._without_id = 0
+
+    @property
+    def rows(self) -> int:
+        """Number of lines."""
+        return sum(group.number for group in self._table.groups.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of the lines."""
+        return sum(group.size() for group in self._table.groups.values())
+
+    def add(self, record: Record) -> None:
+        """Make the rows of a record, or note why it became none. Raises `StoreUnavailable` as `process_page` does."""
+        recipe, table = self._recipe, self._table
+        self.records += 1
         try:
-            made = recipe.transform(*before, record, *after)
+            made = recipe.transform(*self._before, record, *self._after)
             if type(made) is dict:
                 encoded = [table.encode(made)]
             else:
                 several = [made] if made is None or isinstance(made, Mapping) else made
                 encoded = [table.encode(row) for row in several if row is not None]
-                left_out += not encoded
+                self._left_out += not encoded
             if recipe.identify is not None:
                 found = _ids_of(recipe.identify(record))
-                ids += found
-                without_id += not found
+                self._ids += found
+                self._without_id += not found
         except Exception as error:
             if is_outage(error):  # also an error that the transform has wrapped: it is not a failure of the record
                 raise StoreUnavailable(str(first_error(error))) from error
-            if len(refused) < MAX_REFUSED:
-                refused.append(_refused_record(recipe, index, record, error))
+            if len(self._refused) < self._most_refused:
+                self._refused.append(_refused_record(recipe, self.records - 1, record, error))
             else:
-                more_refused += 1
+                self._more_refused += 1
         else:
             for shape, line in encoded:
                 table.add(shape, line)
-    lines = [group.joined() for group in table.groups.values() if group.number]
-    return Processed(
-        records=records,
-        rows=sum(each.number for each in lines),
-        lines=lines,
-        dropped=frozenset(table.dropped),
-        left_out=left_out,
-        refused=refused,
-        more_refused=more_refused,
-        ids=ids,
-        without_id=without_id,
-    )
+
+    def made(self) -> Processed:
+        """Return the rows of all records."""
+        lines = [group.joined() for group in self._table.groups.values() if group.number]
+        return Processed(
+            records=self.records,
+            rows=self.rows,
+            lines=lines,
+            dropped=frozenset(self._table.dropped),
+            left_out=self._left_out,
+            refused=self._refused,
+            more_refused=self._more_refused,
+            ids=self._ids,
+            without_id=self._without_id,
+        )
 
 
 def _ids_of(detail: str | int | None) -> list[str | int]:
@@ -163,13 +204,22 @@ class _LineGroup:
         self.encode = encoder.of((SEQUENCE, *columns)).encode
         self._lines: list[bytes] = []
         self._pieces: list[bytes] = []
+        self._size = self._measured = 0
 
     def add(self, line: bytes) -> None:
         self.number += 1
         self._lines.append(line)
         if len(self._lines) >= PIECE:
+            self.size()
             self._pieces.append(b"".join(self._lines))
             self._lines.clear()
+            self._measured = 0
+
+    def size(self) -> int:
+        """Return the number of bytes, without measuring a line twice."""
+        self._size += sum(map(len, self._lines[self._measured :]))
+        self._measured = len(self._lines)
+        return self._size
 
     def joined(self) -> StagedLines:
         return StagedLines(self.columns, self.number, b"".join([*self._pieces, *self._lines]))

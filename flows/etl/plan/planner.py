@@ -15,6 +15,7 @@ import trio
 
 from dataloader.flows.etl.declare.load import Load
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
+from dataloader.flows.etl.declare.rows import Rows
 from dataloader.flows.etl.plan.known_history import KnownHistory
 from dataloader.flows.etl.plan.segment import OpenTable, Segment
 from dataloader.flows.etl.sources.source import AskForList, Request, Window, ask_at_once
@@ -109,6 +110,8 @@ def windows_of(load: Load, asked: LoadArgs, *, watermark: datetime | None, now: 
 
 def why_idle(load: Load, asked: LoadArgs, windows: Sequence[Window], watermark: datetime | None) -> str:
     """Return the reason why a run of these windows sends no request."""
+    if isinstance(load.source, Rows):
+        return f"the function of {load.name} yields the rows, and sends its own requests"
     if not windows:
         before = "now" if asked.until is None else str(asked.until)
         loaded = "the load's begin is later" if watermark is None else f"data before {watermark.isoformat()} is loaded"

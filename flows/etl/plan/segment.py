@@ -49,10 +49,12 @@ class Segment:
     """Time span or file that is loaded as a whole or not at all. `is_whole` until a request of it fails for good.
 
     `is_refused` is true if its table refused rows of it. `state` is the load's state after this segment, or None if it
-    stays. `planned` is the number of segments of the run, if known in
-    advance. `retries` are the failures that it retries: in this case it consists of single requests, and `details` are
-    those for details. `done` are the details that are already complete. `counts` are its recorded counts. `is_dated` is
-    false for a file without its own window in a load with windows.
+    stays. `planned` is the number of segments of the run, if known in advance. `retries` are the failures that it
+    retries: in this case it consists of single requests, and `details` are those for details. `has_same_data`: a
+    segment of this name in another run has the same data, and resolves its failures. `is_last_of_all`: with this
+    segment the run has loaded all data of the source, which resolves all failures. `done` are the details that are
+    already complete. `counts` are its recorded counts. `is_dated` is false for a file without its own window in a load
+    with windows.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Segment:
     requests: Callable[[], AsyncGenerator[Request, None]]
     details: Sequence[Request] = ()
     retries: Sequence[int] = ()
+    has_same_data: bool = True
+    is_last_of_all: bool = False
     state: Mapping[str, Any] | None = None
     planned: int | None = None
     number: int = 0

@@ -99,6 +99,10 @@ class LoadProgress:
         self.counts.update(numbers)
         self.telemetry(self.load, numbers)
 
+    def uncount(self, numbers: Mapping[str, int]) -> None:
+        """Take back counts of data that is read again."""
+        self.counts.subtract(numbers)
+
     def worked(self) -> None:
         """Note a success, which ends a series of failures."""
         self._in_a_row = 0

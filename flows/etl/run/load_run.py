@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -15,9 +15,12 @@ import trio
 
 from dataloader.flows.etl.declare.load import Load, Table
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+from dataloader.flows.etl.declare.rows import Rows
+from dataloader.flows.etl.fetch.fetcher import Fetcher
 from dataloader.flows.etl.fetch.rate_limiter import LEASE_MARGIN_S, RateLimiter
 from dataloader.flows.etl.fetch.request_sender import RequestSender
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
+from dataloader.flows.etl.parse.parsers import Parsers
 from dataloader.flows.etl.parse.transform import Recipe
 from dataloader.flows.etl.plan.known_history import KnownHistory, aio_known_history
 from dataloader.flows.etl.plan.planner import (
@@ -30,13 +33,15 @@ from dataloader.flows.etl.plan.planner import (
     windows_of,
 )
 from dataloader.flows.etl.plan.segment import OpenTable, Segment
+from dataloader.flows.etl.rows.row_reading import RowReading, next_number
 from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.flows.etl.run.load_progress import FAILED, LoadProgress
 from dataloader.flows.etl.run.load_verdict import Verdict, give_up, judge
-from dataloader.flows.etl.run.pipeline import Pipeline, PipelineEnd
+from dataloader.flows.etl.run.pipeline import Pipeline, PipelineEnd, SourceReading
 from dataloader.flows.etl.run.pipeline_state import PipelineState
+from dataloader.flows.etl.run.request_reading import RequestReading
 from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
@@ -99,7 +104,7 @@ class _Loading:
         """Run the load; return its end."""
         async with self._tables() as tables:
             pipeline = self._pipeline(state)
-            end = await self._shown(pipeline, self._segments(state, tables, pipeline.sender))
+            end = await self._shown(pipeline, await self._reading(state, tables, pipeline.shared))
         match end:
             case "canceled":
                 return CANCELED
@@ -112,7 +117,7 @@ class _Loading:
         """Return the parts of its request that a successful run left out, with reasons; empty if there are none."""
         progress = self.progress
         remarks = [one if times == 1 else f"{one} ({times:,} times)" for one, times in progress.remarks.items()]
-        if progress.counts["requests"]:
+        if progress.counts["requests"] or isinstance(self.load.source, Rows):
             return "; ".join(remarks)
         LoadLog.of(self.run_of_job.job, self.load.name, self.load.hide).warning(
             "the run has sent no request", phase="run", why=progress.idle
@@ -138,6 +143,18 @@ class _Loading:
             log=LoadLog.of(run.job, self.load.name, self.load.hide),
             limits=run.limits,
         )
+        return Pipeline(
+            shared=shared,
+            transactions=run.transactions,
+            cancel=run.cancel,
+            drain_s=partial(run.drain_s, config.drain_timeout),
+            is_lost=lambda: run.is_lost,
+        )
+
+    async def _reading(self, state: RunState, tables: list[OpenTable], shared: PipelineState) -> SourceReading:
+        if isinstance(self.load.source, Rows):
+            return await self._row_reading(self.load.source, state, tables[0], shared)
+        run, config = self.run_of_job, self.config
         rate_limiter = RateLimiter(
             database=run.database,
             holder=run.claimed.token,
@@ -150,16 +167,38 @@ class _Loading:
             rate_limits=self.load.rate_limits,
             draw=random.Random(),  # noqa: S311 - pauses, not secrets
         )
-        return Pipeline(
-            shared=shared,
-            sender=RequestSender(shared, rate_limiter),
-            database=run.database,
-            transactions=run.transactions,
-            cancel=run.cancel,
-            drain_s=partial(run.drain_s, config.drain_timeout),
-            is_lost=lambda: run.is_lost,
-            calls=self._calls(),
+        sender = RequestSender(shared, rate_limiter)
+        return RequestReading(
+            Fetcher(shared, sender),
+            Parsers(shared, run.database, self._calls()),
+            self._segments(state, tables, sender),
         )
+
+    async def _row_reading(
+        self, source: Rows, state: RunState, table: OpenTable, shared: PipelineState
+    ) -> SourceReading:
+        run, declared = self.run_of_job, table.declared
+        if self.asked.failures is not None:
+            told = f"is not allowed: a function yields the rows of {self.load.name}; run the load again"
+            raise BadRequest("args.failures", told)
+        done = self._count_done(state)
+        is_one_segment = declared.history is not None or declared.delete_missing is not None
+        has_pieces = bool(declared.key) and not is_one_segment
+        return RowReading(
+            shared=shared,
+            source=source,
+            table=table,
+            database=run.database,
+            number=next_number(done),
+            is_one_segment=is_one_segment,
+            is_done=bool(done) and not has_pieces and not await self._has_moved_state(),
+        )
+
+    async def _has_moved_state(self) -> bool:
+        """Return whether an earlier attempt has committed a checkpoint; otherwise its only segment had all rows."""
+        run = self.run_of_job
+        before = await run.database.run(aio_load_state, self.load.name)
+        return before is not None and before.run_id == run.claimed.job_id
 
     def _calls(self) -> Calls | None:
         if self.load.dask is None and not self.load.processes:
@@ -168,13 +207,13 @@ class _Loading:
         calls: Calls = self.run_of_job.job.resource(kind)
         return calls
 
-    async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
+    async def _shown(self, pipeline: Pipeline, reading: SourceReading) -> PipelineEnd:
         """Run the pipeline, and meanwhile show its state as the job's progress."""
         job = self.run_of_job.job
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show, pipeline.shared.log)
             try:
-                end = await pipeline.run(segments)
+                end = await pipeline.run(reading)
             finally:
                 nursery.cancel_scope.cancel()
                 # Without a checkpoint: the job may be stopped, and the last progress must still be shown.
@@ -192,18 +231,23 @@ class _Loading:
                 log_at += limits.log_s
             await trio.sleep(limits.show_s)
 
+    def _count_done(self, state: RunState) -> Mapping[str, Any]:
+        """Count what earlier attempts have committed; return the counts of each committed segment."""
+        done = state.segments.get(self.load.name, {})
+        # Not by `count`: they are already in the metrics of this process or of another one.
+        for counts in done.values():
+            self.progress.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
+        for phase, times in state.failed.get(self.load.name, {}).items():
+            self.progress.counts.update({FAILED[phase]: times} if phase in FAILED else {})
+        return done
+
     async def _segments(
         self, state: RunState, tables: list[OpenTable], sender: RequestSender
     ) -> AsyncGenerator[Segment, None]:
         """Yield the segments to load, in order, without those that this run has committed before."""
         load = self.load
-        done = state.segments.get(load.name, {})
+        done = self._count_done(state)
         details = state.details.get(load.name, {})
-        # Not by `count`: they are already in the metrics of this process or of another one.
-        for counts in done.values():
-            self.progress.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
-        for phase, times in state.failed.get(load.name, {}).items():
-            self.progress.counts.update({FAILED[phase]: times} if phase in FAILED else {})
         # Requests of an earlier attempt count even if nothing from their responses is recorded.
         sent = ((state.summaries.get(load.name) or {}).get("counts") or {}).get("requests", 0)
         on_record = [*done.values(), *(came_in.counts for came_in in details.values())]
@@ -243,7 +287,7 @@ class _Loading:
         if load.windows is None and self.asked.is_span:
             self._remark(f"{load.name} has no windows and loads everything; from and to do not apply to it")
         before = await run.database.run(aio_load_state, load.name)
-        watermark = None if before is None else before.watermark
+        watermark = None if before is None or load.windows is None else before.watermark(load.name)
         if before is not None and before.run_id == run.claimed.job_id:
             # The run continues after its last segment, and has already applied look_back.
             load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataloader.flows.etl.declare.load import Load
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.declare.load import Load, Table
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
+from dataloader.flows.etl.declare.rows import Rows
 from dataloader.flows.etl.plan.planner import LoadArgs, read_args, refuse_span
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
 from dataloader.flows.etl.run.etl_run import EtlRun, wait_for
@@ -17,7 +24,7 @@ from dataloader.jobs.task import Task
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.etl.load_holders import LoadIsHeld
 
-__all__ = ["LoadArgs", "add_loads", "load_of", "read_args", "refuse_span", "run_load"]
+__all__ = ["LoadArgs", "add_load_of_rows", "add_loads", "load_of", "read_args", "refuse_span", "run_load"]
 
 
 def add_loads(tasks: Tasks, *loads: Load) -> None:
@@ -25,6 +32,18 @@ def add_loads(tasks: Tasks, *loads: Load) -> None:
     for load in loads:
         text = f"Load {load.table.name}."
         add_etl_task(tasks, run_load, load, text, kind="load", read_args=read_args, timeout_s=load.timeout_s)
+
+
+def add_load_of_rows(
+    tasks: Tasks, name: str, function: Callable[..., Any], table: Table, options: Mapping[str, Any]
+) -> Load:
+    """Register a load whose rows a function yields; return it. `options` are fields of `Load` and of `Rows`."""
+    of_rows = {field.name for field in attrs.fields(Rows) if field.name != "function"}
+    rows = Rows(function, **{name: value for name, value in options.items() if name in of_rows})
+    described = {"description": (inspect.getdoc(function) or "").partition("\n")[0]}
+    load = Load(name, rows, table, **described | {key: value for key, value in options.items() if key not in of_rows})
+    add_loads(tasks, load)
+    return load
 
 
 def load_of(task: Task) -> Load | None:

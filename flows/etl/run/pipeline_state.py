@@ -13,7 +13,7 @@ import trio
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
 from dataloader.flows.etl.declare.pipeline_limits import LIMITS, PipelineLimits
-from dataloader.flows.etl.parse.transform import MAX_KEY, masked_beginning
+from dataloader.flows.etl.parse.transform import MAX_KEY, Processed, masked_beginning
 from dataloader.flows.etl.plan.segment import Part
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_progress import LoadProgress
@@ -23,6 +23,8 @@ from dataloader.store.etl.staging import StagedLines
 
 WRITER_QUEUE: Final = 4
 """Maximum processed responses that wait for the writer, as a multiple of `queue_size`. Above 2 the log warns."""
+MOST_TOLD: Final = 50
+"""Maximum names of fields in one log line."""
 
 
 @attrs.define(eq=False)
@@ -43,14 +45,15 @@ class Fetched:
 
 
 @attrs.frozen(eq=False)
-class Rows:
-    """Rows of the part's `answer`th response, possibly none, for the writer.
+class RowBatch:
+    """Rows of the part's `answer`th response or piece, possibly none, for the writer.
 
-    `counts` are the counts of the response, which are recorded with its rows.
+    `counts` are the counts of the response, which are recorded with its rows. `request` is None if a function has
+    yielded the rows.
     """
 
     part: Part
-    request: Request
+    request: Request | None
     answer: int
     number: int
     lines: list[StagedLines] = attrs.field(repr=False)
@@ -64,7 +67,14 @@ class DetailComplete:
     part: Part
 
 
-ToWriter: TypeAlias = Rows | Part | DetailComplete
+@attrs.frozen(eq=False)
+class DroppedPart:
+    """Request to the writer to drop a part that cannot be completed, with its staged rows."""
+
+    part: Part
+
+
+ToWriter: TypeAlias = RowBatch | Part | DetailComplete | DroppedPart
 
 
 @attrs.frozen(eq=False)
@@ -133,6 +143,12 @@ class Backpressure:
         self.places += 1
         self._freed.set()
 
+    async def room(self) -> None:
+        """Wait until there are not too many bytes."""
+        while self.is_heavy:
+            self._freed = trio.Event()
+            await self._freed.wait()
+
     def hold(self, number: int) -> None:
         """Add `number`, which may be negative, to the bytes in memory."""
         self.bytes += number
@@ -177,6 +193,8 @@ class PipelineState:
     fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
     to_writer: trio.MemorySendChannel[ToWriter] = attrs.field(init=False)
     processed: trio.MemoryReceiveChannel[ToWriter] = attrs.field(init=False)
+    _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
+    _is_writer_behind: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         # `backpressure` limits the responses for the workers.
@@ -221,6 +239,51 @@ class PipelineState:
         # If the walk ended here, a retry of this page alone would not load the later pages.
         requests = [] if error.ends_walk and not part.segment.is_retry else [request]
         self.progress.failed(self.failure(part, phase, key, str(error), requests=requests))
+
+    async def hand_on(self, part: Part, request: Request | None, answer: int, page: Page, made: Processed) -> None:
+        """Send the rows of a response or piece to the writer, and note its counts and its failed records."""
+        counts = {
+            "details": int(part.table.detail is not None),
+            "records": made.records + len(page.broken),
+            "left_out": made.left_out,
+            "details_skipped": made.without_id,
+            "rows": made.rows,
+        }
+        self.progress.count(**counts)
+        if request is not None:
+            segment = request.segment or part.segment.name
+            self.progress.processed(page, made, segment, [part.kept(request)])
+        part.lacks_records |= bool(page.broken or made.refused)
+        part.shapes |= made.shapes
+        self._tell_of_dropped(part.table.name, made.dropped)
+        self.progress.unwritten += made.rows
+        self.backpressure.hold(sum(len(lines.text) for lines in made.lines))
+        self._look_at_the_writer()
+        await self.to_writer.send(RowBatch(part, request, answer, made.rows, made.lines, counts))
+
+    def _look_at_the_writer(self) -> None:
+        """Log when the writer lags behind and when it has caught up. The limits differ, to avoid constant logging."""
+        waiting, queue_size = self.to_writer.statistics().current_buffer_used, self.config.queue_size
+        told = {"responses": waiting, "rows": self.progress.unwritten}
+        if not self._is_writer_behind and waiting > 2 * queue_size:
+            self._is_writer_behind = True
+            self.log.warning("the writer is slower than the parsers", phase="processing", **told)
+        elif self._is_writer_behind and waiting <= queue_size:
+            self._is_writer_behind = False
+            self.log.info("the writer has caught up", phase="processing", **told)
+
+    def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
+        """Log each dropped field once: it is left out on purpose, or its name is misspelled."""
+        known = self._dropped.setdefault(table, set())
+        if not names <= known:
+            told = sorted(map(str, names - known))
+            known |= names
+            self.log.info(
+                "ignoring fields: the table has no columns with these names, and no payload",
+                phase="processing",
+                table=table,
+                fields=told[:MOST_TOLD],
+            )
 
     async def detail_asked(self, part: Part, request: Request) -> None:
         """Note that no more requests will be sent for a detail.

@@ -8,27 +8,27 @@ moves the load's state, as `SegmentOrder` has decided. Segments end in order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import trio
 
 from dataloader.flows.etl.parse.transform import masked_beginning
 from dataloader.flows.etl.plan.segment import Part
-from dataloader.flows.etl.run.pipeline_state import DetailComplete, PipelineState, Rows, ToWriter
+from dataloader.flows.etl.run.pipeline_state import DetailComplete, DroppedPart, PipelineState, RowBatch, ToWriter
 from dataloader.flows.etl.sources.source import Request
 from dataloader.flows.etl.write.segment_end import SegmentOrder
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.etl.refused_rows import RefusedSearch
 from dataloader.store.etl.run_journal import aio_note_failures
 from dataloader.store.etl.segment_commit import SegmentCommit, aio_commit_segment
-from dataloader.store.etl.staging import RowsLost, StagedLines, aio_stage
+from dataloader.store.etl.staging import RowsLost, StagedLines, aio_drop_staged, aio_stage
 from dataloader.store.queue.transaction import Transactions
 
 
 @attrs.define(eq=False)
 class Batch:
-    """Rows of one part that are written together: lines, each with its response's number, and their requests.
+    """Rows of one part that are written together: lines, each with its response's number, and their requests, if any.
 
     `answers` are the responses whose last row is in the batch. `settled` is the number of rows that were staged or
     refused when the batch was split.
@@ -37,8 +37,13 @@ class Batch:
     number: int = 0
     settled: int = 0
     lines: list[tuple[int, StagedLines]] = attrs.field(factory=list)
-    requests: list[Request] = attrs.field(factory=list)
-    answers: list[Rows] = attrs.field(factory=list)
+    requests: list[Request | None] = attrs.field(factory=list)
+    answers: list[RowBatch] = attrs.field(factory=list)
+
+    def requests_of(self, pieces: Iterable[int]) -> list[Request]:
+        """Return the requests of pieces of lines, each once."""
+        found = {id(request): request for piece in pieces if (request := self.requests[piece]) is not None}
+        return list(found.values())
 
     def left(self) -> list[tuple[list[Request], int]]:
         """Return its requests, grouped by the segments in which they failed before, with the number of unsettled rows.
@@ -49,9 +54,10 @@ class Batch:
         for request, (_, lines) in zip(self.requests, self.lines, strict=True):
             done = min(settled, lines.number)
             settled -= done
-            requests, left = found.get(request.segment, ([], 0))
-            requests.append(request)
-            found[request.segment] = requests, left + lines.number - done
+            segment = "" if request is None else request.segment
+            requests, left = found.get(segment, ([], 0))
+            requests += [] if request is None else [request]
+            found[segment] = requests, left + lines.number - done
         return list(found.values())
 
 
@@ -77,10 +83,12 @@ class Writer:
                     break
             if scope.cancelled_caught:
                 await self._flush_all()
-            elif isinstance(message, Rows):
+            elif isinstance(message, RowBatch):
                 await self._add(message)
             elif isinstance(message, DetailComplete):
                 await self._keep_in_time(message.part)
+            elif isinstance(message, DroppedPart):
+                await self._drop(message.part)
             elif message is not None:
                 message.is_ready = True
                 await self._commit_ready()
@@ -88,7 +96,7 @@ class Writer:
         await self._flush_all()
         await self._commit_rest()
 
-    async def _add(self, rows: Rows) -> None:
+    async def _add(self, rows: RowBatch) -> None:
         size, left = self.shared.config.batch_size, rows.number
         most = max(size, self.shared.limits.most_rows)
         if not left:
@@ -153,12 +161,12 @@ class Writer:
                     self.shared.progress.worked()
             for rows in batch.answers:
                 part.counts.update(rows.counts)
-                part.completed.staged(rows.request.key)
+                part.completed.staged("" if rows.request is None else rows.request.key)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
             part.is_whole = False
-            for request in batch.requests:
+            for request in batch.requests_of(range(len(batch.requests))):
                 part.completed.failed(request.key)
             self.shared.log.warning(
                 "skipping rows of a batch that were rejected together",
@@ -170,7 +178,7 @@ class Writer:
                 batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace")
             )
             for requests, left in batch.left():
-                key = f"{left} rows of {requests[0].key or requests[0].endpoint}"
+                key = f"{left} rows of {_origin_of(part, requests)}"
                 failure = self.shared.failure(
                     part, "batch", key, str(error), sample=sample, requests=requests, times=left
                 )
@@ -209,7 +217,7 @@ class Writer:
                 key or f"number {row.place + 1} of its batch",
                 row.error,
                 sample=_sample_of_cells(cells),
-                requests=[batch.requests[row.piece]],
+                requests=batch.requests_of([row.piece]),
             )
             self.shared.progress.failed(failure)
         for one in search.unsearched:
@@ -219,7 +227,7 @@ class Writer:
                 f"{one.rows} rows from number {one.place + 1} of their batch",
                 f"rejected together, after too many single rows: {one.error}",
                 sample=_sample_of_cells(_cells(one.line)),
-                requests=list({id(batch.requests[piece]): batch.requests[piece] for piece in one.pieces}.values()),
+                requests=batch.requests_of(one.pieces),
                 times=one.rows,
             )
             self.shared.progress.failed(failure)
@@ -265,6 +273,18 @@ class Writer:
         part.counts.clear()
         part.staged = 0
 
+    async def _drop(self, part: Part) -> None:
+        """Forget a part, and delete its staged rows."""
+        batch = self._batches.pop(part, None)
+        if batch is not None:
+            self.shared.progress.unwritten -= batch.number
+            self.shared.backpressure.hold(-sum(len(lines.text) for _, lines in batch.lines))
+        self.shared.parts.remove(part)
+        if part.staged:
+            await self.transactions.run(aio_drop_staged, part.staged_as(self.shared.token))
+        part.committed.set()
+        self.shared.retry_queue.stir()
+
     async def _commit_ready(self) -> None:
         """Commit the finished parts in order, which snapshots and the load's state require."""
         while self.shared.parts and self.shared.parts[0].is_ready:
@@ -302,7 +322,8 @@ class Writer:
             lease_s=self.shared.lease_s,
             segment=segment.name if end.is_noted else None,
             merges=merges,
-            resolves=segment.retries if segment.is_retry else None,
+            resolves=segment.retries if segment.is_retry or not segment.has_same_data else None,
+            resolves_all=end.is_noted and segment.is_last_of_all and self._order.is_whole_so_far,
             again_until=self.shared.last_failure,
             window=segment.span,
             failures=self.shared.progress.take_unsaved(),
@@ -382,6 +403,11 @@ class Writer:
             # The statement may have succeeded, but failures that are recorded twice are better than lost ones.
             self.shared.progress.put_back(failures)
             self.shared.log.warning("failures were not stored in time", phase="writing", failures=len(failures))
+
+
+def _origin_of(part: Part, requests: Sequence[Request]) -> str:
+    """Return the name of the first request, or of the segment of rows without a request."""
+    return requests[0].key or requests[0].endpoint if requests else part.segment.name
 
 
 def _cells(line: StagedLines) -> dict[str, str]:

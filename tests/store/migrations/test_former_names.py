@@ -87,7 +87,7 @@ async def upgraded(store, raw, database):
 async def test_the_upto_of_a_load_becomes_a_state_of_the_kind_window(upgraded, store):
     state = await store.run(aio_load_state, "rates")
     assert state.state.keys() == {"kind", "upto"}
-    assert state.watermark == datetime(2026, 11, 1, 0, 0, 0, 500_000, tzinfo=UTC)
+    assert state.watermark("rates") == datetime(2026, 11, 1, 0, 0, 0, 500_000, tzinfo=UTC)
 
 
 async def test_the_release_before_reads_and_writes_tables_of_loads_by_former_names(upgraded, store, raw):
@@ -96,7 +96,7 @@ async def test_the_release_before_reads_and_writes_tables_of_loads_by_former_nam
     assert await raw.execute(MOVE, "rates", later) == "INSERT 0 1"
     assert await raw.execute(MOVE, "rates", datetime(2020, 1, 1, tzinfo=UTC)) == "INSERT 0 0"
     await raw.execute(MOVE, "names", later)
-    assert [(await store.run(aio_load_state, load)).watermark for load in ("rates", "names")] == [later, later]
+    assert [(await store.run(aio_load_state, load)).watermark(load) for load in ("rates", "names")] == [later, later]
     await store.run(aio_move_state, "rates", window_state(newest), uuid4())
     await store.run(aio_move_state, "orders", {"kind": "checkpoint", "state": 7}, uuid4())
     cursors = await raw.fetch("SELECT load, upto FROM dl_etl_cursors ORDER BY load")

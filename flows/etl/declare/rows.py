@@ -1,0 +1,107 @@
+"""Rows as a source: a function that yields the rows of a load, and what it gets and may yield.
+
+@tasks.load("shop.orders", table=Table("orders", key="id"))
+def orders(run):
+    for page in pages_since(run.state):
+        yield page.orders
+        yield Checkpoint(page.cursor)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.sources.source import Page, Request, Response, Source, SourceConnection, Window
+
+EVERY_ROWS: Final = 100_000
+EVERY_S: Final = 30.0
+
+
+def _check_json(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    try:
+        msgspec.json.encode(value)
+    except Exception:  # noqa: BLE001 - any error of an object's own encoding
+        raise option_checks.refuse(attribute.name, value, "a JSON value") from None
+
+
+@attrs.frozen
+class Checkpoint:
+    """Point in the rows of a function at which a later run can continue.
+
+    Args:
+        state: JSON value that the function gets as `run.state` when it is called again. It covers all rows that were
+            yielded before it.
+    """
+
+    state: Any = attrs.field(validator=_check_json)
+
+
+@attrs.frozen(kw_only=True)
+class RowsRun:
+    """Run of a load, for the function that yields its rows.
+
+    Attributes:
+        load: name of the load.
+        state: state of the last `Checkpoint` whose rows are committed; None before the first one.
+    """
+
+    load: str
+    state: Any
+
+
+Yielded = Iterable[Any] | AsyncIterable[Any]
+"""Items of a function: rows, lists of rows, and checkpoints."""
+
+
+def _check_function(_instance: Any, _attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not callable(value) or inspect.iscoroutinefunction(value):
+        raise option_checks.refuse("function", value, "a generator, such as `def rows(run): yield …`")
+
+
+@attrs.frozen
+class Rows(Source):
+    """Rows that a function yields: a generator (`def`), which runs in a thread, or an async generator on Trio.
+
+    A row is a mapping, or an attrs, dataclass or msgspec object. The function may also yield lists of rows, and a
+    `Checkpoint` after the rows that its state covers.
+
+    The rows are cut into segments, each of which is one transaction: after `every_rows` rows or `every_s` seconds, at
+    any row if the table has a key, otherwise at the next `Checkpoint`. With `history` or `delete_missing`, all rows of
+    a run are one segment. When the function raises an error, it is called again, with the state of the last committed
+    `Checkpoint`.
+
+    Args:
+        function: function that takes a `RowsRun` and yields the rows.
+        every_rows: number of rows after which a segment ends.
+        every_s: seconds after which a segment ends.
+    """
+
+    function: Callable[[RowsRun], Yielded] = attrs.field(validator=_check_function)
+    every_rows: int = attrs.field(default=EVERY_ROWS, kw_only=True, validator=option_checks.whole_from(1))
+    every_s: float = attrs.field(default=EVERY_S, kw_only=True, validator=option_checks.positive_seconds)
+
+    @property
+    def is_async(self) -> bool:
+        """Return whether the function is an async generator."""
+        return inspect.isasyncgenfunction(self.function)
+
+    def open(self) -> AbstractAsyncContextManager[SourceConnection]:
+        """Refuse: the function sends its requests itself."""
+        raise NotImplementedError
+
+    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """Yield nothing: the function sends its requests itself."""
+        del window
+        return
+        yield  # pragma: no cover - makes this a generator
+
+    def read(self, response: Response) -> Page:
+        """Refuse: there are no responses."""
+        raise NotImplementedError

@@ -1,0 +1,271 @@
+"""Reading of a function that yields rows: it is called, its rows go to the writer in pieces, segments are cut.
+
+    function ─► encode in its thread ─(pieces)─► writer ─► staging ─► one transaction a segment
+
+A generator has a dedicated thread for its whole life, because database connections and sessions may need one. When the
+job is stopped, the thread is abandoned: the generator is closed there when its current call returns.
+
+If the function raises an error, the segments that have ended are committed, the open one is dropped, and the function
+is called again with the last committed state.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.flows.etl.declare.rows import Rows, RowsRun
+from dataloader.flows.etl.parse.database_reader import Reader, open_reader
+from dataloader.flows.etl.parse.transform import Processed, masked_beginning
+from dataloader.flows.etl.plan.segment import OpenTable, Part, Segment
+from dataloader.flows.etl.rows.row_taker import NOTHING, Cut, RowTaker
+from dataloader.flows.etl.run.pipeline_state import DroppedPart, PipelineState
+from dataloader.flows.etl.sources.source import Page, Window
+from dataloader.jobs.error_groups import is_outage
+from dataloader.jobs.text import said_by
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.failure_rows import Failure
+from dataloader.store.etl.load_state import CHECKPOINT, aio_load_state, checkpoint_state
+
+_NAME: Final = re.compile(r"rows (\d{6,})")
+_NO_PAGE: Final = Page(records=())
+
+
+class FunctionFailed(Exception):  # noqa: N818 - says what has failed
+    """The function has raised `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def next_number(done: Iterable[str]) -> int:
+    """Return the number of a run's next segment after the committed ones with these names."""
+    return 1 + max((int(match[1]) for name in done if (match := _NAME.fullmatch(name))), default=0)
+
+
+@attrs.define(eq=False)
+class _OpenSegment:
+    """Segment whose rows arrive: its part, the number of pieces, and what to count or report when it ends."""
+
+    part: Part
+    pieces: int = 0
+    counts: Counter[str] = attrs.field(factory=Counter)
+    made: list[Processed] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One call of the function. `is_over` tells its thread that nothing more is taken."""
+
+    items: Callable[[], Any]
+    taker: RowTaker
+    begins_at_start: bool
+    is_over: bool = False
+
+
+@attrs.define(eq=False, kw_only=True)
+class RowReading:
+    """Calls the function of a load, and passes its rows on.
+
+    `number` is the number of the next segment. `is_one_segment`: all rows of the run are one segment. `is_done`: an
+    earlier attempt of the run has committed all rows.
+    """
+
+    shared: PipelineState
+    source: Rows
+    table: OpenTable
+    database: Database
+    number: int
+    is_one_segment: bool
+    is_done: bool = False
+    _open: _OpenSegment | None = attrs.field(init=False, default=None)
+
+    async def read(self) -> None:
+        """Call the function until it has yielded all of its rows.
+
+        Raises the function's error if it has failed `attempts` times.
+        """
+        tries = 0
+        while not self.is_done:
+            tries += 1
+            try:
+                async with open_reader(self.database) as reader:
+                    await self._read_once(reader)
+                self.is_done = True
+            except FunctionFailed as failed:
+                await self._failed(failed.error, tries)
+
+    async def _failed(self, error: Exception, tries: int) -> None:
+        """Wait until the function may be called again. Raises its error after the last try."""
+        await self._drop_open()
+        # The next call continues at the state of the last segment, which must be committed first.
+        await self._until(lambda: not self.shared.parts)
+        if is_outage(error):
+            raise error
+        told, attempts = masked_beginning(said_by(error)), self.shared.config.attempts
+        if tries >= attempts:
+            name = f"rows {self.number:06}"
+            self.shared.progress.failed(
+                Failure(load=self.shared.load, segment=name, phase="request", key=name, error=told, requests=[])
+            )
+            raise error
+        self.shared.log.warning(
+            "calling the function again after an error", phase="requests", attempt=f"{tries} of {attempts}", error=told
+        )
+        first_s, longest_s = self.shared.limits.retry_s
+        await trio.sleep(min(first_s * 2.0 ** (tries - 1), longest_s))
+
+    async def process(self) -> None:
+        """Wait until `read` has ended: its rows go to the writer directly."""
+        async for _ in self.shared.fetched:
+            raise AssertionError  # pragma: no cover - there are no responses
+
+    async def _read_once(self, reader: Reader) -> None:
+        before = await self.database.run(aio_load_state, self.shared.load)
+        state = None if before is None else before.of_kind(self.shared.load, CHECKPOINT)["state"]
+        run = RowsRun(load=self.shared.load, state=state)
+        has_key = bool(self.table.declared.key)
+        taker = RowTaker(
+            source=self.source,
+            recipe=self.table.recipe,
+            piece=self.shared.limits.piece,
+            is_cut_anywhere=has_key and state is None and not self.is_one_segment,
+            is_cut_at_checkpoints=not self.is_one_segment,
+            reader=reader if self.table.recipe.reads else None,
+        )
+        call = _Call(lambda: self.source.function(run), taker, begins_at_start=before is None)
+        try:
+            if self.source.is_async:
+                await self._take_async(call)
+            else:
+                await _in_own_thread(self._take_all, call)
+        finally:
+            call.is_over = True
+
+    def _take_all(self, call: _Call) -> None:
+        """Iterate over the function's items, in its thread."""
+        items = _items_of(call)
+        try:
+            for item in items:
+                self._take(call, call.taker.take(item))
+                if call.is_over:
+                    return
+        finally:
+            # A generator may ignore its end, or fail in its own `finally`.
+            with suppress(Exception):
+                items.close()
+        self._take(call, call.taker.end())
+
+    def _take(self, call: _Call, taken: Iterable[Processed | Cut]) -> None:
+        for message in taken:
+            if call.is_over:
+                return
+            trio.from_thread.run(self._hand_on, call, message)
+
+    async def _take_async(self, call: _Call) -> None:
+        async with aclosing(call.items()) as items:
+            while not call.is_over:
+                try:
+                    item = await anext(items)
+                except StopAsyncIteration:
+                    break
+                except Exception as error:
+                    raise FunctionFailed(error) from error
+                if isinstance(item, list):
+                    await _in_own_thread(self._take, call, call.taker.take(item))
+                else:
+                    for message in call.taker.take(item):
+                        await self._hand_on(call, message)
+        if not call.is_over:
+            for message in call.taker.end():
+                await self._hand_on(call, message)
+
+    async def _hand_on(self, call: _Call, message: Processed | Cut) -> None:
+        if call.is_over:
+            return  # the thread was abandoned
+        segment = self._open = self._open or self._begin()
+        if isinstance(message, Cut):
+            await self._end(call, segment, message)
+            return
+        await self.shared.backpressure.room()
+        segment.pieces += 1
+        segment.counts.update(records=message.records, left_out=message.left_out, rows=message.rows)
+        segment.made.append(attrs.evolve(message, lines=[]))
+        await self.shared.hand_on(segment.part, None, segment.pieces, _NO_PAGE, message)
+
+    def _begin(self) -> _OpenSegment:
+        segment = Segment(
+            name=f"rows {self.number:06}",
+            window=Window(),
+            tables=[self.table],
+            requests=_no_requests,
+            number=self.number,
+            has_same_data=False,
+        )
+        self.number += 1
+        part = Part(segment=segment, table=self.table, ends_segment=True)
+        self.shared.parts.append(part)
+        self.shared.progress.segment = segment.name
+        return _OpenSegment(part)
+
+    async def _end(self, call: _Call, segment: _OpenSegment, cut: Cut) -> None:
+        part = segment.part
+        if cut.state is not NOTHING:
+            part.segment.state = checkpoint_state(cut.state)
+        part.segment.is_last_of_all = cut.is_last and call.begins_at_start
+        for made in segment.made:
+            self.shared.progress.processed(_NO_PAGE, made, part.segment.name, [])
+        self._open = None
+        part.is_asked = True
+        await self.shared.close_if_done(part)
+        if not self.table.declared.key:
+            await part.committed.wait()
+            # Rows after a segment that was not committed would be duplicated by the next run.
+            call.is_over = not is_committed(part)
+
+    async def _drop_open(self) -> None:
+        segment, self._open = self._open, None
+        if segment is None:
+            return
+        self.shared.progress.uncount(segment.counts)
+        await self.shared.to_writer.send(DroppedPart(segment.part))
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await self.shared.retry_queue.stirred()
+
+
+def is_committed(part: Part) -> bool:
+    """Return whether the segment of an ended part is in its table."""
+    return part.segment.is_whole
+
+
+def _items_of(call: _Call) -> Generator[object, None, None]:
+    """Yield the items of the function. Raises `FunctionFailed` for any error of it."""
+    items = None
+    try:
+        items = iter(call.items())
+        yield from items
+    except Exception as error:
+        raise FunctionFailed(error) from error
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+
+async def _in_own_thread(function: Callable[..., None], *args: Any) -> None:
+    """Call a function in a dedicated thread. On cancellation the thread is abandoned."""
+    await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=trio.CapacityLimiter(math.inf))
+
+
+def _no_requests() -> Any:
+    raise AssertionError  # pragma: no cover - nothing requests the rows of a function

@@ -1,0 +1,433 @@
+"""Loads whose rows a function yields: pieces, segments, checkpoints, errors (E6, E10)."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import threading
+import time
+from datetime import UTC, datetime
+
+import attrs
+import msgspec
+import pytest
+import trio
+from conditions import until
+
+from dataloader import Snooze, Tasks
+from dataloader.flows.etl import Checkpoint, History, Load, Rows, Table, Windows, run_load
+from dataloader.testing import run_task
+
+pytestmark = pytest.mark.requirement("E6", "E10")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEYED = Table("item", key="id")
+KEYLESS = Table("event", mode="insert")
+
+
+@pytest.fixture(autouse=True)
+def tables(database, limits):
+    """Create a table with a key and one without, make pieces of single rows, and repeat calls immediately."""
+    database.psql("CREATE TABLE item (id int PRIMARY KEY, value text); CREATE TABLE event (id int, value text)")
+    limits.set(retry_s=(0.001, 0.001), piece=(1, 2**20, 1.0))
+
+
+@pytest.fixture
+def outcome_of_rows(outcome_of):
+    """Return a function that runs a load of the rows of a function once."""
+
+    async def outcome_of_rows(function, table=KEYED, *, every_rows=100_000, **options):
+        return await outcome_of(Load("orders", Rows(function, every_rows=every_rows), table, **options))
+
+    return outcome_of_rows
+
+
+@pytest.fixture
+def segments(raw):
+    """Return a function that reads the names of the committed segments, and the rows that each has inserted."""
+
+    async def segments():
+        rows = await raw.fetch("SELECT segment, counts FROM dl_etl_segments ORDER BY segment")
+        return {row["segment"]: msgspec.json.decode(row["counts"]).get("inserted", 0) for row in rows}
+
+    return segments
+
+
+@attrs.frozen
+class Item:
+    id: int
+    value: str = "attrs"
+
+
+@dataclasses.dataclass
+class Data:
+    id: int
+    value: str = "dataclass"
+
+
+class Struct(msgspec.Struct):
+    id: int
+    value: str = "struct"
+
+
+def numbered(first, last):
+    return ({"id": number, "value": "a"} for number in range(first, last + 1))
+
+
+async def ids(raw, table="item"):
+    return [row[0] for row in await raw.fetch(f"SELECT id FROM {table} ORDER BY id")]
+
+
+async def test_rows_are_mappings_objects_or_lists_of_them(outcome_of_rows, table):
+    def rows(run):
+        yield {"id": 1, "value": "dict"}
+        yield [Item(2), Data(3)]
+        yield Struct(4)
+        yield []
+
+    outcome = await outcome_of_rows(rows)
+    assert (outcome.status, outcome.result["counts"]) == (
+        "succeeded",
+        {"inserted": 4, "records": 4, "rows": 4, "segments": 1},
+    )
+    assert await table() == ["(1,dict)", "(2,attrs)", "(3,dataclass)", "(4,struct)"]
+
+
+async def test_a_dictionary_that_is_yielded_again_and_again_is_read_each_time(outcome_of_rows, raw):
+    def rows(run):
+        row = {}
+        for number in range(3):
+            row["id"] = number
+            yield row
+
+    await outcome_of_rows(rows)
+    assert await ids(raw) == [0, 1, 2]
+
+
+async def test_a_decorated_function_is_a_load_with_segments_of_every_rows(database, raw, segments):
+    tasks = Tasks()
+
+    @tasks.load("shop.orders", table=KEYED, every_rows=2, queue="loads")
+    def orders(run):
+        """Load the orders."""
+        yield list(numbered(1, 3))
+        yield from numbered(4, 5)
+
+    assert isinstance(orders, Load)
+    assert (tasks["shop.orders"].queue, tasks["shop.orders"].description) == ("loads", "Load the orders.")
+    outcome = await run_task(tasks, "shop.orders", dsn=database.dsn)
+    assert outcome.result["counts"]["inserted"] == 5
+    assert await segments() == {"rows 000001": 2, "rows 000002": 2, "rows 000003": 1}
+    assert await ids(raw) == [1, 2, 3, 4, 5]
+
+
+async def test_a_run_continues_at_the_last_checkpoint_of_the_run_before(outcome_of_rows, raw, segments):
+    states = []
+
+    def rows(run):
+        states.append(run.state)
+        begin = 0 if run.state is None else run.state["after"]
+        for number in range(begin + 1, begin + 4):
+            yield {"id": number}
+            yield Checkpoint({"after": number})
+
+    for _ in range(2):
+        assert (await outcome_of_rows(rows, KEYLESS, every_rows=2)).status == "succeeded"
+    assert states == [None, {"after": 3}]
+    assert await ids(raw, "event") == [1, 2, 3, 4, 5, 6]
+    assert await segments() == {"rows 000001": 2, "rows 000002": 1}  # of each run
+
+
+@pytest.mark.parametrize("table", [KEYED, KEYLESS], ids=["key", "no key"])
+async def test_after_an_error_the_function_continues_at_the_last_committed_checkpoint(outcome_of_rows, raw, table):
+    states = []
+
+    def rows(run):
+        states.append(run.state)
+        begin = run.state or 0
+        for number in range(begin + 1, 7):
+            yield {"id": number}
+            yield Checkpoint(number)
+            if number == 5 and len(states) < 3:
+                raise OSError("the connection was reset")
+
+    outcome = await outcome_of_rows(rows, table, every_rows=2)
+    assert (outcome.status, states) == ("succeeded", [None, 4, 4])
+    assert await ids(raw, table.name) == [1, 2, 3, 4, 5, 6]
+    assert outcome.result["counts"] == {"inserted": 6, "records": 6, "rows": 6, "segments": 3}
+
+
+async def test_without_a_checkpoint_a_table_with_a_key_is_loaded_from_the_beginning(outcome_of_rows, raw, segments):
+    calls = []
+
+    def rows(run):
+        calls.append(run.state)
+        for row in numbered(1, 5):
+            yield row
+            if row["id"] == 3 and len(calls) == 1:
+                raise OSError("the connection was reset")
+
+    outcome = await outcome_of_rows(rows, every_rows=2)
+    assert (outcome.status, calls) == ("succeeded", [None, None])
+    assert outcome.result["counts"]["unchanged"] == 2
+    assert await ids(raw) == [1, 2, 3, 4, 5]
+    assert await segments() == {"rows 000001": 2, "rows 000003": 0, "rows 000004": 2, "rows 000005": 1}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [KEYLESS, attrs.evolve(KEYED, name="marked", delete_missing="gone")],
+    ids=["no key, no checkpoint", "marks of deleted rows"],
+)
+async def test_where_a_repetition_would_do_harm_the_run_is_one_segment(outcome_of_rows, raw, segments, table):
+    await raw.execute("CREATE TABLE marked (id int PRIMARY KEY, value text, gone boolean NOT NULL DEFAULT false)")
+    calls = []
+
+    def rows(run):
+        calls.append(1)
+        yield from numbered(1, 4)
+        if len(calls) < 3:
+            raise OSError("the connection was reset")
+
+    outcome = await outcome_of_rows(rows, table, every_rows=2)
+    assert (outcome.status, len(calls)) == ("succeeded", 3)
+    assert await ids(raw, table.name) == [1, 2, 3, 4]
+    assert await segments() == {"rows 000003": 4}
+
+
+async def test_a_function_that_fails_each_time_fails_the_attempt_and_keeps_segments(outcome_of_rows, raw):
+    calls = []
+
+    def rows(run):
+        calls.append(run.state)
+        for number in range((run.state or 0) + 1, 10):
+            if number == 3:
+                raise OSError("the supplier is closed, password=sesame-street-9")
+            yield {"id": number}
+            yield Checkpoint(number)
+
+    outcome = await outcome_of_rows(rows, KEYLESS, every_rows=1, pipeline={"attempts": 2})
+    assert outcome.status not in {"succeeded", "canceled"}
+    assert calls == [None, 2]
+    assert "the supplier is closed" in outcome.error
+    assert "sesame-street" not in outcome.error
+    assert await ids(raw, "event") == [1, 2]
+    [failure] = await raw.fetch("SELECT phase, segment, error FROM dl_etl_failures")
+    assert (failure["phase"], "the supplier is closed" in failure["error"]) == ("request", True)
+
+
+async def test_without_a_key_no_rows_follow_a_refused_segment(outcome_of_rows, raw):
+    await raw.execute("ALTER TABLE event ADD CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+    await raw.execute("INSERT INTO event (id) VALUES (3)")
+
+    def rows(run):
+        for number in range((run.state or 0) + 1, 7):
+            yield {"id": number}
+            yield Checkpoint(number)
+
+    first = await outcome_of_rows(rows, KEYLESS, every_rows=2, pipeline={"max_failed_segments": 5})
+    assert first.result["status"] == "succeeded_with_failures"
+    assert await ids(raw, "event") == [1, 2, 3]
+    await raw.execute("DELETE FROM event WHERE id = 3")
+    again = await outcome_of_rows(rows, KEYLESS, every_rows=2)
+    assert (again.result["status"], await ids(raw, "event")) == ("succeeded", [1, 2, 3, 4, 5, 6])
+
+
+async def test_a_bad_row_is_a_failure_that_a_later_complete_run_resolves(outcome_of_rows, raw, loads_failures):
+    rows = [{"id": 1}, {"id": None}, {"id": 3}, {"id": "x"}]
+    outcome = await outcome_of_rows(lambda _run: rows, pipeline={"max_failed_share": 1})
+    assert outcome.result["status"] == "succeeded_with_failures"
+    assert await ids(raw) == [1, 3]
+    assert [(phase, segment) for phase, segment, _ in await loads_failures()] == [
+        ("record", "rows 000001"),
+        ("row", "rows 000001"),
+    ]
+    rows[:] = [{"id": 1}, {"id": 2}]
+    await outcome_of_rows(lambda _run: rows)
+    assert [solved for _, _, solved in await loads_failures()] == [True, True]
+
+
+@pytest.fixture
+def loads_failures(raw):
+    """Return a function that reads the recorded failures."""
+
+    async def loads_failures():
+        rows = await raw.fetch(
+            "SELECT phase, segment, solved_at IS NOT NULL AS solved FROM dl_etl_failures ORDER BY phase"
+        )
+        return [tuple(row) for row in rows]
+
+    return loads_failures
+
+
+async def test_a_later_run_with_a_state_resolves_no_failure_of_the_rows_before(outcome_of_rows, loads_failures):
+    def rows(run):
+        yield {"id": 7} if run.state else {"id": None}
+        yield Checkpoint(1)
+
+    await outcome_of_rows(rows, pipeline={"max_failed_share": 1, "max_failures": 10})
+    await outcome_of_rows(rows)
+    assert [solved for _, _, solved in await loads_failures()] == [False]
+
+
+@pytest.mark.parametrize("item", [7, "text", ("a", 1), None], ids=["number", "text", "tuple", "nothing"])
+async def test_an_item_that_is_no_row_fails_the_run_with_a_clear_error(outcome_of_rows, item):
+    outcome = await outcome_of_rows(lambda _run: [{"id": 1}, item])
+    assert outcome.status == "failed"
+    assert (
+        "row 2: must be a mapping, an attrs, dataclass or msgspec object, a list of these, or a Check" in outcome.error
+    )
+    assert f"not {type(item).__name__}" in outcome.error
+
+
+async def test_a_state_that_is_not_json_fails_the_call(outcome_of_rows):
+    outcome = await outcome_of_rows(lambda _run: iter([Checkpoint(object())]), pipeline={"attempts": 1})
+    assert "state: must be a JSON value, not <object object" in outcome.error
+
+
+async def test_an_async_generator_runs_on_trio(outcome_of_rows, raw):
+    calls = []
+
+    async def rows(run):
+        calls.append(1)
+        for first in (1, 3):
+            await trio.lowlevel.checkpoint()
+            yield list(numbered(first, first + 1))
+        yield {"id": 5}
+        yield Checkpoint(5)
+        if len(calls) == 1:
+            raise OSError("the connection was reset")
+
+    outcome = await outcome_of_rows(rows, every_rows=2)
+    assert (outcome.status, await ids(raw)) == ("succeeded", [1, 2, 3, 4, 5])
+
+
+async def test_a_generator_has_one_thread_for_its_whole_life(outcome_of_rows, raw):
+    threads = set()
+
+    def rows(run):
+        connection = sqlite3.connect(":memory:")  # refuses other threads
+        try:
+            for number in range(20):
+                threads.add(threading.get_ident())
+                yield {"id": connection.execute("SELECT ?", (number,)).fetchone()[0]}
+        finally:
+            threads.add(threading.get_ident())
+            connection.close()
+
+    await outcome_of_rows(rows, every_rows=3)
+    assert (len(threads), await ids(raw)) == (1, list(range(20)))
+
+
+@pytest.mark.slow
+async def test_a_timeout_abandons_a_blocked_generator_and_closes_it_later(outcome_of_rows, raw):
+    release, closed = threading.Event(), threading.Event()
+
+    def rows(run):
+        try:
+            yield {"id": 1}
+            yield {"id": 2}
+            release.wait(60)
+            yield {"id": 3}
+        finally:
+            closed.set()
+
+    began = time.monotonic()
+    outcome = await outcome_of_rows(rows, every_rows=2, timeout_s=1)
+    assert time.monotonic() - began < 30
+    assert outcome.status != "succeeded"
+    assert not closed.is_set()
+    release.set()
+    assert await trio.to_thread.run_sync(closed.wait, 60)
+    assert await ids(raw) == [1, 2]
+
+
+@pytest.mark.slow
+async def test_a_canceled_job_writes_the_rows_that_have_arrived(supervised, raw):
+    load = Load("orders", Rows(lambda _run: endless()), KEYED, queue="q")
+    async with supervised(load) as supervisor:
+        job = await supervisor.jobs.enqueue("orders", queue="q")
+        await until(lambda: raw.fetchval("SELECT (progress ->> 'records')::int > 3 FROM dl_jobs"))
+        await supervisor.jobs.cancel(job.job_id)
+        ended = await supervisor.jobs.wait(job.job_id)
+    assert ended.status == "canceled"
+    written = ended.result["counts"]["inserted"]
+    assert written > 3
+    assert await ids(raw) == list(range(written))
+    assert await raw.fetchval("SELECT count(*) FROM dl_etl_segments") == 0
+
+
+def endless():
+    number = 0
+    while True:
+        yield {"id": number}
+        number += 1
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("state", "number"), [(None, 1), (2, 2)], ids=["no checkpoint", "checkpoint"])
+async def test_a_job_that_runs_again_after_its_load_was_committed_doubles_no_row(supervised, raw, state, number):
+    tasks, calls, ended = Tasks(), [], []
+
+    def rows(run):
+        calls.append(run.state)
+        if run.state is None:
+            yield from numbered(1, 2)
+            if state is not None:
+                yield Checkpoint(state)
+
+    load = Load("orders", Rows(rows), KEYLESS)
+
+    @tasks.task("orders")
+    async def orders(job):
+        result = await run_load(load, job)
+        ended.append(1)
+        return Snooze(0.01, "the process has ended") if len(ended) == 1 else result
+
+    async with supervised(tasks) as supervisor:
+        job = await supervisor.jobs.enqueue("orders", queue="q")
+        done = await supervisor.jobs.wait(job.job_id)
+    assert (done.status, len(ended), calls) == ("succeeded", 2, [None, state][:number])
+    assert await ids(raw, "event") == [1, 2]
+
+
+async def test_versions_need_a_time_and_all_rows_of_a_run_are_one_snapshot(outcome_of_rows, raw, segments):
+    await raw.execute(
+        "CREATE TABLE versions (id int, value text, valid_from timestamptz, valid_to timestamptz,"
+        " is_current boolean NOT NULL, PRIMARY KEY (id, valid_from))"
+    )
+    history = History(tracked="value", as_of=lambda _segment: NOW)
+    outcome = await outcome_of_rows(
+        lambda _run: numbered(1, 5), Table("versions", key="id", history=history), every_rows=2
+    )
+    assert outcome.result["counts"]["inserted"] == 5
+    assert await segments() == {"rows 000001": 5}
+
+
+async def test_a_state_of_another_kind_is_refused(outcome_of_rows, raw):
+    state = """'{"kind": "window", "upto": "2026-01-07T00:00:00Z"}'"""
+    await raw.execute(f"INSERT INTO dl_load_state (load, state, run_id) VALUES ('orders', {state}, gen_random_uuid())")
+    outcome = await outcome_of_rows(lambda _run: [])
+    assert outcome.status == "failed"
+    assert "load orders: its state must be of the kind checkpoint, not window; to load it from" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"windows": Windows(start=NOW)}, "windows: cannot be combined with rows that a function yields"),
+        ({"processes": True}, "processes: cannot be combined with rows that a function yields"),
+    ],
+    ids=["windows", "processes"],
+)
+def test_options_of_requests_are_refused_for_rows(options, told):
+    with pytest.raises(ValueError, match=f"^load orders: {told}"):
+        Load("orders", Rows(lambda _run: []), KEYED, **options)
+
+
+def test_a_coroutine_function_is_refused():
+    async def rows(run):
+        return []
+
+    with pytest.raises(ValueError, match=r"^function: must be a generator, such as `def rows\(run\): yield …`, not <"):
+        Rows(rows)
