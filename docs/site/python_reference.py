@@ -80,7 +80,7 @@ LOADS: Final[dict[str, tuple[str, ...]]] = {
     "Your own source": ("Source", "Window", "Request", "Response", "Page", "SourceError", "Reader"),
 }  # fmt: skip
 """Public names of `dataloader.flows.etl`, by the sections of their page."""
-WITH_METHODS: Final = {"CancellationToken", "Auth", "Source", "Reader"}
+WITH_METHODS: Final = {"CancellationToken", "Auth", "Source", "Reader", "RowsRun"}
 """Those whose methods users call or define."""
 LOADS_HEAD: Final = """\
 # Reference of loads

@@ -187,13 +187,16 @@ class Load:
         refused = {
             "windows": self.windows is not None,
             "detail": self.detail is not None,
-            "rate_limits": bool(self.rate_limits),
+            "rate_limits": bool(self.rate_limits) and self.source.name is None,
             "processes": self.processes,
             "dask": self.dask is not None,
         }
         for name, is_given in refused.items():
             if is_given:
-                raise ValueError(f"load {self.name}: {name}: cannot be combined with rows that a function yields")
+                raise ValueError(
+                    f"load {self.name}: {name}: cannot be combined with rows that a function yields"
+                    f"{' without supplier=' if name == 'rate_limits' else ''}"
+                )
 
     def hide(self, text: str) -> str:
         """Return a text without the secrets of the load's sources, for storage and display."""

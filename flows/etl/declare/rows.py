@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 import attrs
 import msgspec
@@ -43,17 +43,35 @@ class Checkpoint:
     state: Any = attrs.field(validator=_check_json)
 
 
+class RequestBlock(AbstractContextManager[None], AbstractAsyncContextManager[None], Protocol):
+    """Time of one request to a supplier: a `with` block in a generator, `async with` in an async generator."""
+
+
+class _NoSlot(nullcontext[None]):
+    """Slot without a wait, outside of a run."""
+
+
 @attrs.frozen(kw_only=True)
 class RowsRun:
     """Run of a load, for the function that yields its rows.
 
-    Attributes:
+    Args:
         load: name of the load.
         state: state of the last `Checkpoint` whose rows are committed; None before the first one.
+        new_slot: makes the blocks of `request`; by default blocks that wait for nothing.
     """
 
     load: str
-    state: Any
+    state: Any = None
+    new_slot: Callable[[], RequestBlock] = attrs.field(default=_NoSlot, repr=False)
+
+    def request(self) -> RequestBlock:
+        """Return a block for one request to the load's supplier: `with run.request(): …`.
+
+        It waits until no other run sends a request to the supplier, and its pause and rate limits allow one. Inside the
+        block, send one request and read its answer within the pipeline's `request_timeout`.
+        """
+        return self.new_slot()
 
 
 Yielded = Iterable[Any] | AsyncIterable[Any]
@@ -81,11 +99,18 @@ class Rows(Source):
         function: function that takes a `RowsRun` and yields the rows.
         every_rows: number of rows after which a segment ends.
         every_s: seconds after which a segment ends.
+        supplier: name of the supplier that the function sends requests to, each in a block `with run.request()`.
     """
 
     function: Callable[[RowsRun], Yielded] = attrs.field(validator=_check_function)
     every_rows: int = attrs.field(default=EVERY_ROWS, kw_only=True, validator=option_checks.whole_from(1))
     every_s: float = attrs.field(default=EVERY_S, kw_only=True, validator=option_checks.positive_seconds)
+    supplier: str | None = attrs.field(default=None, kw_only=True, validator=option_checks.text_or_none)
+
+    @property
+    def name(self) -> str | None:
+        """Return the supplier's name."""
+        return self.supplier
 
     @property
     def is_async(self) -> bool:

@@ -22,9 +22,11 @@ import attrs
 import trio
 
 from dataloader.flows.etl.declare.rows import Rows, RowsRun
+from dataloader.flows.etl.fetch.rate_limiter import RateLimiter
 from dataloader.flows.etl.parse.database_reader import Reader, open_reader
 from dataloader.flows.etl.parse.transform import Processed, masked_beginning
 from dataloader.flows.etl.plan.segment import OpenTable, Part, Segment
+from dataloader.flows.etl.rows.request_slots import SlotOfFunction
 from dataloader.flows.etl.rows.row_taker import NOTHING, Cut, RowTaker
 from dataloader.flows.etl.run.pipeline_state import DroppedPart, PipelineState
 from dataloader.flows.etl.sources.source import Page, Window
@@ -83,10 +85,13 @@ class RowReading:
     source: Rows
     table: OpenTable
     database: Database
+    rate_limiter: RateLimiter
     number: int
     is_one_segment: bool
     is_done: bool = False
     _open: _OpenSegment | None = attrs.field(init=False, default=None)
+    _sent: int = attrs.field(init=False, default=0)
+    _has_sent: bool = attrs.field(init=False, default=False)
 
     async def read(self) -> None:
         """Call the function until it has yielded all of its rows.
@@ -100,6 +105,7 @@ class RowReading:
                 async with open_reader(self.database) as reader:
                     await self._read_once(reader)
                 self.is_done = True
+                self._warn_without_requests()
             except FunctionFailed as failed:
                 await self._failed(failed.error, tries)
 
@@ -131,7 +137,11 @@ class RowReading:
     async def _read_once(self, reader: Reader) -> None:
         before = await self.database.run(aio_load_state, self.shared.load)
         state = None if before is None else before.of_kind(self.shared.load, CHECKPOINT)["state"]
-        run = RowsRun(load=self.shared.load, state=state)
+        run = RowsRun(
+            load=self.shared.load,
+            state=state,
+            new_slot=lambda: SlotOfFunction(self.rate_limiter, self.source.supplier, self._note_request),
+        )
         has_key = bool(self.table.declared.key)
         taker = RowTaker(
             source=self.source,
@@ -149,6 +159,19 @@ class RowReading:
                 await _in_own_thread(self._take_all, call)
         finally:
             call.is_over = True
+
+    def _note_request(self) -> None:
+        self._has_sent = True
+        self._sent += 1
+        self.shared.progress.count(requests=1)
+
+    def _warn_without_requests(self) -> None:
+        if self.source.supplier is not None and not self._has_sent:
+            self.shared.log.warning(
+                "the function has sent no request in a block `with run.request()`: the supplier's limits did not apply",
+                phase="requests",
+                supplier=self.source.supplier,
+            )
 
     def _take_all(self, call: _Call) -> None:
         """Iterate over the function's items, in its thread."""
@@ -224,6 +247,7 @@ class RowReading:
         for made in segment.made:
             self.shared.progress.processed(_NO_PAGE, made, part.segment.name, [])
         self._open = None
+        part.sent, self._sent = self._sent, 0
         part.is_asked = True
         await self.shared.close_if_done(part)
         if not self.table.declared.key:

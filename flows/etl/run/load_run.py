@@ -154,8 +154,16 @@ class _Loading:
     async def _reading(self, state: RunState, tables: list[OpenTable], shared: PipelineState) -> SourceReading:
         if isinstance(self.load.source, Rows):
             return await self._row_reading(self.load.source, state, tables[0], shared)
+        sender = RequestSender(shared, self._rate_limiter())
+        return RequestReading(
+            Fetcher(shared, sender),
+            Parsers(shared, self.run_of_job.database, self._calls()),
+            self._segments(state, tables, sender),
+        )
+
+    def _rate_limiter(self) -> RateLimiter:
         run, config = self.run_of_job, self.config
-        rate_limiter = RateLimiter(
+        return RateLimiter(
             database=run.database,
             holder=run.claimed.token,
             progress=self.progress,
@@ -166,12 +174,6 @@ class _Loading:
             last_word_s=last_word_s(run.claimed.lease_s),
             rate_limits=self.load.rate_limits,
             draw=random.Random(),  # noqa: S311 - pauses, not secrets
-        )
-        sender = RequestSender(shared, rate_limiter)
-        return RequestReading(
-            Fetcher(shared, sender),
-            Parsers(shared, run.database, self._calls()),
-            self._segments(state, tables, sender),
         )
 
     async def _row_reading(
@@ -189,6 +191,7 @@ class _Loading:
             source=source,
             table=table,
             database=run.database,
+            rate_limiter=self._rate_limiter(),
             number=next_number(done),
             is_one_segment=is_one_segment,
             is_done=bool(done) and not has_pieces and not await self._has_moved_state(),

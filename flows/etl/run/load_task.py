@@ -19,6 +19,7 @@ from dataloader.flows.etl.run.etl_task import add_etl_task, declared_by
 from dataloader.flows.etl.run.load_run import run_one
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
+from dataloader.jobs.limits import Supplier
 from dataloader.jobs.outcomes import Canceled, GiveUp
 from dataloader.jobs.task import Task
 from dataloader.jobs.tasks import Tasks
@@ -38,6 +39,11 @@ def add_load_of_rows(
     tasks: Tasks, name: str, function: Callable[..., Any], table: Table, options: Mapping[str, Any]
 ) -> Load:
     """Register a load whose rows a function yields; return it. `options` are fields of `Load` and of `Rows`."""
+    options = dict(options)
+    supplier = options.get("supplier")
+    if isinstance(supplier, Supplier):
+        tasks.supplier(supplier)
+        options["supplier"] = supplier.name
     of_rows = {field.name for field in attrs.fields(Rows) if field.name != "function"}
     rows = Rows(function, **{name: value for name, value in options.items() if name in of_rows})
     described = {"description": (inspect.getdoc(function) or "").partition("\n")[0]}

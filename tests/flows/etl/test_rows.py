@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sqlite3
 import threading
 import time
@@ -13,9 +14,10 @@ import msgspec
 import pytest
 import trio
 from conditions import until
+from logged import capture_logs
 
-from dataloader import Snooze, Tasks
-from dataloader.flows.etl import Checkpoint, History, Load, Rows, Table, Windows, run_load
+from dataloader import RateLimit, Snooze, Supplier, Tasks
+from dataloader.flows.etl import Checkpoint, History, Load, Rows, RowsRun, Table, Windows, run_load
 from dataloader.testing import run_task
 
 pytestmark = pytest.mark.requirement("E6", "E10")
@@ -299,6 +301,96 @@ async def test_an_async_generator_runs_on_trio(outcome_of_rows, raw):
 
     outcome = await outcome_of_rows(rows, every_rows=2)
     assert (outcome.status, await ids(raw)) == ("succeeded", [1, 2, 3, 4, 5])
+
+
+def asking(times):
+    """Return a generator that sends two requests."""
+
+    def rows(run):
+        for number in range(2):
+            with run.request():
+                times.append(time.monotonic())
+                yield {"id": number}
+                times.append(time.monotonic())
+
+    return rows
+
+
+def asking_on_trio(times):
+    async def rows(run):
+        for number in range(2):
+            async with run.request():
+                times.append(time.monotonic())
+                await trio.sleep(0.01)
+                times.append(time.monotonic())
+            yield {"id": number}
+
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E1")
+@pytest.mark.parametrize("made", [asking, asking_on_trio], ids=["generator", "async generator"])
+async def test_requests_of_a_function_keep_the_pause_of_its_supplier(outcome_of, raw, made):
+    times = []
+    source = Rows(made(times), supplier="shop", every_rows=1)
+    load = Load("orders", source, KEYED, pipeline={"rate_min": 0.5, "rate_max": 0.5})
+    outcome = await outcome_of(load)
+    assert outcome.result["counts"]["requests"] == 2
+    _, first_ended, second_began, _ = times
+    assert second_began - first_ended >= 0.45  # the database's clock differs a little
+    counts = [msgspec.json.decode(row[0]) for row in await raw.fetch("SELECT counts FROM dl_etl_segments")]
+    assert sum(one.get("requests", 0) for one in counts) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E1")
+async def test_requests_of_two_functions_to_one_supplier_never_overlap(supervised):
+    times = [], []
+
+    def rows_of(times):
+        def rows(run):
+            for number in range(3):
+                with run.request():
+                    began = time.monotonic()
+                    time.sleep(0.05)
+                    times.append((began, time.monotonic()))
+                yield {"id": number}
+
+        return rows
+
+    names = ["one", "two"]
+    loads = [
+        Load(name, Rows(rows_of(of), supplier="shop"), KEYED, queue="q", pipeline={"rate_min": 0, "rate_max": 0})
+        for name, of in zip(names, times, strict=True)
+    ]
+    async with supervised(*loads) as supervisor:
+        jobs = [await supervisor.jobs.enqueue(name, queue="q") for name in names]
+        assert [(await supervisor.jobs.wait(job.job_id)).status for job in jobs] == ["succeeded"] * 2
+    spans = sorted([*times[0], *times[1]])
+    assert len(spans) == 6
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
+
+
+async def test_a_function_with_a_supplier_that_sends_no_request_is_told(outcome_of):
+    with capture_logs() as lines:
+        await outcome_of(Load("orders", Rows(lambda _run: [{"id": 1}], supplier="shop"), KEYED))
+    [line] = [line for line in lines if line.get("supplier") == "shop"]
+    assert line["event"].startswith("the function has sent no request in a block `with run.request()`")
+
+
+def test_a_function_can_be_called_without_a_run():
+    assert list(asking([])(RowsRun(load="orders"))) == [{"id": 0}, {"id": 1}]
+
+
+def test_a_supplier_of_a_decorated_function_is_registered_with_its_rate_limits():
+    tasks, shop = Tasks(), Supplier("shop", rate_limits=(RateLimit(10, per_s=60),))
+
+    @tasks.load("orders", table=KEYED, supplier=shop)
+    def orders(run):
+        return []
+
+    assert (orders.source.name, tasks.suppliers) == ("shop", (shop,))
 
 
 async def test_a_generator_has_one_thread_for_its_whole_life(outcome_of_rows, raw):
