@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def test_every_link_leads_somewhere():
 def test_the_first_task_works_when_pasted(tmp_path):
     """Serve, trigger, result: the README's own commands, on a free port."""
     serve, trigger = (shlex.split(block) for block in blocks("sh") if block.startswith("dataloader"))
-    code, _transaction = blocks("python")
+    code, transaction = blocks("python")
     assert "save this as `my_tasks.py`" in README
     (tmp_path / "my_tasks.py").write_text(code)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -64,11 +65,30 @@ def test_the_first_task_works_when_pasted(tmp_path):
             assert columns(triggered.stdout) >= columns(blocks("text")[0])
             shown = dict(line.split(None, 1) for line in triggered.stdout.splitlines())
             assert (shown["status"], json.loads(shown["result"])) == ("succeeded", {"counted": 3})
+            assert counted_by_a_transaction(tmp_path, transaction) == {"counted": 7}
             service.send_signal(signal.SIGTERM)
             assert service.wait(60) == 0
         finally:
             service.kill()
             service.wait()
+
+
+def counted_by_a_transaction(folder, snippet):
+    """Run the snippet on the service's embedded server; return the result of the job that it has enqueued."""
+    server = folder / ".dataloader"
+    password = (server / "postgres.password").read_text().strip()
+    dsn = f"postgresql://postgres:{password}@/dataloader?host={server}/postgres-18"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (number int)")
+        imports = "import os\nimport psycopg\nfrom psycopg.types.json import Jsonb\n"
+        subprocess.run([sys.executable, "-c", imports + snippet], env={"DATABASE_URL": dsn}, check=True, timeout=60)
+        assert connection.execute("SELECT number FROM orders").fetchall() == [(7,)]
+        job = "SELECT result FROM dl_jobs WHERE args = '{\"to\": 7}' AND status = 'succeeded'"
+        deadline = time.monotonic() + START_S
+        while (row := connection.execute(job).fetchone()) is None:
+            assert time.monotonic() < deadline, "the job does not succeed"
+            time.sleep(0.05)
+        return row[0]
 
 
 def wait_until(condition, service):
