@@ -167,12 +167,15 @@ class LoadPlan:
 
 
 async def _make_plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> LoadPlan:
+    from dataloader.flows.etl.declare.rows import Rows  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.plan.planner import why_idle, windows_of  # noqa: PLC0415 - not for --help
     from dataloader.flows.etl.sources.source import SourceError  # noqa: PLC0415 - not for --help
 
     watermark = await _watermark(load.name, settings) if load.windows is not None and asked.since is None else None
     known = await _known(load, settings)
     windows = windows_of(load, asked, watermark=watermark, now=datetime.now(UTC))
+    if isinstance(load.source, Rows):
+        windows = []
     try:
         found, left_out = await _planned_requests(load, asked, windows, known)
     except SourceError as error:

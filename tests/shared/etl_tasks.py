@@ -15,10 +15,11 @@ from datetime import date
 from functools import partial
 
 import attrs
+import trio
 from source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, Load, RateLimit, Request, Table, Windows, add_loads
+from dataloader.flows.etl import Checkpoint, Detail, Load, RateLimit, Request, Table, Windows, add_loads
 from dataloader.flows.etl.declare.pipeline_limits import PipelineLimits
 from dataloader.flows.etl.flow.flow import run_flow
 from dataloader.flows.etl.formats.csv_format import Csv
@@ -29,6 +30,7 @@ from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pagination import PageNumber
 
 AT_ONCE = {"rate_min": 0, "rate_max": 0}
+COUNTED = 400
 BEARS_ALL = {"max_failed_segments": 1_000, "max_failed_share": 1}
 """Limits of a run that ends only after consecutive failures, or because it has loaded nothing."""
 ITEM = "CREATE TABLE item (id int PRIMARY KEY, day date NOT NULL, value text)"
@@ -155,5 +157,23 @@ if url := os.environ.get("ITEMS_URL"):
         items_load(url, name="measured", transform=and_memory),
         detailed_load(url, pipeline=paused),
     )
+
+
+def counted(run):
+    """Yield `COUNTED` rows, slowly, each with a checkpoint."""
+    for number in range((run.state or 0) + 1, COUNTED + 1):
+        time.sleep(0.005)
+        yield {"id": number}
+        yield Checkpoint(number)
+
+
+async def counted_on_trio(run):
+    for item in counted(run):
+        await trio.lowlevel.checkpoint()
+        yield item
+
+
+tasks.load("counted", table=Table("event", mode="insert"), every_rows=20)(counted)
+tasks.load("counted on trio", table=Table("event", mode="insert"), every_rows=20)(counted_on_trio)
 if archive := os.environ.get("NAMES_ARCHIVE"):
     add_loads(tasks, names_load(archive))

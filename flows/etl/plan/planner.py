@@ -93,9 +93,9 @@ def refuse_span(load: Load, asked: LoadArgs) -> None:
     """Refuse `from` and `to` for a load without windows, which would load everything. Raises `BadRequest`."""
     if load.windows is None and asked.is_span:
         name, value = ("from", asked.since) if asked.since is not None else ("to", asked.until)
-        raise BadRequest(
-            name, f"must be omitted, not {value}: {load.name} has no windows, so each run loads everything"
-        )
+        is_function = isinstance(load.source, Rows)
+        why = "and a function yields its rows" if is_function else "so each run loads everything"
+        raise BadRequest(name, f"must be omitted, not {value}: {load.name} has no windows, {why}")
 
 
 def windows_of(load: Load, asked: LoadArgs, *, watermark: datetime | None, now: datetime) -> list[Window]:

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import trio
 from conditions import until
-from etl_tasks import BEARS_ALL, day, detailed_load, item, items_load
+from etl_tasks import BEARS_ALL, COUNTED, day, detailed_load, item, items_load
 from source_app import Answer
 
 from dataloader import Tasks
@@ -191,6 +191,30 @@ async def test_after_a_kill_another_process_continues_and_the_table_is_complete(
     assert json.loads(row["result"])["counts"].items() >= counts.items()
     assert await cursor() == day(31)
     assert await raw.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl_stage%'") == 0
+
+
+@pytest.mark.full
+@pytest.mark.requirement("E6", "Q10")
+@pytest.mark.parametrize(
+    ("load", "how"),
+    [("counted", "SIGKILL"), ("counted", "SIGTERM"), ("counted", "SIGSTOP"), ("counted on trio", "SIGKILL")],
+)
+async def test_rows_of_a_function_are_written_once_whatever_ends_their_process(serve, add, row_when, raw, load, how):
+    await raw.execute("CREATE TABLE event (id int)")
+    fast = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
+    first = await serve(tasks="etl_tasks:tasks", **fast)
+    job_id = await add(load, {}, lease_ttl_sec=5)
+    await until(partial(raw.fetchval, "SELECT count(*) FROM event"), lambda number: number >= 60)
+    first.signal(getattr(signal, how))
+    if how != "SIGSTOP":
+        await first.exit_code(within_s=20)
+    await serve(tasks="etl_tasks:tasks", **fast)
+    if how == "SIGSTOP":  # beyond the lease: the first process continues beside the second one
+        await until(partial(raw.fetchval, "SELECT attempt FROM dl_jobs"), lambda attempt: attempt == 2)
+        first.signal(signal.SIGCONT)
+    await row_when(job_id, "succeeded", within_s=60)
+    assert await raw.fetchval("SELECT array_agg(id ORDER BY id) FROM event") == [*range(1, COUNTED + 1)]
+    assert json.loads(await raw.fetchval("SELECT state FROM dl_load_state")) == {"kind": "checkpoint", "state": COUNTED}
 
 
 @pytest.mark.full
