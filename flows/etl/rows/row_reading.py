@@ -159,6 +159,10 @@ class RowReading:
                 await _in_own_thread(self._take_all, call)
         finally:
             call.is_over = True
+        if taker.after_checkpoint and not has_key:
+            told = "rows after the last checkpoint are loaded again by the next run, because the table has no key"
+            self.shared.progress.remarks[told] += 1
+            self.shared.log.warning(told, phase="processing", rows=taker.after_checkpoint)
 
     def _note_request(self) -> None:
         self._has_sent = True
@@ -202,7 +206,8 @@ class RowReading:
                     break
                 except Exception as error:
                     raise FunctionFailed(error) from error
-                if isinstance(item, list):
+                # A list would block the loop, and a transform that reads the database waits for it in a thread.
+                if isinstance(item, list) or call.taker.reader is not None:
                     await _in_own_thread(self._take, call, call.taker.take(item))
                 else:
                     for message in call.taker.take(item):

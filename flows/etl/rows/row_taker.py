@@ -41,7 +41,8 @@ class RowTaker:
     """Takes the items of one call of a function.
 
     `is_cut_anywhere`: a segment may end at any row until there is a checkpoint. `is_cut_at_checkpoints`: it may end at
-    a checkpoint. `piece` are the maximum rows, bytes and seconds of a piece.
+    a checkpoint. `piece` are the maximum rows, bytes and seconds of a piece. `after_checkpoint` is the number of rows
+    that the function has yielded after its last checkpoint, if it has yielded any, known at its end.
     """
 
     source: Rows
@@ -50,6 +51,8 @@ class RowTaker:
     is_cut_anywhere: bool
     is_cut_at_checkpoints: bool
     reader: Reader | None = None
+    after_checkpoint: int = attrs.field(init=False, default=0)
+    _at_checkpoint: int | None = attrs.field(init=False, default=None)
     _maker: RowMaker = attrs.field(init=False)
     _piece_ends_at: float = attrs.field(init=False, default=0.0)
     _segment_ends_at: float = attrs.field(init=False, default=0.0)
@@ -68,6 +71,7 @@ class RowTaker:
         """
         if isinstance(item, Checkpoint):
             self._state, self.is_cut_anywhere = item.state, False
+            self._at_checkpoint = self._in_segment
             if self.is_cut_at_checkpoints and self._is_due(monotonic()):
                 yield from self._cut()
             return
@@ -83,6 +87,8 @@ class RowTaker:
 
     def end(self) -> Iterator[Processed | Cut]:
         """Yield the rest at the end of the function. It is a segment, also without rows, unless the last cut was it."""
+        if self._at_checkpoint is not None:
+            self.after_checkpoint = self._in_segment - self._at_checkpoint
         if self._in_segment or self._state is not NOTHING or self._is_empty:
             yield from self._cut(is_last=True)
 
@@ -94,6 +100,7 @@ class RowTaker:
             yield self._end_piece()
         yield Cut(self._state, is_last)
         self._state, self._in_segment, self._refused, self._is_empty = NOTHING, 0, 0, False
+        self._at_checkpoint = None if self._at_checkpoint is None else 0
         self._begin_piece()
 
     def _begin_piece(self) -> None:

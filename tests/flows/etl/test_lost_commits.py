@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import trio
 from conditions import until
@@ -10,7 +12,7 @@ from etl_tasks import item, items_load, with_limits
 from proxy import open_proxy
 
 from dataloader import Tasks
-from dataloader.flows.etl import add_loads
+from dataloader.flows.etl import Checkpoint, Table, add_loads
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6", "E10")]
@@ -52,6 +54,33 @@ async def test_a_commit_whose_answer_was_lost_counts_once(tasks, items, database
     assert len(items.service.requests) == 1
     assert await raw.fetchval("SELECT count(*) FROM item") == 2
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_failures") == 1
+
+
+async def test_no_row_is_lost_or_doubled_while_answers_to_commits_are_lost(database, raw):
+    await raw.execute("CREATE TABLE event (id int)")
+    tasks, outcomes = Tasks(), []
+
+    @tasks.load("counted", table=Table("event", mode="insert"), every_rows=3)
+    def counted(run):
+        for number in range((run.state or 0) + 1, 101):
+            time.sleep(0.002)
+            yield {"id": number}
+            yield Checkpoint(number)
+
+    async def run(dsn):
+        outcomes.append(await run_task(tasks, "counted", dsn=dsn))
+
+    async with open_proxy(database.dsn) as proxy, trio.open_nursery() as nursery:
+        nursery.start_soon(run, proxy.dsn)
+        for _ in range(8):
+            proxy.freeze_at("transaction", b"COMMIT", after=b"FOR SHARE OF h")
+            await until(proxy.is_frozen)
+            proxy.cut("transaction")
+            proxy.thaw()
+    [outcome] = outcomes
+    assert (outcome.status, outcome.result["counts"]["inserted"]) == ("succeeded", 100)
+    assert await raw.fetchval("SELECT array_agg(id ORDER BY id) FROM event") == [*range(1, 101)]
+    assert await raw.fetchval("SELECT sum((counts ->> 'inserted')::int) FROM dl_etl_segments") == 100
 
 
 @pytest.mark.parametrize("are_rows_lost", [False, True], ids=["rows are staged", "rows are lost"])

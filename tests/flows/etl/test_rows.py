@@ -234,6 +234,18 @@ async def test_without_a_key_no_rows_follow_a_refused_segment(outcome_of_rows, r
     assert (again.result["status"], await ids(raw, "event")) == ("succeeded", [1, 2, 3, 4, 5, 6])
 
 
+async def test_rows_after_the_last_checkpoint_of_a_table_without_a_key_are_reported(outcome_of_rows):
+    def rows(run):
+        yield {"id": 1}
+        yield Checkpoint(1)
+        yield from numbered(2, 3)
+
+    told = "rows after the last checkpoint are loaded again by the next run, because the table has no key"
+    assert (await outcome_of_rows(rows, KEYLESS)).result["reason"] == told
+    assert (await outcome_of_rows(rows, KEYLESS, every_rows=1)).result["reason"] == told
+    assert "reason" not in (await outcome_of_rows(rows)).result
+
+
 async def test_a_bad_row_is_a_failure_that_a_later_complete_run_resolves(outcome_of_rows, raw, loads_failures):
     rows = [{"id": 1}, {"id": None}, {"id": 3}, {"id": "x"}]
     outcome = await outcome_of_rows(lambda _run: rows, pipeline={"max_failed_share": 1})
@@ -391,6 +403,23 @@ def test_a_supplier_of_a_decorated_function_is_registered_with_its_rate_limits()
         return []
 
     assert (orders.source.name, tasks.suppliers) == ("shop", (shop,))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["generator", "async generator"])
+async def test_a_transform_of_yielded_rows_may_read_the_database(outcome_of_rows, raw, table, is_async):
+    await raw.execute("INSERT INTO event VALUES (1, 'found')")
+
+    def transform(record, reader):
+        return {**record, "value": reader.fetchval("SELECT value FROM event WHERE id = $1", record["id"])}
+
+    def rows(run):
+        yield {"id": 1}
+
+    async def rows_on_trio(run):
+        yield {"id": 1}
+
+    outcome = await outcome_of_rows(rows_on_trio if is_async else rows, transform=transform, reads=True)
+    assert (outcome.status, await table()) == ("succeeded", ["(1,found)"])
 
 
 async def test_a_generator_has_one_thread_for_its_whole_life(outcome_of_rows, raw):
