@@ -5,8 +5,7 @@ connections avoid waits for the pool. The steps of a batch that cannot be stored
 never delays the other steps of a batch: after repeated lock failures, a step waits for its row on a separate
 connection.
 
-Rejected: the gatherer of single requests (store/connection/gatherer.py). Its callers wait for their answers even if
-they are canceled. A run whose lease has ended must leave immediately, and its unsent step must not be sent any more.
+A run whose lease has ended leaves immediately. Its step is no longer sent, unless the statement is in progress.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import trio
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.connection.gatherer import Gatherer
 from dataloader.store.processes.steps import (
     BegunStep,
     Committed,
@@ -42,71 +42,50 @@ A = TypeVar("A")
 MOST: Final = 64
 """Maximum number of steps in one statement."""
 LOG_EVERY_S: Final = 60.0
+CLOSED: Final = "the connections for steps were closed"
 
 
 @attrs.define(eq=False)
-class _WaitingQuestion(Generic[Q, A]):
+class _UnsentStep(Generic[Q]):
     asked: Q
-    answered: trio.Event = attrs.field(factory=trio.Event, init=False)
-    answer: outcome.Outcome[A] | None = attrs.field(default=None, init=False)
-
-    async def wait(self) -> A:
-        await self.answered.wait()
-        assert self.answer is not None  # noqa: S101 - it is set before the event
-        return self.answer.unwrap()
-
-    def set(self, answer: outcome.Outcome[A]) -> None:
-        self.answer = answer
-        self.answered.set()
+    is_withdrawn: bool = False
 
 
-@attrs.define(eq=False)
 class _Line(Generic[Q, A]):
     """Steps that wait for one kind of statement."""
 
-    send: Callable[[Any, Sequence[Q]], Awaitable[list[A]]]
-    session: Session
-    waiting: list[_WaitingQuestion[Q, A]] = attrs.field(factory=list, init=False)
-    something: trio.Event = attrs.field(factory=trio.Event, init=False)
+    def __init__(
+        self, nursery: trio.Nursery, session: Session, statement: Callable[[Any, Sequence[Q]], Awaitable[list[A]]]
+    ) -> None:
+        self._session = session
+        self._statement = statement
+        self._together = Gatherer(self._send, math.inf, CLOSED, nursery=nursery, max_group=MOST)
+        self._alone = Gatherer(self._send, math.inf, CLOSED, nursery=nursery, max_group=1)
 
     async def ask(self, asked: Q) -> A:
-        one: _WaitingQuestion[Q, A] = _WaitingQuestion(asked)
-        self.waiting.append(one)
-        self.something.set()
+        step = _UnsentStep(asked)
         try:
-            return await one.wait()
+            answer = await self._together.ask(step)
+            if answer is None:
+                answer = await self._alone.ask(step)
         except trio.Cancelled:
-            if one in self.waiting:
-                self.waiting.remove(one)
+            step.is_withdrawn = True
             raise
+        assert answer is not None  # noqa: S101 - its caller waits, so the step was sent
+        return answer.unwrap()
 
-    async def run(self) -> None:
-        while True:
-            await self.something.wait()
-            # Steps that end in one iteration of the event loop share a statement.
-            await trio.lowlevel.checkpoint()
-            batch, self.waiting = self.waiting[:MOST], self.waiting[MOST:]
-            if not self.waiting:
-                self.something = trio.Event()
-            if batch:
-                await self._send(batch)
-
-    async def _send(self, batch: Sequence[_WaitingQuestion[Q, A]]) -> None:
+    async def _send(self, steps: Sequence[_UnsentStep[Q]]) -> dict[int, outcome.Outcome[A]]:
+        """Return the answers by the places of the steps. There are none if one of several steps cannot be stored."""
+        sent = {place: step.asked for place, step in enumerate(steps) if not step.is_withdrawn}
+        if not sent:
+            return {}
         try:
-            answers = await self.session.write(self.send, [one.asked for one in batch])
-        except StoreUnavailable as error:  # another try would find the same database
-            for one in batch:
-                one.set(outcome.Error(StoreUnavailable(str(error))))
-            return
-        except Exception as error:  # noqa: BLE001 - each step gets the error, or is sent separately
-            if len(batch) == 1:
-                batch[0].set(outcome.Error(error))
-                return
-            for one in batch:
-                await self._send([one])
-            return
-        for one, answer in zip(batch, answers, strict=True):
-            one.set(outcome.Value(answer))
+            answers = await self._session.write(self._statement, [*sent.values()])
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the step's own error
+            return {} if len(sent) > 1 else {place: outcome.Error(error) for place in sent}
+        return {place: outcome.Value(answer) for place, answer in zip(sent, answers, strict=True)}
 
 
 @attrs.define(eq=False)
@@ -145,14 +124,14 @@ class Stepper:
             if in_turn:
                 session = Session(database, "process steps in turn")
                 self._sessions.append(session)
-                lines = _Line(aio_begin_in_turn, session), _Line(aio_commit_in_turn, session)
+                begins = _Line(self._nursery, session, aio_begin_in_turn)
+                commits = _Line(self._nursery, session, aio_commit_in_turn)
             else:
                 sessions = Session(database, "process begins"), Session(database, "process commits")
                 self._sessions += sessions
-                lines = _Line(aio_begin, sessions[0]), _Line(aio_commit, sessions[1])
-            self._lines[in_turn] = lines
-            for line in lines:
-                self._nursery.start_soon(line.run)
+                begins = _Line(self._nursery, sessions[0], aio_begin)
+                commits = _Line(self._nursery, sessions[1], aio_commit)
+            self._lines[in_turn] = begins, commits
         return self._lines[in_turn]
 
     async def close(self) -> None:
