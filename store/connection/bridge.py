@@ -160,6 +160,7 @@ class Database:
         self,
         deadline_s: float,
         operation: Callable[Concatenate[Any, P], Awaitable[T]],
+        /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
@@ -175,7 +176,7 @@ class Database:
         raise StoreUnavailable(_NO_ANSWER)
 
     async def write_until(
-        self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+        self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run an operation as `write` does, until a time of Trio's clock. Then the connection is dropped.
 
@@ -272,7 +273,7 @@ class Session:
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
 
     async def run_until(
-        self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+        self, until: float, operation: Callable[Concatenate[Any, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run an operation as `run` does; at `until`, by Trio's clock, drop the connection.
 
@@ -294,6 +295,7 @@ class Session:
         self,
         timeout_s: float | None,
         operation: Callable[Concatenate[Any, P], Awaitable[T]],
+        /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:

@@ -60,3 +60,11 @@ async def test_a_write_that_its_scope_no_longer_waits_for_still_happens(store):
     with trio.CancelScope() as scope:
         scope.cancel()
         assert await store.write(aio_in_transaction, "SELECT 3") == 3
+
+
+async def test_an_argument_of_a_write_may_have_the_name_of_a_deadline(store):
+    async def aio_names(connection, **names):
+        return await connection.fetchval("SELECT $1::text", ", ".join(sorted(names)))
+
+    with trio.move_on_after(20):
+        assert await store.write(aio_names, until=1, deadline_s=2, timeout_s=3) == "deadline_s, timeout_s, until"
