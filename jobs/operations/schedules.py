@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 from uuid import UUID
 
 import msgspec
@@ -23,7 +23,7 @@ from dataloader.jobs.schedule_listings import (
     SchedulePage,
     ScheduleRecord,
 )
-from dataloader.jobs.schedules import FORMER_OVERLAPS, Schedule
+from dataloader.jobs.schedules import FORMER_OVERLAPS, Missed, Overlap, Schedule
 from dataloader.jobs.states import Status
 
 schedules: Final = Operations()
@@ -75,19 +75,17 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True, omit_def
     job: Annotated[
         dict[str, Any], about("Other fields of each job, as in a trigger request: `queue`, `priority`, …")
     ] = {}
-    missed: Annotated[
-        Literal["skip", "once", "all"], about("Catch-up policy for missed times: none, the latest, or all.")
-    ] = "once"
+    missed: Annotated[Missed, about("Catch-up policy for missed times: none, the latest, or all.")] = Missed.ONCE
     grace_s: Annotated[float, about("With `skip`: maximum delay of a job, in seconds.")] = 60
     missed_limit: Annotated[int, about("With `all`: maximum number of times, the newest.")] = 100
     missed_within_s: Annotated[float, about("With `all`: maximum age in seconds.")] | None = None
     overlap: Annotated[
-        Literal["buffer_one", "skip", "buffer_all", "cancel", "allow"],
+        Overlap,
         about(
             "Overlap policy while a job has not ended: one job waits, the time is skipped, all jobs wait, the"
             " earlier job is canceled, or both run concurrently."
         ),
-    ] = "buffer_one"
+    ] = Overlap.BUFFER_ONE
     jitter_s: Annotated[float, about("Delay each job by a random time, at most this many seconds.")] = 0
     pause_on_failure: Annotated[bool, about("Pause the schedule when one of its jobs has failed for good.")] = False
 
