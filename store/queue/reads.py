@@ -19,7 +19,7 @@ import trio
 
 from dataloader.jobs.errors import JobNotFound, StoreError, StoreUnavailable
 from dataloader.jobs.listings import MAX_PAGE, AuditPage, AuditRecord, EventPage, JobFilter, JobPage
-from dataloader.jobs.model import AS_GIVEN, AfterResult, JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
+from dataloader.jobs.model import AfterResult, JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After
 from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json, stored_object
@@ -58,16 +58,22 @@ def shown(column: str, most: int = MAX_SHOWN) -> str:
 _REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result", "previous")
 _NAMES: Final = ("queue", "task", "lock_key", "partition_key", "idempotency_key")
-_COLUMNS: Final = f"""
-       job_id, queue, task, idempotency_key, CASE WHEN keyed THEN lock_key END AS lock_key, partition_key, priority,
-       CASE WHEN waits_on IS NOT NULL AND available_at = 'infinity' THEN coalesce(wanted_at, created_at)
-            ELSE available_at END AS available_at,
-       status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at,
-       heartbeat_at, cancel_requested, {", ".join(AS_GIVEN)}, claimed_by, created_at, started_at, finished_at,
-       schedule, planned_at, version, superseded_by, moves, when_failed, root_id AS root,
-       CASE WHEN when_failed IS NOT NULL THEN ARRAY(
+_SHORT: Final = [
+    field.name
+    for field in attrs.fields(JobRecord)
+    if field.name not in {*_JSON, "error", "changed_at"} | {"queue_state"}  # the last one is not in the row
+]
+_EXPRESSIONS: Final = {
+    "lock_key": "CASE WHEN keyed THEN lock_key END",
+    "available_at": """CASE WHEN waits_on IS NOT NULL AND available_at = 'infinity' THEN coalesce(wanted_at, created_at)
+       ELSE available_at END""",
+    "root": "root_id",
+    "after": """CASE WHEN when_failed IS NOT NULL THEN ARRAY(
          SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100
-       ) END AS after"""
+       ) END""",
+}
+"""Fields of `JobRecord` whose value is not that of the column with the field's name."""
+_COLUMNS: Final = ", ".join(f"{_EXPRESSIONS[name]} AS {name}" if name in _EXPRESSIONS else name for name in _SHORT)
 # As text, so that the length of a page is known before it is decoded, and bounded, whichever program wrote it: 1 MB of
 # 1e308 has 50 MB when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
