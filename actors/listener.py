@@ -25,7 +25,6 @@ from dataloader.store.processes.answers import Answers
 from dataloader.store.queue.notifications import (
     CHANNELS,
     OF_RUNNING,
-    BulkBegun,
     CancelRequested,
     JobChanged,
     JobDue,
@@ -34,8 +33,6 @@ from dataloader.store.queue.notifications import (
     Listening,
     Notification,
     QueueReady,
-    SchedulesChanged,
-    SomethingFailed,
     TaskAnswered,
     open_listener,
 )
@@ -51,16 +48,17 @@ MAX_REST_S: Final = 60.0
 
 @attrs.define(eq=False, kw_only=True)
 class Listener:
-    """Listener of this process. It wakes `queues` by name, other actors, and waiting callers, and informs the runs."""
+    """Listener of this process. It wakes `queues` by name, other actors, and waiting callers, and informs the runs.
+
+    `wakes` has the actors that a notification wakes whatever it says, by its class.
+    """
 
     database: Database
     queues: Mapping[str, Sequence[Wake]]
     stager: Wake
     added: Wake
-    scheduler: Wake
-    notifier: Wake
-    bulk: Wake
     heartbeat: Wake
+    wakes: Mapping[type[Notification], Wake]
     runs: Runs
     outage: Outage
     waits: Waits
@@ -124,8 +122,7 @@ class Listener:
     def wake_all(self) -> None:
         """Wake all actors and callers, because notifications may have been missed."""
         of_queues = (wake for wakes in self.queues.values() for wake in wakes)
-        helpers = self.added, self.stager, self.scheduler, self.notifier, self.bulk, self.heartbeat
-        for wake in (*of_queues, *helpers):
+        for wake in (*of_queues, self.added, self.stager, self.heartbeat, *self.wakes.values()):
             wake.set()
         self.lane_told("")
         self.waits.all_changed()
@@ -136,7 +133,7 @@ class Listener:
         if self.signals is not None:
             self.signals.notified.emit(notification)
 
-    def _deliver(self, notification: Notification) -> None:  # noqa: C901 - one case for each notification
+    def _deliver(self, notification: Notification) -> None:
         match notification:
             case QueueReady(queue):
                 for wake in self.queues.get(queue, ()):
@@ -151,13 +148,9 @@ class Listener:
                 self.stager.set()
             case CancelRequested(token):
                 self.runs.cancel(token)
-            case SchedulesChanged():
-                self.scheduler.set()
-            case SomethingFailed():
-                self.notifier.set()
-            case BulkBegun():
-                self.bulk.set()
             case JobChanged(job_id):
                 self.waits.changed(job_id)
             case TaskAnswered(task_id):
                 self.answers.told(task_id)
+            case _:
+                self.wakes[type(notification)].set()

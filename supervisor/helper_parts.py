@@ -21,6 +21,7 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.outbox_rows import know_sinks
+from dataloader.store.queue.notifications import BulkBegun, SchedulesChanged, SomethingFailed
 from dataloader.store.queue.waits import Waits
 from dataloader.supervisor.base_parts import BaseParts, has_outbox
 from dataloader.supervisor.declare import declare
@@ -64,10 +65,8 @@ def helper_parts(
         queues=entries.wakes,
         stager=stager.wake,
         added=stager.added,
-        scheduler=scheduler.wake,
-        notifier=notifier.wake,
-        bulk=bulk.wake,
         heartbeat=heartbeat.wake,
+        wakes={SchedulesChanged: scheduler.wake, SomethingFailed: notifier.wake, BulkBegun: bulk.wake},
         runs=base.runs,
         outage=outage,
         waits=waits,
