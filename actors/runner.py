@@ -26,7 +26,7 @@ from dataloader.actors.run_services import RunServices
 from dataloader.jobs.errors import BodyFailed, DataloaderError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Outcome, StopReason
+from dataloader.jobs.outcomes import NOT_HELD, Outcome, StopReason
 from dataloader.jobs.states import Step
 from dataloader.jobs.task import Task
 from dataloader.jobs.text import storable_text
@@ -40,7 +40,6 @@ _JOB_ID, _QUEUE, _TASK, _ATTEMPT = (
     .run(structlog.contextvars.bind_contextvars, job_id="", queue="", task="", attempt=0)
     .values()
 )
-_NOT_HELD: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
 _TOO_LATE: Final = "job released: it would start after its rate-limit reservation expires"
 
 
@@ -81,7 +80,7 @@ async def run_claimed(
         task = attrs.evolve(task, retry=task.retry.always(delay_s))
     outcome = None if run.committed else outcome_of(run, task, value, error, stopped)
     _log_end(error, outcome, stopped)
-    if stopped is not None and stopped in _NOT_HELD:
+    if stopped is not None and stopped in NOT_HELD:
         services.telemetry.lease_lost()
     step = run.committed_as.value if run.committed else "void" if outcome is None else outcome.step.value
     services.telemetry.job_ended(job.queue, job.task, step, run.run_s)

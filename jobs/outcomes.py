@@ -10,6 +10,7 @@ values and not exceptions, because none of them is a failure of the handler's co
 from __future__ import annotations
 
 import enum
+from typing import Final
 from uuid import UUID
 
 import attrs
@@ -92,6 +93,10 @@ class StopReason(enum.StrEnum):
     KEY_LOST = "key_lost"
     DRAIN = "drain"
     PERIOD_END = "period_end"
+
+
+NOT_HELD: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
+"""Reasons after which another worker may have the job or its key. After the others, the job is still this process's."""
 
 
 class Outcome(Struct, frozen=True, eq=False):

@@ -33,7 +33,7 @@ from dataloader.jobs.job import AsyncWorkerPort, Ending, Job, port_of
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MAX_ATTEMPTS, ClaimedJob
 from dataloader.jobs.outages import Outages
-from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.outcomes import NOT_HELD, StopReason
 from dataloader.jobs.process_listings import ProcessAnswer
 from dataloader.jobs.process_outbox import ProcessOutbox
 from dataloader.jobs.process_telemetry import ProcessTelemetry
@@ -316,7 +316,7 @@ class _Drive:
             yield transaction
 
     async def _stopped(self, work: Work, stored: Committed | None) -> None:
-        """Write the end of a stopped run: a drain removes the mark of the step, an operator's cancel fails the step.
+        """Write the end of a stopped run: an operator's cancel fails the step, other stops remove the step's mark.
 
         If a transaction has stored the step, only the mark of the step after it is removed.
         """
@@ -326,19 +326,15 @@ class _Drive:
             work = stored.work
         outcome = self._returned(work)
         match self.port.stopped_by():
-            case StopReason.DRAIN:
-                pass
             case StopReason.LEASE_ENDED:
                 # No heartbeat succeeded. The job is this run's until another worker claims it.
                 async with self.port.ending() as end:
                     end.later = partial(self._late, outcome)
                 return
-            case StopReason.CANCEL if stored is not None:
-                pass
-            case StopReason.CANCEL:
-                outcome = attrs.evolve(outcome, outcome="failed", error="stopped by an operator")
-            case _:  # another worker has the job, so a write would be void
+            case why if why is None or why in NOT_HELD:  # another worker has the job, so a write would be void
                 return
+            case StopReason.CANCEL if stored is None:
+                outcome = attrs.evolve(outcome, outcome="failed", error="stopped by an operator")
         with suppress(StoreError):  # on an error it is written after the handler; the cancellation ends the handler
             async with self._ending(outcome) as end:
                 end.written = (await self._committed(outcome)).verdict in {"rest", "gone"}
