@@ -15,6 +15,7 @@ import trio
 
 from dataloader.actors.aio_port import AioRunPort
 from dataloader.actors.children.child_call import call_in_child
+from dataloader.actors.failure_text import error_text
 from dataloader.actors.handles import fields_of
 from dataloader.actors.job_log_handler import keep_lines
 from dataloader.actors.job_runs import Run
@@ -64,12 +65,7 @@ async def call_handler(task: Task, run: Run, services: RunServices, limiter: tri
             job = _handle(ThreadJob, run, args, ThreadRunPort(port))
             call = partial(_called, task.handler, services.around, job)
             return await trio.to_thread.run_sync(call, limiter=limiter, thread_name=f"task {task.name}")
-        try:
-            return await _awaited(task.handler, services.around, _handle(Job, run, args, port))
-        except (RuntimeError, TypeError) as error:
-            if any(sign in text_of(error) for sign in _SIGNS_OF_ASYNCIO):
-                error.add_note(ASYNCIO_IN_TRIO)
-            raise
+        return await _call_trio(task, services, _handle(Job, run, args, port))
 
 
 def _unfit(task: Task, args: str | None) -> GiveUp | None:
@@ -84,6 +80,16 @@ def _unfit(task: Task, args: str | None) -> GiveUp | None:
         except BadRequest as misfit:
             return GiveUp(str(misfit))
     return None
+
+
+async def _call_trio(task: Task, services: RunServices, job: Job[Any]) -> object:
+    try:
+        return await _awaited(task.handler, services.around, job)
+    except (RuntimeError, TypeError) as error:
+        if not any(sign in text_of(error) for sign in _SIGNS_OF_ASYNCIO):
+            raise
+        error.add_note(ASYNCIO_IN_TRIO)
+        return GiveUp(error_text(error))  # the next attempt would fail in the same way
 
 
 async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, port: TrioPort) -> object:

@@ -37,18 +37,20 @@ def migrate_command(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
         click.echo(migrations.render(), nl=False)
         return
     with provide_database(load_settings(overrides={"data_dir": data_dir}), create=True) as settings:
-        applied = run_trio(_migrate, settings)
+        applied, place = run_trio(_migrate, settings)
     if as_json:
         print_json({"applied": applied})
     else:
-        for name in applied or ["the schema is up to date"]:
-            click.echo(name)
+        for line in [*applied, f"the schema is at {place}"] if applied else ["the schema is up to date"]:
+            click.echo(line)
 
 
-async def _migrate(settings: Settings) -> list[str]:
+async def _migrate(settings: Settings) -> tuple[list[str], str]:
+    """Return the names of what was applied, and the schema's state afterwards."""
     async with open_database(command_options(settings)) as database:
         await check_server(database)
-        return await migrations.migrate(database, warn=partial(click.echo, err=True), wait_s=MIGRATION_WAIT_S)
+        applied = await migrations.migrate(database, warn=partial(click.echo, err=True), wait_s=MIGRATION_WAIT_S)
+        return applied, await migrations.schema_place(database)
 
 
 @click.command(

@@ -170,9 +170,7 @@ def status_command(
     job, why = target.ask(question)
     if wait:
         return _print_job_end(job, as_json=as_json, all_fields=all_fields)
-    _print_job_or_json(job, as_json=as_json, all_fields=all_fields)
-    if why is not None:
-        click.echo(f"waits because: {cell(' '.join([why.text, *why.also]))}")
+    _print_job_or_json(job, as_json=as_json, all_fields=all_fields, why=why)
     return 0
 
 
@@ -361,11 +359,11 @@ def _detail(job: JobRecord) -> object:
     return first_line(job.error) if job.error else job.progress
 
 
-def _print_job_or_json(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
+def _print_job_or_json(job: JobRecord, *, as_json: bool, all_fields: bool, why: WaitReason | None = None) -> None:
     if as_json:
         print_json(job)
     else:
-        print_job(job, all_fields=all_fields)
+        print_job(job, all_fields=all_fields, why=why)
 
 
 def _print_job_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:

@@ -24,6 +24,7 @@ from dataloader.jobs.model import JobRecord
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.visible import visible, visible_json
+from dataloader.jobs.wait_reasons import WaitReason
 
 
 def print_to_stderr(said: str) -> None:
@@ -98,7 +99,7 @@ def why_not_taken(queue: str, task: str, state: QueueState) -> str:
     name = repr(cell(queue))
     match state:
         case QueueState.PAUSED:
-            return f"the queue {name} is paused; resume it with `dataloader resume`"
+            return f"the queue {name} is paused; resume it with `dataloader resume {shlex.quote(cell(queue))}`"
         case QueueState.NO_WORKER:
             return unserved(queue)
         case QueueState.FULL:
@@ -109,7 +110,7 @@ def why_not_taken(queue: str, task: str, state: QueueState) -> str:
 
 def unserved(queue: str) -> str:
     """Return the reason why the jobs of a queue without a worker wait."""
-    return f"no worker serves the queue {cell(queue)!r}; list the served queues with `dataloader queues`"
+    return f"no worker serves the queue {cell(queue)!r}; list the served queues with `dataloader workers`"
 
 
 def unknown_task(queue: str, task: str) -> str:
@@ -176,23 +177,48 @@ def first_line(error: str) -> str:
     return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
 
 
-def print_job(job: JobRecord, *, all_fields: bool) -> None:
-    """Print one job, either its main fields or all fields."""
+def _why_fields(job: JobRecord) -> dict[str, str]:
+    fields = {}
+    if job.queue_state is not None:
+        fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
+    if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT}:
+        fields["waits_for"] = f"{job.waits_for}: {why_job_waits(attrs.evolve(job, queue_state=None))}"
+    return fields
+
+
+def _one_why_field(job: JobRecord, why: WaitReason) -> dict[str, str]:
+    """Return the reason once. If the queue does not take the job, our sentence has a remedy; else `why` knows more."""
+    text = " ".join([why.text, *why.also])
+    if job.waits_for is not None:
+        return {"waits_for": f"{job.waits_for}: {text}"}
+    if job.queue_state is None:
+        return {"waits_because": text}
+    if job.queue_state is not QueueState.FULL:
+        text = why_not_taken(job.queue, job.task, job.queue_state)
+    return {"queue_state": f"{job.queue_state}: {text}"}
+
+
+def print_job(job: JobRecord, *, all_fields: bool, why: WaitReason | None = None) -> None:
+    """Print one job, either its main fields or all fields. `why` is the detailed reason why it waits, if known."""
     fields: dict[str, Any] = {"job_id": job.job_id, "status": job_state_text(job)}
     if all_fields:
         fields = attrs.asdict(job, recurse=False)
     else:
         fields |= {"queue": job.queue, "task": job.task, "attempt": f"{job.attempt} of {job.max_attempts}"}
         fields |= {"created_at": job.created_at} | ({"moves": job.moves} if job.moves else {})
-        if job.queue_state is not None:
-            fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
-        if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT} and (
-            why := why_job_waits(attrs.evolve(job, queue_state=None))
-        ):
-            fields["waits_for"] = f"{job.waits_for}: {why}"
+        fields |= _why_fields(job) if why is None else _one_why_field(job, why)
         if job.waits_for is WaitsFor.TIME:
             fields["available_at"] = job.available_at
-        for name in ("started_at", "heartbeat_at", "finished_at", "claimed_by", "progress", "result", "error"):
+        for name in (
+            "started_at",
+            "run_started_at",
+            "heartbeat_at",
+            "finished_at",
+            "claimed_by",
+            "progress",
+            "result",
+            "error",
+        ):
             if getattr(job, name) not in (None, {}):
                 fields[name] = getattr(job, name)
         if silent := why_silent(job, datetime.now(UTC)):

@@ -25,8 +25,8 @@ from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.supervisor.open_client import account, client_options
-from dataloader.supervisor.settings import Settings
-from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings
+from dataloader.supervisor.settings import CLIENT_VARIABLE, Settings
+from dataloader.supervisor.settings_layers import client_token, load_settings
 from dataloader.supervisor.signals import obey
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class AskedQueue:
     def ask_client(self, question: Callable[[Client], Awaitable[T]]) -> T:
         """Call `question` with the whole client: of the service that was named, otherwise of the database."""
         if self.url is not None:
-            return run_trio(_ask_service, _open_http_client(self.url, self.token), question)
+            token, named = (self.token, "--token") if self.token else (client_token(), CLIENT_VARIABLE)
+            return run_trio(_ask_service, _open_http_client(self.url, token), question, named if token else None)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
             return run_trio(_ask_opened, open_client_of(settings), question)
 
@@ -129,12 +130,22 @@ async def _ask_opened(opening: AbstractAsyncContextManager[Client], question: Ca
         return await question(asked)
 
 
-async def _ask_service(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:
-    """Call `question` with the service. An error of the address or the token names its option."""
+async def _ask_service(
+    opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]], token: str | None
+) -> T:
+    """Call `question` with the service. An error of the address or the token names its option or variable.
+
+    `token` is the name of the option or variable that has set the token; None without a token.
+    """
     try:
         return await _ask_opened(opening, question)
     except (ConfigError, AccessDenied) as error:
-        raise type(error)(f"--{error}") from error
+        field, _, text = str(error).partition(": ")
+        if field != "token":
+            raise type(error)(f"--{error}") from error
+        if token is None:
+            raise type(error)(f"{CLIENT_VARIABLE}: {text}; set {CLIENT_VARIABLE}, or pass --token") from error
+        raise type(error)(f"{token}: {text}") from error
 
 
 def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,9 +153,7 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @json_option
     @data_dir_option
-    @click.option(
-        "--token", envvar=CLIENT_VARIABLE, help="API token for --url; preferably set by the variable.  [env: DL_TOKEN]"
-    )
+    @click.option("--token", help="API token for --url; preferably set by the variable.  [default: DL_TOKEN]")
     @click.option("--url", help="Use a running service, such as http://127.0.0.1:8080, instead of the database.")
     @functools.wraps(command)
     def with_target(*, url: str | None, token: str | None, data_dir: Path | None, **options: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import (
@@ -41,6 +42,11 @@ _MANY: Final = frozenset(
     {list, set, frozenset, collections.abc.Sequence, collections.abc.Collection, collections.abc.Set}
 )
 _MAPPINGS: Final = frozenset({dict, collections.abc.Mapping})
+_VALIDATED: Final = re.compile(r"'(?P<name>\w+)' (?P<text>must be .*)", re.DOTALL)
+"""Text of attrs' validators that compare: `'number' must be >= 0: -1`. The path names the field instead.
+
+Error groups leave out quoted text, but keep the path.
+"""
 COLLECTIONS: Final = _MANY | _MAPPINGS | {tuple}
 """Hints of collections; the last or only parameter is the type of their items."""
 
@@ -124,6 +130,8 @@ class Shape:
         said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
         text = said if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {said}"
         names = [one.name for one in error.args if isinstance(one, attrs.Attribute)]
+        if not names and (begin := _VALIDATED.match(text)):
+            names, text = [begin["name"]], begin["text"]
         keys = [field.key for field in self.fields if field.attribute in names]
         if any(names_a_secret(key) for key in keys):
             text = f"is rejected by {self.kind.__name__}"  # the validator's text may have the value

@@ -421,11 +421,12 @@ class JobRecord:
     consumer_group: Annotated[str | None, about("Name of the consumer group; informative.")]
     claimed_by: Annotated[str | None, about("Worker that runs the job.")]
     created_at: Annotated[Instant, about("Creation time.")]
-    started_at: Annotated[Instant | None, about("Start of the last attempt.")]
+    started_at: Annotated[Instant | None, about("Start of the first run.")]
     finished_at: Annotated[Instant | None, about("End of the job.")]
     queue_state: Annotated[
         QueueState | None, about("Reason why the queue does not start the job; null if none is known.")
     ] = None
+    run_started_at: Annotated[Instant | None, about("Start of the current or last run.")] = None
     after: Annotated[list[UUID] | None, about("Jobs that it depends on, at most 100; null if there are none.")] = None
     when_failed: Annotated[
         WhenFailed | None, about("Effect if one of `after` does not succeed: the job is canceled or runs.")

@@ -111,8 +111,23 @@ class Drain:
             stuck=stuck,
             unrecorded=len(self.runs) - len(stuck) + (len(claiming) or not keeper.locks.settled),
         )
-        say = log.info if report.is_clean else log.error
-        say("drained", finished=report.finished, returned=report.returned, stuck=stuck, unrecorded=report.unrecorded)
+        counts = {"finished": report.finished, "returned": report.returned}
+        if report.is_clean:
+            log.info("drained", **counts)
+        elif stuck:
+            log.error(
+                "not drained: handlers did not stop; if the process ends, their jobs run again after their leases end",
+                handlers=len(stuck),
+                **counts,
+                stuck=stuck,
+                unrecorded=report.unrecorded,
+            )
+        else:
+            log.error(
+                "not drained: some outcomes could not be written; those jobs run again after their leases end",
+                **counts,
+                unrecorded=report.unrecorded,
+            )
         return report
 
     def _stop_all(self) -> None:

@@ -95,7 +95,7 @@ async def _serve_until_drained(
     report = await supervisor.wait_drained()
     if report.stuck:
         # A thread that does not return would keep the process; its rows are left to their leases.
-        leave(1)
+        leave(1, "exiting with code 1, because handlers did not stop", stuck=report.stuck)
     return report
 
 

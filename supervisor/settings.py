@@ -30,6 +30,9 @@ from dataloader.supervisor.setting_lists import SINKS, TARGETS, TASKS, TOKENS, W
 
 __all__ = ["ApiToken", "Settings", "Worker", "settings_table"]
 
+CLIENT_VARIABLE: Final = "DL_TOKEN"
+CLIENT_DESCRIPTION: Final = "API token that commands send with `--url`; not a setting of the service."
+
 
 def _read_pipeline(value: object) -> PipelineSettings:
     if isinstance(value, PipelineSettings):
@@ -407,6 +410,7 @@ def settings_table() -> str:
             allowed = allowed.partition(", for example ")[0]
         cells = (f"`{about['name']}`", default, allowed, about["description"])
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    lines.append(f"| `{CLIENT_VARIABLE}` | none | text | {CLIENT_DESCRIPTION} |")
     return "\n".join(lines) + "\n"
 
 

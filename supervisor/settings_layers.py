@@ -18,11 +18,10 @@ from dotenv.parser import parse_stream
 from dataloader.flows.etl.declare.pipeline_config import PREFIX
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.former_names import renamed
+from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor.setting_kinds import quoted
-from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.settings import CLIENT_DESCRIPTION, CLIENT_VARIABLE, Settings
 
-CLIENT_VARIABLE: Final = "DL_TOKEN"
-"""API token that the command line sends; not a setting of a service."""
 FORMER: Final = MappingProxyType({"DL_LOCK_DSN": "DL_DIRECT_DSN"})
 """New name of each renamed variable."""
 FILES: Final = (".env", ".env.local")
@@ -62,6 +61,19 @@ def load_settings(
     return Settings(**{**defaults, **{field: value for field, (value, _) in given.items()}})
 
 
+def client_token(env: Mapping[str, str] | None = None, *, directory: Path | None = None) -> str | None:
+    """Return `DL_TOKEN` from the environment, otherwise from `.env.local` or `.env`; None if none of them sets it."""
+    return _client_token(_layers(env, directory))[0]
+
+
+def _client_token(layers: list[tuple[str, Mapping[str, str]]]) -> tuple[str | None, str]:
+    """Return the value of `DL_TOKEN`, and its layer."""
+    for source, layer in reversed(layers):
+        if value := layer.get(CLIENT_VARIABLE, "").strip():
+            return value, source
+    return None, "default"
+
+
 def explain(
     env: Mapping[str, str] | None = None, *, directory: Path | None = None, overrides: Mapping[str, object] = _NOTHING
 ) -> list[SettingRow]:
@@ -79,6 +91,8 @@ def explain(
         shown = "" if value is None else field.metadata["kind"].show(value)
         source: Any = given[field.name][1] if field.name in given else "default"
         rows.append(SettingRow(field.metadata["name"], shown, source, field.metadata["description"]))
+    token, source = _client_token(_layers(env, directory))
+    rows.append(SettingRow(CLIENT_VARIABLE, MASKED if token else "", source, CLIENT_DESCRIPTION))
     return rows
 
 

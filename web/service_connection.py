@@ -114,8 +114,12 @@ class ServiceConnection:
                 return JobNotFound(f"no job has the ID {path[1]}")  # the same text as from the database
             case HTTPStatus.NOT_FOUND, str() if missing is not None:
                 return missing(said)
-            case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN, _:
+            case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN, _ if "Authorization" in answer.request.headers:
                 return AccessDenied(f"token: rejected by {self.shown_url}: {detail}")
+            case HTTPStatus.UNAUTHORIZED, _:
+                return AccessDenied(f"token: is required by {self.shown_url}")
+            case HTTPStatus.FORBIDDEN, _:
+                return AccessDenied(f"url: rejected by {self.shown_url}: {detail}")
             case HTTPStatus.UNPROCESSABLE_ENTITY, _ if problem.errors:
                 return BadRequest(problem.errors[0].path, problem.errors[0].message)
             case HTTPStatus.UNPROCESSABLE_ENTITY, _:

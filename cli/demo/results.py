@@ -84,6 +84,6 @@ def _job_as_json(job: JobRecord) -> dict[str, Any]:
 
 def seconds_of(job: JobRecord) -> str:
     """Return the duration of the job's last run; empty before it has ended."""
-    if job.started_at is None or job.finished_at is None:
+    if job.run_started_at is None or job.finished_at is None:
         return ""
-    return f"{(job.finished_at - job.started_at).total_seconds():.2f}"
+    return f"{(job.finished_at - job.run_started_at).total_seconds():.2f}"

@@ -258,6 +258,11 @@ async def migrate(
     return applied
 
 
+async def schema_place(database: Database) -> str:
+    """Return the newest migration and the number of the functions that the database has, for a message."""
+    return str(await database.run(_aio_schema_state))
+
+
 async def check(database: Database) -> None:
     """Check whether the schema is complete, for processes that must not migrate (`DL_MIGRATE`).
 

@@ -68,6 +68,7 @@ _EXPRESSIONS: Final = {
     "available_at": """CASE WHEN waits_on IS NOT NULL AND available_at = 'infinity' THEN coalesce(wanted_at, created_at)
        ELSE available_at END""",
     "root": "root_id",
+    "run_started_at": "greatest(run_started_at, started_at)",  # claims of other services do not write it
     "after": """CASE WHEN when_failed IS NOT NULL THEN ARRAY(
          SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100
        ) END""",

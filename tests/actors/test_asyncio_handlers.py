@@ -359,7 +359,7 @@ async def test_a_cancelled_task_waits_for_the_trio_call_it_has_started():
 
 
 @pytest.mark.parametrize("wait_s", [0, 1])
-async def test_a_trio_handler_that_calls_asyncio_gets_an_error_with_the_right_way(wait_s):
+async def test_a_trio_handler_that_calls_asyncio_fails_for_good_and_is_told_the_fix(wait_s):
     tasks = Tasks()
 
     @tasks.task("it")
@@ -370,7 +370,9 @@ async def test_a_trio_handler_that_calls_asyncio_gets_an_error_with_the_right_wa
     async def beside(job: AioJob) -> None:
         """Handler that makes asyncio's loop available."""
 
-    error = (await run_task(tasks, "it")).error
+    run = await run_task(tasks, "it")
+    assert run.status == "failed"
+    error = run.error
     assert "declare the task with asyncio=True" in error.partition("\n")[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -15,6 +16,9 @@ from dataloader.store.embedded.postgres import running_server
 def test_migrate_brings_an_empty_database_up_to_date_and_says_so_the_next_time(dataloader, empty_database):
     first = json.loads(dataloader("migrate", "--json", DL_DB_DSN=empty_database.dsn).stdout)["applied"]
     assert first[0] == "0001 document"
+    empty_database.psql("DELETE FROM dl_migrations WHERE number = 10")
+    again = dataloader("migrate", DL_DB_DSN=empty_database.dsn).stdout
+    assert re.fullmatch(r"0010 .+\nthe schema is at 0010 with functions \d+\n", again)
     assert dataloader("migrate", DL_DB_DSN=empty_database.dsn).stdout == "the schema is up to date\n"
     assert dataloader("jobs", DL_DB_DSN=empty_database.dsn).stderr == "no jobs\n"
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 MISSING = "01900000-0000-7000-8000-000000000000"
-NO_WORKER = "no worker serves the queue 'q'; list the served queues with `dataloader queues`"
-PAUSED = "the queue 'q' is paused; resume it with `dataloader resume`"
+NO_WORKER = "no worker serves the queue 'q'; list the served queues with `dataloader workers`"
+PAUSED = "the queue 'q' is paused; resume it with `dataloader resume q`"
 FULL = "all slots of the queue 'q' are taken"
 
 
@@ -165,6 +165,7 @@ def test_a_trigger_and_a_status_say_why_the_queue_does_not_take_the_job(on_datab
     job_id = unserved.stdout.split()[0]
     shown = dict(line.split(maxsplit=1) for line in on_database("status", job_id).stdout.splitlines())
     assert shown["queue_state"] == f"no_worker: {NO_WORKER}"
+    assert not {"waits", "waits_because", "waits_for"} & set(shown)  # the reason is there once
     on_database("pause", "q")
     as_json = on_database("trigger", "q", "t", "--json")
     assert (json.loads(as_json.stdout)["queue_state"], as_json.stderr) == ("paused", f"the job waits: {PAUSED}\n")

@@ -202,10 +202,15 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     assert several.stderr.endswith(f"\nno job has the ID {MISSING}\n")
     assert [job["job_id"] for job in json.loads(several.stdout)] == [other["job_id"]]
     assert dataloader("jobs", "--after", "x", "--url", url, DL_TOKEN="sixteen-characters").returncode == 2
-    assert dataloader("queues", "--url", url).returncode == 2
+    missing = dataloader("queues", "--url", url)
+    assert (missing.returncode, missing.stderr) == (
+        2, f"DL_TOKEN: is required by {url}; set DL_TOKEN, or pass --token\n"
+    )  # fmt: skip
     wrong = dataloader("queues", "--url", url, "--token", "wrong-wrong-wrong")
     assert (wrong.returncode, wrong.stderr.startswith("--token: ")) == (2, True)
     assert "wrong-wrong" not in wrong.stderr
+    wrong = dataloader("queues", "--url", url, DL_TOKEN="wrong-wrong-wrong")
+    assert (wrong.returncode, wrong.stderr.startswith("DL_TOKEN: rejected by ")) == (2, True)
     database.psql(
         "insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 7, '1', '{\"token=hush\": 2}')"
     )

@@ -111,7 +111,10 @@ async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, 
     await row_when(job_id, "running")
     service.signal(signal.SIGTERM)
     assert await service.exit_code(within_s=0.2 + 10 + 20) == 1
-    assert (await service.logged("drained"))["stuck"] == [str(job_id)]
+    drained = await service.logged("not drained: handlers did not stop")
+    assert (drained["level"], drained["stuck"]) == ("error", [str(job_id)])
+    assert not any(line["event"] == "drained" for line in service.lines)
+    assert await service.logged("exiting with code 1")
 
 
 @pytest.mark.full

@@ -145,7 +145,7 @@ EVERY = ArgsType(Everything)
         ('{"year":1,"few":6}', "args.few: must be an integer from 1 to 5, not 6"),
         ('{"year":1,"notes":[{"text":"","part":{"number":1}},{}]}', "args.notes[1].text: is required"),
         ('{"year":1,"notes":[{"text":"","part":{"_number":1}}]}', "args.notes[0].part._number: is unknown"),
-        ('{"year":1,"notes":[{"text":"","part":{"number":-1}}]}', "args.notes[0].part: '_number' must be >= 0: -1"),
+        ('{"year":1,"notes":[{"text":"","part":{"number":-1}}]}', "args.notes[0].part.number: must be >= 0: -1"),
         ('{"year":1,"what":{"type":"Big","box":{"parts":[],"by_name":{"k":{"number":null}}}}}', "args.what.box.by"),
         ('{"year":1,"when":"now"}', "args.when: must be a timestamp with a time zone"),
         ("[]", "args: must be an object, not an array"),

@@ -17,7 +17,7 @@ from dataloader.jobs.process_outbox import SINK_KINDS
 from dataloader.supervisor.open_parts import options_of
 from dataloader.supervisor.setting_lists import PLACEHOLDER
 from dataloader.supervisor.settings import ApiToken, Settings, Worker, settings_table
-from dataloader.supervisor.settings_layers import explain, load_settings, unknown_variables
+from dataloader.supervisor.settings_layers import client_token, explain, load_settings, unknown_variables
 
 pytestmark = pytest.mark.requirement("Q13")
 
@@ -395,6 +395,16 @@ def test_no_secret_is_shown(dsn: str, shown: str, tmp_path: Path) -> None:
     assert json.loads(rows["DL_TOKENS"]) == [{"name": "ci", "role": "operate", "token": "***"}]
     assert rows["WORKERS_JSON"] == f"[{ENTRY}]"
     assert (rows["DL_HEARTBEAT_SEC"], rows["DL_MIGRATE"], rows["DL_DATA_DIR"]) == ("10", "true", ".dataloader")
+
+
+def test_the_client_s_token_is_read_from_the_files_too_and_not_shown(tmp_path: Path) -> None:
+    assert client_token({}, directory=tmp_path) is None
+    (tmp_path / ".env").write_text("DL_TOKEN=of-env\n")
+    (tmp_path / ".env.local").write_text("DL_TOKEN=of-local\n")
+    assert client_token({"DL_TOKEN": " "}, directory=tmp_path) == "of-local"
+    assert client_token({"DL_TOKEN": "of-environment"}, directory=tmp_path) == "of-environment"
+    [row] = [row for row in explain({}, directory=tmp_path) if row.name == "DL_TOKEN"]
+    assert (row.value, row.source) == ("***", ".env.local")
 
 
 def test_a_misspelt_variable_is_pointed_out_with_the_nearest_name(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {
         "job_id": EXAMPLE_ID, "status": "running", "attempt": 1, "started_at": "2026-11-20T12:00:00.250Z",
-        "finished_at": None, "heartbeat_at": "2026-11-20T12:00:10Z", "error": None, "progress": {"rows": 4200},
+        "run_started_at": "2026-11-20T12:00:00.250Z", "finished_at": None, "heartbeat_at": "2026-11-20T12:00:10Z",
+        "error": None, "progress": {"rows": 4200},
         "result": None, "cancel_requested": False, "waits_for": None, "queue_state": None,
         "available_at": "2026-11-20T12:00:00Z",
     }  # fmt: skip
@@ -54,7 +55,8 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     job_id: Annotated[UUID, about("ID of the job.")]
     status: Annotated[Status, about("Status of the job.")]
     attempt: Annotated[int, about("Number of attempts, without refunded ones.")]
-    started_at: Annotated[Instant | None, about("Start of the last attempt.")]
+    started_at: Annotated[Instant | None, about("Start of the first run.")]
+    run_started_at: Annotated[Instant | None, about("Start of the current or last run.")]
     finished_at: Annotated[Instant | None, about("End of the job.")]
     heartbeat_at: Annotated[Instant | None, about("Last heartbeat of the worker.")]
     error: Annotated[str | None, about("Error of the last failed attempt.")]
@@ -74,6 +76,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
             status=job.status,
             attempt=job.attempt,
             started_at=job.started_at,
+            run_started_at=job.run_started_at,
             finished_at=job.finished_at,
             heartbeat_at=job.heartbeat_at,
             error=job.error,

@@ -470,6 +470,21 @@ async def test_the_status_has_the_fields_of_the_contract_without_secrets(open_we
 
 
 @pytest.mark.requirement("Q3")
+@pytest.mark.parametrize("path", ["", "/status"])
+async def test_a_job_shows_the_begin_of_its_first_and_of_its_last_run(open_web, database, path):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        url = f"/api/v1/jobs/{job_id}{path}"
+        assert (await web.client.get(url)).json()["run_started_at"] is None
+        database.psql("UPDATE dl_jobs SET started_at = '2026-01-01Z', run_started_at = '2026-01-02Z'")
+        job = (await web.client.get(url)).json()
+        assert (job["started_at"], job["run_started_at"]) == ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z")
+        # The claims of other services do not write it.
+        database.psql("UPDATE dl_jobs SET run_started_at = NULL")
+        assert (await web.client.get(url)).json()["run_started_at"] == "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.requirement("Q3")
 async def test_an_unknown_job_is_not_found(open_web):
     async with open_web() as web:
         for job_id in ("nonsense", "00000000-0000-7000-8000-000000000000"):
