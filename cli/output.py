@@ -186,16 +186,14 @@ def _why_fields(job: JobRecord) -> dict[str, str]:
     return fields
 
 
-def _one_why_field(job: JobRecord, why: WaitReason) -> dict[str, str]:
-    """Return the reason once. If the queue does not take the job, our sentence has a remedy; else `why` knows more."""
-    text = " ".join([why.text, *why.also])
-    if job.waits_for is not None:
-        return {"waits_for": f"{job.waits_for}: {text}"}
-    if job.queue_state is None:
-        return {"waits_because": text}
-    if job.queue_state is not QueueState.FULL:
-        text = why_not_taken(job.queue, job.task, job.queue_state)
-    return {"queue_state": f"{job.queue_state}: {text}"}
+def _detailed_why_fields(job: JobRecord, why: WaitReason) -> dict[str, str]:
+    """Return each reason once: if the queue does not take the job, our sentence with a remedy, otherwise `why`."""
+    if job.queue_state in {None, QueueState.FULL}:
+        name = "waits_for" if job.waits_for else "queue_state" if job.queue_state else "waits_because"
+        code = f"{state}: " if (state := job.waits_for or job.queue_state) else ""
+        return {name: code + " ".join([why.text, *why.also])}
+    fields = _why_fields(job)
+    return fields | {"waits_for": f"{job.waits_for}: {why.text}"} if job.waits_for else fields
 
 
 def print_job(job: JobRecord, *, all_fields: bool, why: WaitReason | None = None) -> None:
@@ -206,7 +204,7 @@ def print_job(job: JobRecord, *, all_fields: bool, why: WaitReason | None = None
     else:
         fields |= {"queue": job.queue, "task": job.task, "attempt": f"{job.attempt} of {job.max_attempts}"}
         fields |= {"created_at": job.created_at} | ({"moves": job.moves} if job.moves else {})
-        fields |= _why_fields(job) if why is None else _one_why_field(job, why)
+        fields |= _why_fields(job) if why is None else _detailed_why_fields(job, why)
         if job.waits_for is WaitsFor.TIME:
             fields["available_at"] = job.available_at
         for name in (

@@ -109,8 +109,8 @@ def test_status_shows_a_job_as_text_and_as_json(on_database, add):
     assert text["job_id"] == job_id
     assert text["status"] == "queued (waits for time)"
     assert "available_at" in text
-    assert text["waits"].startswith("because: It is not due until 20")
-    assert text["waits"].endswith("Z. No worker serves the queue q.")
+    assert text["waits_for"].startswith("time: It is not due until 20")
+    assert text["queue_state"] == f"no_worker: {NO_WORKER}"
     fields = json.loads(on_database("status", job_id, "--json").stdout)
     assert (fields["job_id"], fields["status"], fields["waits_for"]) == (job_id, "queued", "time")
     names = [line.split()[0] for line in on_database("status", job_id, "--all-fields").stdout.splitlines()]
