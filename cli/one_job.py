@@ -1,7 +1,8 @@
 """Runs one job in this process and exits with it: for `dataloader etl run --tasks`, without a service.
 
 Uses a supervisor whose queue has a unique name: no other process claims the job, and this one claims no other job. The
-job has one attempt, because no process would serve its queue after a crash.
+job has one attempt, because no process would serve its queue after a crash. The schedules that services have stored do
+not change, because the command may have a program of another version.
 
 The first SIGINT or SIGTERM cancels the job and waits for its end. The second one stops it immediately.
 """
@@ -87,7 +88,7 @@ async def run_job(
             nursery.start_soon(obey, signals, cancel_job, stop)
             # The job stores its lines, and the screen shows the progress.
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
-            async with open_supervisor(here, tasks, server=server) as supervisor:
+            async with open_supervisor(here, tasks, server=server, stores_schedules=False) as supervisor:
                 jobs = supervisor.jobs.signed(Operator(account()))
                 [enqueued] = await jobs.enqueue_many([new])
                 begun.set()

@@ -40,6 +40,7 @@ class BaseParts:
     enqueuer: Enqueuer
     poster: OutboxPoster
     libraries: Libraries
+    stores_schedules: bool
     outage: Outage = attrs.field(factory=Outage)
     telemetry: Telemetry = attrs.field(factory=Telemetry)
 
@@ -49,7 +50,9 @@ class BaseParts:
         return Operator(self.name)
 
 
-def base_parts(settings: Settings, tasks: Tasks, database: Database, signals: Signals | None) -> BaseParts:
+def base_parts(
+    settings: Settings, tasks: Tasks, database: Database, *, stores_schedules: bool, signals: Signals | None
+) -> BaseParts:
     """Make the shared parts of a process."""
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
     runs, outage = Runs(settings.default_lease_s), Outage()
@@ -67,6 +70,7 @@ def base_parts(settings: Settings, tasks: Tasks, database: Database, signals: Si
         enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s),
         poster=poster,
         libraries=libraries,
+        stores_schedules=stores_schedules,
     )
 
 

@@ -59,7 +59,7 @@ class Changes:
             closing = trio.Event()
             opened = await parts.hold_resources(new, closing)
             try:
-                await declare(parts.database, whole, parts.worker.name)
+                await declare(parts.database, whole, parts.worker.name, stores_schedules=parts.stores_schedules)
                 self._check_running()
             except BaseException:
                 closing.set()

@@ -5,6 +5,7 @@ It is called at the start, and when tasks are added to a running process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dataloader.jobs.logger import get_logger
@@ -18,12 +19,13 @@ from dataloader.store.schedules.rows import aio_declare_schedules, aio_of_unknow
 log = get_logger(__name__)
 
 
-async def declare(database: Database, tasks: Tasks, worker: str) -> None:
-    """Store everything that `tasks` declares, or nothing.
+async def declare(database: Database, tasks: Tasks, worker: str, *, stores_schedules: bool) -> None:
+    """Store everything that `tasks` declares, or nothing. Without `stores_schedules`, schedules stay as they are.
 
     Raises `BadRequest` for limits that contradict each other, and `StoreUnavailable`.
     """
-    told, left, unknown = await database.write(_aio_declare, tasks, worker)
+    schedules = tasks.schedules if stores_schedules else None
+    told, left, unknown = await database.write(_aio_declare, tasks, worker, schedules)
     for said in told:
         log.warning(said)
     if left:
@@ -38,7 +40,9 @@ async def declare(database: Database, tasks: Tasks, worker: str) -> None:
         )
 
 
-async def _aio_declare(connection: Any, tasks: Tasks, worker: str) -> tuple[list[str], list[str], list[Schedule]]:
+async def _aio_declare(
+    connection: Any, tasks: Tasks, worker: str, schedules: Sequence[Schedule] | None
+) -> tuple[list[str], list[str], list[Schedule]]:
     named = {task.limits.supplier for task in tasks.values() if task.limits.supplier is not None}
     suppliers = named | {supplier.name for supplier in tasks.suppliers}
     async with connection.transaction():
@@ -46,5 +50,7 @@ async def _aio_declare(connection: Any, tasks: Tasks, worker: str) -> tuple[list
         await aio_lock_suppliers(connection, sorted(suppliers))
         await aio_declare(connection, tasks.values(), worker)
         told = await aio_declare_limits(connection, tasks.values(), tasks.suppliers)
-        left = await aio_declare_schedules(connection, tasks.schedules, list(tasks), worker)
-        return told, left, await aio_of_unknown_tasks(connection, tasks.schedules)
+        if schedules is None:
+            return told, [], []
+        left = await aio_declare_schedules(connection, schedules, list(tasks), worker)
+        return told, left, await aio_of_unknown_tasks(connection, schedules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dataloader.actors.bulk import BulkWorker
@@ -16,9 +16,7 @@ from dataloader.actors.reaper import Reaper
 from dataloader.actors.scheduler import Scheduler
 from dataloader.actors.stager import Stager
 from dataloader.actors.wake import set_all
-from dataloader.jobs.process_outbox import Sink
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.outbox_rows import know_sinks
 from dataloader.store.queue.notifications import BulkBegun, SchedulesChanged, SomethingFailed
@@ -74,7 +72,7 @@ def helper_parts(
         lane_told=lane_told,
         signals=signals,
     )
-    declared_anew = partial(_declare_anew, database, base.tasks, base.name, settings.sinks, listener)
+    declared_anew = partial(_declare_anew, base, listener)
     history = HistoryWatch(database=database, telemetry=base.telemetry, changed=declared_anew, signals=signals)
     base.locks.on_termination = partial(set_all, keeper.wake, history.wake)
     heartbeat.restored = history.tables_restored
@@ -113,12 +111,10 @@ def helper_parts(
     }
 
 
-async def _declare_anew(
-    database: Database, tasks: Tasks, worker: str, sinks: Sequence[Sink], listener: Listener
-) -> None:
+async def _declare_anew(base: BaseParts, listener: Listener) -> None:
     """Declare tasks and sinks again, since a restored database may lack them, and wake all parts."""
-    await declare(database, tasks, worker)
-    await know_sinks(database, sinks)
+    await declare(base.database, base.tasks, base.name, stores_schedules=base.stores_schedules)
+    await know_sinks(base.database, base.settings.sinks)
     listener.wake_all()
 
 

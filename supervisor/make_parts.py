@@ -33,13 +33,14 @@ def make_parts(
     database: Database,
     *,
     unstoppable: Callable[[Run], None],
+    stores_schedules: bool = True,
     signals: Signals | None = None,
 ) -> Parts:
     """Return all parts of a process that serves the settings' entries over an open database."""
     check_tasks(settings.workers, tasks)
     # A separate registry, since the supervisor may add tasks to it.
     tasks = tasks.beside([*(NOTIFY_TASKS if settings.notify else ()), *webhook_tasks(settings.sinks)])
-    base = base_parts(settings, tasks, database, signals)
+    base = base_parts(settings, tasks, database, stores_schedules=stores_schedules, signals=signals)
     running = running_parts(base)
     leases = lease_parts(base, running, unstoppable)
     performer = own_performer(base, running)
@@ -74,6 +75,7 @@ def make_parts(
         readers=readers,
         reader=reader,
         drain=base.drain,
+        stores_schedules=base.stores_schedules,
         measures=(*base.telemetry.measures, *base.libraries.measures),
     )
 

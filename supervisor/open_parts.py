@@ -59,6 +59,7 @@ async def open_parts(
     with_web: bool,
     server: EmbeddedPostgres | None,
     unstoppable: Callable[[Run], None],
+    stores_schedules: bool,
     signals: Signals | None = None,
 ) -> AsyncIterator[Parts]:
     """Open the parts over the database for the duration of a block. Raises `AddressError` if the HTTP address is taken.
@@ -67,7 +68,14 @@ async def open_parts(
     """
     options = options_of(settings)
     async with open_database(options) as database:
-        parts = make_parts(settings, tasks, database, unstoppable=unstoppable, signals=signals)
+        parts = make_parts(
+            settings,
+            tasks,
+            database,
+            unstoppable=unstoppable,
+            stores_schedules=stores_schedules,
+            signals=signals,
+        )
         parts.server = None if server is None else partial(keep_server, server)
         sock = _listen(settings.host, settings.port) if with_web else None
         try:

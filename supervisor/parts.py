@@ -75,6 +75,7 @@ class Parts:
     readers: list[MessageReader]
     reader: Callable[[MessageSource], MessageReader]
     drain: Drain
+    stores_schedules: bool
     measures: Sequence[Measure]
     reported: Callable[[DrainReport], None] = lambda _report: None
     started_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))

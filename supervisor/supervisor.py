@@ -215,6 +215,7 @@ async def open_starting(
     with_web: bool,
     server: EmbeddedPostgres | None = None,
     unstoppable: Callable[[Run], None] = _say_unstoppable,
+    stores_schedules: bool = True,
     signals: Signals | None = None,
 ) -> AsyncIterator[Supervisor]:
     """Open a supervisor as `open_supervisor` does, but enter the block while it may still wait for its database.
@@ -230,7 +231,13 @@ async def open_starting(
             # Bounded by the drain that leaving the block begins.
             with trio.CancelScope(shield=True):
                 opening = open_parts(
-                    settings, tasks, with_web=with_web, server=server, unstoppable=unstoppable, signals=signals
+                    settings,
+                    tasks,
+                    with_web=with_web,
+                    server=server,
+                    unstoppable=unstoppable,
+                    stores_schedules=stores_schedules,
+                    signals=signals,
                 )
                 async with opening as parts:
                     supervisor = Supervisor(parts, signals)
@@ -270,17 +277,22 @@ async def open_supervisor(
     *,
     with_web: bool = False,
     server: EmbeddedPostgres | None = None,
+    stores_schedules: bool = True,
     signals: Signals | None = None,
 ) -> AsyncIterator[Supervisor]:
     """Open a supervisor for the duration of a block. It claims and runs jobs, and with `with_web` serves the HTTP API.
 
     `settings.db_dsn` must be set. Without your own database, use that of `embedded_postgres` and pass it as `server`:
-    the supervisor then restarts it if it ends. `signals`, for tests, report the supervisor's actions
+    the supervisor then restarts it if it ends. A process that only runs one job passes `stores_schedules=False`: the
+    stored schedules stay, whatever its program declares. `signals`, for tests, report the supervisor's actions
     (`dataloader.testing.Signals`).
 
     Raises `SchemaError` or `ConfigError` if it cannot work with the database, `AddressError` if the HTTP address is in
     use, and `ActorGaveUp` at the end if a part gave up.
     """
-    async with open_starting(settings, tasks, with_web=with_web, server=server, signals=signals) as supervisor:
+    starting = open_starting(
+        settings, tasks, with_web=with_web, server=server, stores_schedules=stores_schedules, signals=signals
+    )
+    async with starting as supervisor:
         await supervisor.ready()
         yield supervisor

@@ -238,7 +238,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 check_capacity(parts.locks, sum(dispatcher.slots.count for dispatcher in parts.dispatchers))
-                await declare(parts.database, parts.tasks, parts.worker.name)
+                await declare(parts.database, parts.tasks, parts.worker.name, stores_schedules=parts.stores_schedules)
                 await know_sinks(parts.database, parts.settings.sinks)
                 await parts.retry_delays.learn()
                 # Before the first claim, so that readers do not see these queues without a worker.

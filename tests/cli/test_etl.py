@@ -57,6 +57,7 @@ days = Load(
     ),
     windows=Windows(start=date(2026, 1, 1), segment="day"),
     table=Table("days", key="day"),
+    schedule={"cron": os.environ["DAYS_CRON"]} if "DAYS_CRON" in os.environ else None,
 )
 versions = Load(
     name="versions",
@@ -184,6 +185,18 @@ def test_a_load_runs_here_without_a_service_and_ends_with_its_summary(call, data
     # Nothing remains: neither a job in a queue without workers, nor a worker.
     assert database.psql("SELECT status, attempt, max_attempts, lock_key FROM dl_jobs") == "succeeded|1|1|load:people"
     assert database.psql("SELECT count(*) FROM dl_workers") == "0"
+
+
+@pytest.mark.full
+@pytest.mark.requirement("R7")
+@pytest.mark.parametrize("declared", [{}, {"DAYS_CRON": "5 4 * * *"}], ids=["without it", "with another one"])
+def test_a_run_in_this_process_leaves_the_schedules_of_services(call, serve, database, declared):
+    serve(DAYS_CRON="@hourly")
+    stored = "SELECT name, spec, stored_by, next_at, changed_at, retired_at FROM dl_schedules"
+    before = database.psql(stored)
+    assert "@hourly" in before
+    assert call("etl", "run", "people", *HERE, **declared)[0] == 0
+    assert database.psql(stored) == before
 
 
 @pytest.mark.full
