@@ -92,14 +92,22 @@ def span_to_wait(value: str | float) -> float:
 
 
 def day_or_instant(text: str) -> str:
-    """Return the text if it is a day or a timestamp. Without a time zone, it is in that of the load's windows."""
+    """Return the text if it is a day or a timestamp, or the timestamp of a duration such as `7d` before now.
+
+    Without a time zone, it is in that of the load's windows.
+    """
+    if _SPAN.fullmatch(text):
+        return instant_before_now(text).isoformat(timespec="seconds")
     for kind in (date, datetime):
         try:
             kind.fromisoformat(text)
         except ValueError:
             continue
         return text
-    raise click.BadParameter(f"must be a date or a timestamp, such as 2026-01-31 or 2026-01-31T06:00Z, not {text!r}")
+    allowed = (
+        "a date or a timestamp, such as 2026-01-31 or 2026-01-31T06:00Z, or a duration before now: 90s, 15m, 2h, 7d"
+    )
+    raise click.BadParameter(f"must be {allowed}, not {text!r}")
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ PHASES: Final = {
     "writing": (*_ROWS, "rows_failed", "segments_failed"),
 }
 """Counts of each phase, in display order. Unknown counts are shown with the last phase."""
+_SAID: Final = {"rows": "rows made"}
+"""Counts with other names on the screen: the pages count the rows that are written."""
 
 
 class JobScreen(Protocol):
@@ -146,7 +148,7 @@ def state_lines(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     if not _OF_A_LOAD & progress.keys():  # of another task, with any content
         return [cell(progress)] if progress else []
     said = [waiting] if (waiting := _waiting(job)) else []
-    said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
+    said.append(f"rows made {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
     said.append(f"requests {_progress_number(progress, 'requests'):,}")
     # A segment mostly fails because of a request, which is already counted.
     failed_segments = _progress_number(progress, "segments_failed")
@@ -181,7 +183,7 @@ _AT_SOURCE: Final = {
     "request": "another run's request to",
     "pause": "the pause of",
     "retry-after": "the Retry-After of",
-    "budget": "the rate limit of",
+    "rate-limit": "the rate limit of",
     "error": "the limits, which cannot be evaluated, of",
 }
 """Reasons of a wait at a source, in words."""
@@ -263,7 +265,9 @@ def _by_phase(counts: Mapping[str, Any], phases: object) -> dict[str, object]:
     found: dict[str, object] = {}
     for phase, names in PHASES.items():
         listed = [*names, *(() if phase != "writing" else sorted(counts.keys() - known))]
-        said = [f"{name.replace('_', ' ')} {cell(counts[name])}" for name in listed if counts.get(name)]
+        said = [
+            f"{_SAID.get(name, name).replace('_', ' ')} {cell(counts[name])}" for name in listed if counts.get(name)
+        ]
         times = phases.get(phase) if isinstance(phases, dict) else None
         if isinstance(times, dict) and times.get("busy_s"):
             said.append(f"busy {cell(times['busy_s'])} s")

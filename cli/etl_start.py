@@ -26,7 +26,7 @@ from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.cli.waiting import is_known, knows_task, served_instead, wait_for_end
 from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError
-from dataloader.jobs.load_jobs import Kind, retry_of_load, run_of_load
+from dataloader.jobs.load_jobs import Kind, command_again, retry_of_load, run_of_load
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -91,14 +91,18 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, windows=windows, **options)
 
     until = click.option(
-        "--to", "until", type=day_or_instant, metavar="DATE", help="Load data before this date or timestamp."
+        "--to",
+        "until",
+        type=day_or_instant,
+        metavar="DATE",
+        help="Load data before this date or timestamp, or before a duration ago: 2h, 7d.",
     )
     since = click.option(
         "--from",
         "since",
         type=day_or_instant,
         metavar="DATE",
-        help="Load data from this date or timestamp.  [default: the watermark]",
+        help="Load data from this date or timestamp, or from a duration ago: 2h, 7d.  [default: the watermark]",
     )
     return since(until(with_windows))
 
@@ -248,6 +252,9 @@ def _run_here(how: _How, kind: Kind, new: NewJob, tasks: Tasks) -> int:
     if outcome.job is None:
         return INTERRUPTED
     code = _print_load_end(how, outcome.job)
+    if outcome.interrupted and outcome.job.status is Status.CANCELED:
+        again = command_again(new.task, new.lock_key, new.args, where=how.where)
+        click.echo(f"the rows that it has written are kept; continue with `{again}`", err=True)
     return INTERRUPTED if outcome.interrupted else code
 
 

@@ -25,6 +25,7 @@ from dataloader.jobs.client.jobs import Jobs
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.load_jobs import ONE_JOB_QUEUE
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Session, open_database
@@ -62,7 +63,7 @@ async def run_job(
     later for `MOST_AWAY_S`: unlike a service, a command must not wait forever.
     """
     await _ask_database(settings)
-    queue = f"one job {uuid7()}"
+    queue = f"{ONE_JOB_QUEUE}{uuid7()}"
     task = tasks[new.task]
     new = attrs.evolve(new, queue=queue, max_attempts=1, lease_ttl_sec=task.lease_ttl_sec)
     outcome, begun = OneJob(), trio.Event()

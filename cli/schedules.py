@@ -201,7 +201,10 @@ def schedule_next_command(target: AskedQueue, *, name: str, number: int, as_json
 def schedule_backfill_command(
     target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Enqueue jobs for past planned times of the schedule NAME that have none."""
+    """Enqueue jobs for past planned times of the schedule NAME that have none.
+
+    Each job of a load loads from the watermark: use `dataloader etl run LOAD --from` to load a past span.
+    """
     found = target.ask_client(lambda client: client.schedules.backfill(name, begin, end, again=again, dry_run=dry_run))
     if as_json:
         print_json(found)

@@ -97,6 +97,7 @@ def supplier_show_command(target: AskedQueue, *, name: str, as_json: bool) -> No
             ((one.requests, _rate_span(one), one.used, one.left, one.free_at or "now") for one in found.rate_limits),
             nothing="",
         )
+    click.echo("limits of a single load, Load(rate_limits=…), are in its program and not shown here", err=True)
 
 
 @supplier_command.command("set")

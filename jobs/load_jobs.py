@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
 from dataloader.jobs.model import JobOptions, NewJob
 
 Kind = Literal["load", "flow"]
+ONE_JOB_QUEUE: Final = "one job "
+"""Beginning of the queue names of commands that run one job. No process serves such a queue after its command."""
 
 
 def load_key(kind: Kind, name: str) -> str:
@@ -40,6 +43,21 @@ def retry_of_load(
 ) -> NewJob:
     """Return a job that retries failures of a load, as `Loads.retry` describes. Raises `BadRequest`."""
     return _job_of_load("load", name, {"failures": "all" if failures is None else list(failures)}, pipeline, options)
+
+
+def command_again(task: str, lock_key: str | None, args: Mapping[str, Any], *, where: str | None = None) -> str:
+    """Return the command that runs a load or a flow again with these args; `where` is its `--tasks`."""
+    words = ["dataloader", "etl", "flow" if lock_key == load_key("flow", task) else "run", task]
+    failures, pipeline = args.get("failures"), args.get("pipeline")
+    if failures is not None:
+        words[2] = "retry"
+        numbers = failures if isinstance(failures, list) else ()
+        words += [word for number in numbers for word in ("--failure", str(number))]
+    options = {"tasks": where, "from": args.get("from"), "to": args.get("to")}
+    if isinstance(pipeline, dict):
+        options |= {f"pipeline-{name.replace('_', '-')}": value for name, value in pipeline.items()}
+    words += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    return shlex.join(words)
 
 
 def _job_of_load(

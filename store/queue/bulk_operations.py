@@ -40,9 +40,9 @@ from dataloader.store.connection.error_meanings import TIMED_OUT
 from dataloader.store.implementations import Store, implements
 from dataloader.store.queue.control import (
     OPEN,
-    PLACE_IS_FREE,
     REVIVABLE,
     TO_CANCEL,
+    TO_RETRY,
     TO_RUN_NOW,
     TO_SET_PRIORITY,
     WAKES_PROCESS,
@@ -92,7 +92,7 @@ class ManyAct:
 
 ACTS: Final[Mapping[str, ManyAct]] = {
     "cancel": ManyAct(OPEN, TO_CANCEL, newest_first=True),
-    "retry": ManyAct(REVIVABLE, PLACE_IS_FREE, newest_first=True),
+    "retry": ManyAct(REVIVABLE, TO_RETRY, newest_first=True),
     "run_now": ManyAct(TO_RUN_NOW.allowed, TO_RUN_NOW.still),
     "set_priority": ManyAct(TO_SET_PRIORITY.allowed, TO_SET_PRIORITY.still),
 }

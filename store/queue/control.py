@@ -20,9 +20,11 @@ import attrs
 from dataloader.jobs.contract import MAX_BULK, Operator
 from dataloader.jobs.errors import Conflict, JobNotFound
 from dataloader.jobs.listings import JobFilter
+from dataloader.jobs.load_jobs import ONE_JOB_QUEUE, command_again
 from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_name
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
+from dataloader.jobs.text import stored_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import TAKEN
 from dataloader.store.queue.job_filters import condition
@@ -49,7 +51,7 @@ WAKES_PROCESS: Final = """
 """Jobs that wake durable processes, recognized by values that only the database function writes. None is canceled."""
 
 _LOCK: Final = f"""
-SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless,
+SELECT job_id, status, waits_for, unique_key, queue, task, lock_key, args::text AS args, {ENDLESS} AS endless,
        CASE WHEN {WAKES_PROCESS} THEN (args ->> 'type') || '/' || (args ->> 'process_id') END AS process
 FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE
 """
@@ -93,7 +95,9 @@ PLACE_IS_FREE: Final = """
   SELECT FROM dl_jobs n
   WHERE n.unique_key = dl_jobs.unique_key AND n.status IN ('queued', 'running') AND n.superseded_by IS NULL))
 """
-"""Condition of a bulk retry: no job with the same unique key waits or runs."""
+"""Condition of a retry: no job with the same unique key waits or runs."""
+TO_RETRY: Final = f"(NOT starts_with(queue, '{ONE_JOB_QUEUE}') AND {PLACE_IS_FREE})"
+"""Condition of a bulk retry: the job would run, and replaces no newer one."""
 
 TO_CANCEL: Final = f"((NOT (status = 'running' AND cancel_requested) OR {ENDLESS}) AND NOT {WAKES_PROCESS})"
 """Condition of a bulk cancel: the job has no cancel request yet, and wakes no process."""
@@ -172,7 +176,7 @@ async def retry(database: Database, job_id: UUID, operator: Operator, *, force: 
     With `force`, also retry a running job whose lease never ends and that no worker has renewed: it is canceled first.
     If a service runs it nevertheless, its handler may run twice.
 
-    Raises `JobNotFound`, and `Conflict` for a job with another status.
+    Raises `JobNotFound`, and `Conflict` for a job with another status, or of a command that has ended.
     """
     job, lock_hashes = await database.write(_aio_retry, job_id, operator, force=force)
     await unpark(database, lock_hashes)
@@ -323,6 +327,14 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
             raise Conflict(job_id, row["status"], "its lease never expires; cancel it, or retry it with force")
         elif row["status"] not in REVIVABLE:
             raise _not_allowed("retry", row, REVIVABLE)
+        if row["queue"].startswith(ONE_JOB_QUEUE):
+            again = command_again(row["task"], row["lock_key"], stored_json(row["args"]))
+            raise Conflict(
+                job_id,
+                row["status"],
+                "its command has ended, and no process serves its queue, so a retry would wait forever; start a new run"
+                f" with `{again}`",
+            )
         try:
             await aio_revive_jobs(connection, [row], operator)
         except TAKEN as error:
@@ -342,7 +354,7 @@ def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
     async with aio_short_transaction(connection):
-        rows = await _aio_lock_many(connection, job_filter, REVIVABLE, PLACE_IS_FREE, limit)
+        rows = await _aio_lock_many(connection, job_filter, REVIVABLE, TO_RETRY, limit)
         rows = newest_of_keys(rows)
         await aio_revive_jobs(connection, rows, operator)
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}

@@ -35,7 +35,7 @@ from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After, PageCursor
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import (
-    PLACE_IS_FREE,
+    TO_RETRY,
     aio_audit,
     aio_revive_jobs,
     aio_short_transaction,
@@ -115,7 +115,7 @@ SELECT job_id, status, unique_key,
        CASE WHEN keyed AND status = 'queued' AND waits_for IS NULL THEN hashtext(lock_key) END AS hash
 FROM dl_jobs
 WHERE job_id = ANY ($1::uuid[]) AND (error_group = $2) IS TRUE AND (status = ANY ($3::dl_status[])) IS TRUE
-  AND ($4::bigint IS NULL OR {EXACT_LINE} = $4) AND (status = 'queued' OR {PLACE_IS_FREE})
+  AND ($4::bigint IS NULL OR {EXACT_LINE} = $4) AND (status = 'queued' OR {TO_RETRY})
 ORDER BY job_id FOR NO KEY UPDATE
 """
 # A job that waits for its key or for other jobs continues to wait; the triggers handle postponed jobs.

@@ -175,7 +175,7 @@ def test_a_load_runs_here_without_a_service_and_ends_with_its_summary(call, data
     shown = dict(line.split(maxsplit=1) for line in fields.splitlines())
     assert (shown["status"], shown["failed"]) == ("succeeded_with_failures", "records failed: 1")
     assert shown["requests"].startswith("requests 2, segments 2, busy ")
-    assert shown["processing"].startswith("records 3, records failed 1, rows 2, busy ")
+    assert shown["processing"].startswith("records 3, records failed 1, rows made 2, busy ")
     assert shown["writing"].startswith("inserted 2, busy ")
     header, failure = failures.splitlines()
     assert header.split() == ["SEGMENT", "PHASE", "ITEM", "ERROR"]
@@ -285,7 +285,7 @@ def test_a_database_that_is_away_ends_a_run_with_1_in_one_line(call, where):
 
 @pytest.mark.full
 @pytest.mark.requirement("E4")
-def test_an_interrupt_cancels_a_local_load_and_received_rows_are_written(command, source, database):
+def test_an_interrupt_cancels_a_local_load_and_received_rows_are_written(command, call, source, database):
     # The second request takes longer than any wait.
     source.misbehave("2026-01-02", delay_s=WAIT_S)
     running = command("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, SOURCE_URL=source.url)
@@ -301,9 +301,17 @@ def test_an_interrupt_cancels_a_local_load_and_received_rows_are_written(command
     assert (shown["status"], shown["writing"].split(",")[0]) == ("canceled", "inserted 1")
     assert database.psql("SELECT status FROM dl_jobs") == "canceled"
     assert database.psql("SELECT day FROM days") == "2026-01-01"
-    # The next run begins where this one stopped.
     source.behave()
     assert not source.asked("2026-01-03")
+    again = "dataloader etl run days --tasks my_loads:tasks --from 2026-01-01 --to 2026-01-04"
+    said = f"the rows that it has written are kept; continue with `{again} --pipeline-rate-min 0.0"
+    assert stderr.splitlines()[-1].startswith(said)
+    # No process serves the queue of the ended command.
+    code, _, stderr = call("retry", shown["job_id"])
+    assert (code, "no process serves its queue" in stderr) == (1, True)
+    assert "`dataloader etl run days --from 2026-01-01 --to 2026-01-04 --pipeline" in stderr
+    assert call("retry", "--all", "--yes", "--status", "canceled")[1] == "0 jobs\n"
+    assert database.psql("SELECT status FROM dl_jobs") == "canceled"
 
 
 @pytest.mark.slow
@@ -375,7 +383,7 @@ def test_etl_run_refuses_an_unknown_load_and_an_interrupt_ends_only_the_wait(com
     said = f"the service cannot listen at 127.0.0.1:{port}: Address already in use; choose another port with --port\n"
     assert (code, stderr.endswith(said)) == (1, True)
     code, stdout, stderr = call("etl", "run", "no load")
-    assert (code, "rows 0" in stderr, "is a plain task, not a load or a flow" in stderr) == (0, False, True)
+    assert (code, "rows made" in stderr, "is a plain task, not a load or a flow" in stderr) == (0, False, True)
     database.psql("DELETE FROM dl_jobs")
     code, stdout, stderr = call("etl", "run", "unheard-of", "--no-wait")
     assert (code, stdout.split()[1], stderr) == (0, "queued", f"the job waits: {unknown}\n")
@@ -502,12 +510,22 @@ def test_the_options_of_a_command_are_the_args_of_its_job(on_database, database,
 
 @pytest.mark.slow
 @pytest.mark.requirement("E5")
+def test_a_load_begins_a_duration_before_now(on_database, database):
+    result = on_database("etl", "run", "days", "--from", "60d", "--to", "2h", "--no-wait", "--queue", "etl")
+    assert result.returncode == 0, result.stderr
+    apart = "now() - (args ->> '{}')::timestamptz - interval '{}'"
+    for name, duration in (("from", "60 d"), ("to", "2 h")):
+        assert abs(float(database.psql(f"SELECT extract(epoch FROM {apart.format(name, duration)}) FROM dl_jobs"))) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E5")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (
             ("run", "days", "--from", "yesterday"),
-            "must be a date or a timestamp, such as 2026-01-31 or 2026-01-31T06:00Z, not 'yesterday'",
+            "must be a date or a timestamp, such as 2026-01-31 or 2026-01-31T06:00Z, or a duration before now: 90s, ",
         ),
         (("run", "days", "--pipeline-workers", 0), "pipeline.workers: must be "),
         (("run", "days", "--pipeline-batch-size", -1), "pipeline.batch_size: must be "),
@@ -669,8 +687,7 @@ def test_a_terminal_of_80_columns_shows_rows_requests_and_what_is_waited_for(com
     assert max(map(len, lines)) <= 80
     # All values are shown together, each in a separate line.
     assert any(re.fullmatch(r"days [━╸╺]{20} 0:00:\d\d running", line) for line in lines), lines
-    assert any(
-        re.fullmatch(r"rows 1 \(\d+/s\)  requests 1  segments 1 of 2  2026-01-02 to 2026-01-03", line) for line in lines
-    ), lines
+    counts = r"rows made 1 \(\d+/s\)  requests 1  segments 1 of 2  2026-01-02 to 2026-01-03"
+    assert any(re.fullmatch(counts, line) for line in lines), lines
     assert any(re.fullmatch(r"waits for the pause of 127.0.0.1 until \d\d:\d\d:\d\dZ", line) for line in lines), lines
     assert "status      succeeded" in stdout

@@ -32,7 +32,7 @@ _WAITS: Final = {
     "pause": "after the pause",
     "retry-after": "after the source's Retry-After",
     "request": "after another run's request",
-    "budget": "when the rate limit has a free unit",
+    "rate-limit": "when the rate limit has a free unit",
     "period": "in the next work period",
     "paused": "when the supplier is resumed",
     "error": "when the supplier's limits are corrected",

@@ -149,7 +149,7 @@ class Fetcher:
                         self.shared.to_workers.send_nowait(fetched)
                         is_handed_on = True
                         self.shared.progress.queued += 1
-                    self.sender.answered(asked.endpoint, response.status, response.took_s)
+                    self.sender.answered(asked.endpoint, response.status, response.took_s, segment=part.segment.name)
                     if hop is None:
                         return fetched
                     asked = hop
@@ -167,7 +167,7 @@ class Fetcher:
             part.sent += 1
             return await connection.fetch(request, timeout_s=timeout_s)
 
-        response = await self.sender.send(slot, request.endpoint, ask)
+        response = await self.sender.send(slot, request.endpoint, ask, segment=part.segment.name)
         slot.hint_s = source.hint_s(response)
         return response
 

@@ -151,7 +151,7 @@ class RateLimiter:
                 if answer.waits_for == "request":
                     wait_s, look_s = min(wait_s, look_s * self.draw.uniform(0.8, 1.2)), min(look_s * 2, LOOK_S[1])
                 self.progress.waiting = {
-                    "for": answer.waits_for,
+                    "for": "rate-limit" if answer.waits_for == "budget" else answer.waits_for,
                     "source": source,
                     "until": (datetime.now(UTC) + timedelta(seconds=answer.wait_s)).isoformat(timespec="seconds"),
                 }

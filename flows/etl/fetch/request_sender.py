@@ -48,8 +48,12 @@ class RequestSender:
         first_s, longest_s = self.shared.limits.retry_s
         return min(first_s * 2.0 ** (tries - 1), longest_s)
 
-    async def send(self, slot: SlotForRequest, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def send(
+        self, slot: SlotForRequest, endpoint: str, ask: Callable[[float], Awaitable[T]], **about: object
+    ) -> T:
         """Send a request in its slot by `ask`, called with its timeout in seconds; return the response.
+
+        `about` has further fields of the log line of a failure.
 
         Raises the errors of `ask`.
         """
@@ -67,6 +71,7 @@ class RequestSender:
                 "request failed",
                 phase="requests",
                 endpoint=_without_query(endpoint),
+                **about,
                 attempt=f"{slot.tries} of {self.shared.config.attempts}",
                 status=error.status,
                 error=str(error),
@@ -75,10 +80,15 @@ class RequestSender:
         finally:
             progress.phases["requests"].add(trio.current_time() - began)
 
-    def answered(self, endpoint: str, status: int, took_s: float) -> None:
-        """Log that a request was answered."""
+    def answered(self, endpoint: str, status: int, took_s: float, **about: object) -> None:
+        """Log that a request was answered. `about` has further fields of the line."""
         self.shared.log.info(
-            "request", phase="requests", endpoint=_without_query(endpoint), status=status, took_s=round(took_s, 3)
+            "request",
+            phase="requests",
+            endpoint=_without_query(endpoint),
+            **about,
+            status=status,
+            took_s=round(took_s, 3),
         )
 
     async def listed(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:

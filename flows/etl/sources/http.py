@@ -83,7 +83,7 @@ class Http(Source):
         url: address that all endpoints begin with.
         endpoint: path after the address, or a `Routing` of windows to two paths.
         params: the parameters, or a function that takes a window and returns them; None leaves a parameter out. They
-            are stored with failed requests and shown in logs, so they must not have secrets. With POST they are the
+            are stored with failed requests, so they must not have secrets. With POST they are the
             body, a JSON object.
         pages: pagination strategy; None if one response has all records.
         format: format of a response.

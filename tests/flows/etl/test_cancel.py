@@ -218,6 +218,24 @@ async def test_a_job_cancelled_in_a_pause_writes_its_rows_and_sends_no_more_requ
 
 
 @pytest.mark.slow
+async def test_a_canceled_job_that_is_retried_requests_no_committed_segment(items, supervised):
+    items.records = [item(1, 1), item(2, 2)]
+    items.service.misbehave("from=2026-01-02", delay_s=NEVER_S)
+    async with supervised(items_load(items.service.url)) as supervisor:
+        job = await supervisor.jobs.enqueue("items", {"from": "2026-01-01", "to": "2026-01-03"}, queue="q")
+
+        async def asked():
+            return len(items.service.requests)
+
+        await until(asked, lambda number: number == 2)
+        await cancel(supervisor.database, job.job_id, OPERATOR)
+        assert (await when_ended(supervisor, job.job_id)).status == "canceled"
+        await supervisor.jobs.retry(job.job_id)
+        assert (await when_ended(supervisor, job.job_id)).status == "succeeded"
+    assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-02"]
+
+
+@pytest.mark.slow
 async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_them(items, supervised, record, raw):
     await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
     await raw.execute("INSERT INTO item VALUES (9, '2026-01-01', 'old')")

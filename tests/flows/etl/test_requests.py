@@ -144,7 +144,7 @@ async def test_several_rate_limits_apply_together_and_over_two_runs(items, count
 async def test_a_run_that_waits_for_its_rate_limit_says_so(items, outcome_of, soon):
     load = items_load(items.service.url, rate_limits=(RateLimit(1, 0.3),))
     outcome = await outcome_of(load, to="2026-01-03")
-    assert "budget" in {waiting["for"] for waiting in waits_of(outcome)}
+    assert "rate-limit" in {waiting["for"] for waiting in waits_of(outcome)}
 
 
 def waits_of(outcome):
@@ -203,7 +203,7 @@ async def test_a_source_s_own_words_hold_for_other_runs_too(items, outcome_of, r
     assert tuple(free) == (True, "retry-after")
 
 
-async def test_each_request_is_logged_with_endpoint_status_and_time(items, outcome_of, soon):
+async def test_each_request_is_logged_with_endpoint_segment_status_and_time(items, outcome_of, soon):
     items.service.misbehave("from=2026-01-02", status=503)
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
     lines = [line for line in outcome.log if line.message.startswith("request")]
@@ -212,6 +212,8 @@ async def test_each_request_is_logged_with_endpoint_status_and_time(items, outco
         ("request failed", "/items", 503),
         ("request", "/items", 200),
     ]
+    days = [line.fields["segment"][:10] for line in lines]
+    assert days == ["2026-01-01", "2026-01-02", "2026-01-02"]
     took = [line.fields["took_s"] for line in lines if line.message == "request"]
     assert [type(seconds) for seconds in took] == [float, float]
     assert [line.fields["attempt"] for line in lines if line.message == "request failed"] == ["1 of 3"]
