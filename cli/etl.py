@@ -19,6 +19,7 @@ from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.client.client import Client
 from dataloader.jobs.client.loads import Loads
 from dataloader.jobs.load_listings import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
+from dataloader.jobs.secrets.record_masks import masked
 
 
 @click.group(cls=Group)
@@ -125,7 +126,7 @@ def etl_failures_command(
     found = target.ask_client(question)
     if as_json:
         # The name `key` would be masked as a secret.
-        print_json([failure.masked() for failure in found], is_masked=True)
+        print_json([masked(failure) for failure in found], is_masked=True)
         return
     columns = {
         "failure_id": Column("FAILURE"),

@@ -17,6 +17,7 @@ from dataloader.jobs.errors import BadRequest, NotFound
 from dataloader.jobs.listings import EVERY_JOB, JobFilter
 from dataloader.jobs.model import MAX_INT, Instant, about, check_between
 from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.secrets.record_masks import SENSITIVE, Public
 
 COUNTED: Final = 10_000
 """Maximum number of jobs counted before an operation begins; beyond it the count is "at least" this number."""
@@ -61,16 +62,20 @@ class BulkRecord:
     bulk_id: Annotated[UUID, about("ID of the bulk operation.")]
     action: Annotated[Action, about("Change of the jobs.")]
     priority: Annotated[int | None, about("New priority, for `set_priority`.")]
-    filter: Annotated[Mapping[str, Any], about("Filter of the jobs; `chosen`: number of jobs given by their IDs.")]
-    actor: Annotated[str, about("Operator who started it.")]
+    filter: Annotated[
+        Mapping[str, Any],
+        about("Filter of the jobs; `chosen`: number of jobs given by their IDs."),
+        Public("stored without secrets"),
+    ]
+    actor: Annotated[str, about("Operator who started it."), SENSITIVE]
     created_at: Annotated[Instant, about("Time at which its set of jobs was fixed.")]
     jobs: Annotated[int, about("Number of jobs.")]
     done: Annotated[int, about("Number of processed jobs.")]
     changed: Annotated[
         int, about("Number of changed jobs. The other processed jobs had ended or changed in the meantime.")
     ]
-    error: Annotated[str | None, about("Error of the last batch.")]
-    stopped_by: Annotated[str | None, about("Operator who stopped it.")]
+    error: Annotated[str | None, about("Error of the last batch."), SENSITIVE]
+    stopped_by: Annotated[str | None, about("Operator who stopped it."), SENSITIVE]
     ended_at: Annotated[Instant | None, about("End time.")]
     state: Annotated[BulkState, about("`open`: in progress; `done`; `stopped`: by an operator; `failed`: see `error`.")]
 

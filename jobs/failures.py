@@ -19,6 +19,7 @@ from msgspec import Meta
 from dataloader.jobs.errors import BadRequest, NotFound
 from dataloader.jobs.model import Instant, about, check_instant
 from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.secrets.record_masks import SENSITIVE, Public
 from dataloader.jobs.states import Status
 
 FailureState = Literal["waiting", "failed"]
@@ -33,7 +34,7 @@ MAX_SPREAD_S: Final = 30 * 86_400.0
 """Longest time over which a group's next attempts are spread."""
 _ID: Final = re.compile(r"[0-9a-f]{16}(?:\.[0-9a-f]{16})?")
 
-GroupId = Annotated[str, about("ID of the group, which its jobs have as `error_group`.")]
+GroupId = Annotated[str, about("ID of the group, which its jobs have as `error_group`."), Public("a digest")]
 
 
 class ErrorGroupNotFound(NotFound):
@@ -70,9 +71,9 @@ class ErrorGroup:
     """Jobs of one task that failed with the same error, for good or until their next attempt."""
 
     group: GroupId
-    task: Annotated[str, about("Task of the jobs.")]
+    task: Annotated[str, about("Task of the jobs."), SENSITIVE]
     error: Annotated[
-        str, about("Common first line of the errors, with … for quoted texts and # for words with digits.")
+        str, about("Common first line of the errors, with … for quoted texts and # for words with digits."), SENSITIVE
     ]
     jobs: Annotated[int, about("Number of jobs.")]
     waiting: Annotated[int, about("Number of jobs that wait for their next attempt.")]
@@ -121,7 +122,9 @@ class GroupRetried:
 
     changed: Annotated[int, about("Number of retried jobs.")]
     next: Annotated[
-        str | None, Meta(description="Pass it as `after` to continue with the remaining jobs; null after the last.")
+        str | None,
+        Meta(description="Pass it as `after` to continue with the remaining jobs; null after the last."),
+        Public("a cursor has the place of a row"),
     ]
 
 
@@ -132,13 +135,13 @@ class ErrorRecord:
     error_id: Annotated[int, about("Number of the entry, in ascending order of time.")]
     at: Annotated[Instant, about("Time of the failure.")]
     job_id: Annotated[UUID, about("ID of the job.")]
-    task: Annotated[str, about("Task.")]
-    queue: Annotated[str, about("Queue.")]
+    task: Annotated[str, about("Task."), SENSITIVE]
+    queue: Annotated[str, about("Queue."), SENSITIVE]
     attempt: Annotated[int, about("Number of the attempt.")]
-    worker: Annotated[str | None, about("Process that ran the job; null for another service's.")]
+    worker: Annotated[str | None, about("Process that ran the job; null for another service's."), SENSITIVE]
     status: Annotated[Status, about("Status of the job after the failure: queued for another attempt, failed or lost.")]
     group: GroupId
-    error: Annotated[str, about("Error, at most 4,000 characters.")]
+    error: Annotated[str, about("Error, at most 4,000 characters."), SENSITIVE]
 
 
 @attrs.frozen

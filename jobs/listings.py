@@ -24,6 +24,7 @@ from dataloader.jobs.model import (
     check_text,
 )
 from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.secrets.record_masks import SENSITIVE
 from dataloader.jobs.states import Status
 
 MAX_PAGE: Final = 1_000
@@ -105,10 +106,14 @@ class LogLine:
 
     event_id: Annotated[int, about("Number of the line, in ascending order of time.")]
     ts: Annotated[Instant, about("Timestamp of the line.")]
-    level: Annotated[str | None, about("Level; null for a line of another service.")]
-    message: Annotated[str, about("Message.")]
-    fields: Annotated[dict[str, Any], about("Fields of the line; for an event of the event history, its payload.")]
-    kind: Annotated[str, about("`log` for a line that the job has logged, otherwise the kind of the event.")] = "log"
+    level: Annotated[str | None, about("Level; null for a line of another service."), SENSITIVE]
+    message: Annotated[str, about("Message."), SENSITIVE]
+    fields: Annotated[
+        dict[str, Any], about("Fields of the line; for an event of the event history, its payload."), SENSITIVE
+    ]
+    kind: Annotated[
+        str, about("`log` for a line that the job has logged, otherwise the kind of the event."), SENSITIVE
+    ] = "log"
 
 
 @attrs.frozen
@@ -125,10 +130,10 @@ class AuditRecord:
 
     audit_id: Annotated[int, about("Number of the entry, in ascending order of time.")]
     ts: Annotated[Instant, about("Timestamp of the action.")]
-    actor: Annotated[str, about("Operator: name of the API token or the user.")]
-    action: Annotated[str, about("Action.")]
+    actor: Annotated[str, about("Operator: name of the API token or the user."), SENSITIVE]
+    action: Annotated[str, about("Action."), SENSITIVE]
     job_id: Annotated[UUID | None, about("ID of the job; null for an action on many jobs or on a queue.")]
-    detail: Annotated[dict[str, Any], about("Details: filter, former status, changes.")]
+    detail: Annotated[dict[str, Any], about("Details: filter, former status, changes."), SENSITIVE]
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ worker died and another one will continue, `lost` or `canceled` if none will.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import attrs
@@ -14,7 +14,7 @@ import attrs
 from dataloader.jobs.errors import NotFound
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, SENSITIVE
 
 MAX_LOADS: Final = 200
 """Maximum number of loads of a page: each has its last run and its failures looked up."""
@@ -35,13 +35,13 @@ class RunRecord:
     """Run of a load or a flow, with its status, and the reason if something failed."""
 
     run_id: Annotated[UUID, about("ID of the run, which is the ID of its job.")]
-    name: Annotated[str, about("Name of the load or flow.")]
-    kind: Annotated[str, about("Kind: `load` or `flow`.")]
-    status: Annotated[str, about("Its status; if the run could not record one, the status of its job.")]
+    name: Annotated[str, about("Name of the load or flow."), SENSITIVE]
+    kind: Annotated[str, about("Kind: `load` or `flow`."), FIXED_WORD]
+    status: Annotated[str, about("Its status; if the run could not record one, the status of its job."), FIXED_WORD]
     started_at: Annotated[Instant, about("Start time.")]
     finished_at: Annotated[Instant | None, about("End time.")]
-    reason: Annotated[str | None, about("Reason of the status: failures and their number.")]
-    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
+    reason: Annotated[str | None, about("Reason of the status: failures and their number."), SENSITIVE]
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows."), SENSITIVE]
 
 
 @attrs.frozen
@@ -61,19 +61,21 @@ class RunTask:
     """
 
     ordinal: Annotated[int, about("Position in the order of registration, from 1.")]
-    layer: Annotated[str, about("Layer of the warehouse that it fills.")]
-    task: Annotated[str, about("Name of the load.")]
-    status: Annotated[str, about("Status; `waiting` before it starts.")]
+    layer: Annotated[str, about("Layer of the warehouse that it fills."), SENSITIVE]
+    task: Annotated[str, about("Name of the load."), SENSITIVE]
+    status: Annotated[str, about("Status; `waiting` before it starts."), FIXED_WORD]
     started_at: Annotated[Instant | None, about("Start time.")]
     finished_at: Annotated[Instant | None, about("End time.")]
     phases: Annotated[
-        dict[str, Any], about("Phases of a load, with began_at, ended_at and busy_s (seconds, over all workers).")
+        dict[str, Any],
+        about("Phases of a load, with began_at, ended_at and busy_s (seconds, over all workers)."),
+        SENSITIVE,
     ]
     tables: Annotated[
-        dict[str, Any], about("Tables of a set of dimensions, with status, began_at, ended_at and counts.")
+        dict[str, Any], about("Tables of a set of dimensions, with status, began_at, ended_at and counts."), SENSITIVE
     ]
-    reason: Annotated[str | None, about("Reason of the status: failures and their number.")]
-    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
+    reason: Annotated[str | None, about("Reason of the status: failures and their number."), SENSITIVE]
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows."), SENSITIVE]
 
 
 @attrs.frozen(kw_only=True)
@@ -81,19 +83,23 @@ class RunTimeline:
     """Run and its tasks, in the order of their registration."""
 
     run_id: Annotated[UUID, about("ID of the run, which is the ID of its job.")]
-    name: Annotated[str, about("Name of the load or flow.")]
-    kind: Annotated[str, about("Kind: `load` or `flow`.")]
+    name: Annotated[str, about("Name of the load or flow."), SENSITIVE]
+    kind: Annotated[str, about("Kind: `load` or `flow`."), FIXED_WORD]
     status: Annotated[
         str,
         about(
             "`running`, `waiting` for another run of a load, then `succeeded`, `succeeded_with_failures`, "
             "`failed`, `canceled` or `interrupted`; if the run could not record one, the status of its job."
         ),
+        FIXED_WORD,
     ]
     started_at: Annotated[Instant, about("Start time.")]
     finished_at: Annotated[Instant | None, about("End time.")]
-    reason: Annotated[str, about("Reason of the status: failures and their number. For a flow, see its tasks.")] | None
-    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
+    reason: (
+        Annotated[str, about("Reason of the status: failures and their number. For a flow, see its tasks."), SENSITIVE]
+        | None
+    )
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows."), SENSITIVE]
     tasks: Annotated[list[RunTask], about("Tasks, in the order of registration.")]
     next: Next
 
@@ -103,11 +109,11 @@ class LastRun:
     """Last run of a load, by itself or in a flow."""
 
     run_id: Annotated[UUID, about("ID of the run, which is the ID of its job.")]
-    status: Annotated[str, about("Status of the run.")]
+    status: Annotated[str, about("Status of the run."), FIXED_WORD]
     started_at: Annotated[Instant, about("Start time.")]
     finished_at: Annotated[Instant | None, about("End time.")]
-    reason: Annotated[str | None, about("Reason of the status: failures and their number.")]
-    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows.")]
+    reason: Annotated[str | None, about("Reason of the status: failures and their number."), SENSITIVE]
+    counts: Annotated[dict[str, Any], about("Counts by name, such as requests and rows."), SENSITIVE]
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +123,7 @@ class LoadRecord:
     `upto` and `unsolved` are the former names of the two, for HTTP clients.
     """
 
-    load: Annotated[str, about("Name of the load.")]
+    load: Annotated[str, about("Name of the load."), SENSITIVE]
     watermark: Annotated[
         Instant | None, about("Timestamp before which all data is loaded; null for a load without a watermark.")
     ]
@@ -142,25 +148,15 @@ class FailureLine:
 
     failure_id: Annotated[int, about("Number of the failure, in ascending order of time.")]
     run_id: Annotated[UUID, about("ID of the run.")]
-    load: Annotated[str, about("Name of the load.")]
-    segment: Annotated[str, about("Segment in which it occurred.")]
-    phase: Annotated[str, about("Failed phase: requests, processing, writing, or a record.")]
-    key: Annotated[str, about("Key of the failed item within its segment.")]
-    error: Annotated[str, about("Error.")]
-    sample: Annotated[str | None, about("Beginning of the data.")]
+    load: Annotated[str, about("Name of the load."), SENSITIVE]
+    segment: Annotated[str, about("Segment in which it occurred."), SENSITIVE]
+    phase: Annotated[str, about("Failed phase: requests, processing, writing, or a record."), FIXED_WORD]
+    key: Annotated[str, about("Key of the failed item within its segment."), SENSITIVE]
+    error: Annotated[str, about("Error."), SENSITIVE]
+    sample: Annotated[str | None, about("Beginning of the data."), SENSITIVE]
     failed_at: Annotated[Instant, about("Time of the failure.")]
     resolved_at: Annotated[Instant | None, about("Time of a successful retry, or of a new load of its segment.")]
     solved_at: Annotated[Instant | None, about("Former name of `resolved_at`.")]
-
-    def masked(self) -> Self:
-        """Return the failure without the secrets in data that sources have sent."""
-        return attrs.evolve(
-            self,
-            segment=mask_text(self.segment),
-            key=mask_text(self.key),
-            error=mask_text(self.error),
-            sample=None if self.sample is None else mask_text(self.sample),
-        )
 
 
 @attrs.frozen

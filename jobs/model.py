@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.job_field import JobField, job_fields
+from dataloader.jobs.secrets.record_masks import SENSITIVE, Public
 from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import CONTROL, UNSTORABLE
 
@@ -356,7 +357,7 @@ class Enqueued:
     status: Status
     created: bool
     queue_state: QueueState | None = None
-    queue: str = ""
+    queue: Annotated[str, SENSITIVE] = ""
     did: Did = "added"
 
 
@@ -395,12 +396,14 @@ class JobRecord:
     """
 
     job_id: Annotated[UUID, about("ID of the job; a version 7 UUID if the service created it.")]
-    queue: Annotated[str, about("Name of the queue.")]
-    task: Annotated[str, about("Name of the task.")]
-    args: Annotated[Any, about("Arguments of the task; an object if the service stored the job.")]
-    idempotency_key: Annotated[str | None, about("Key that identifies repeated requests.")]
-    lock_key: Annotated[str | None, about("Lock key. One job with this key runs at a time; null: no lock key.")]
-    partition_key: Annotated[str, about("Part of the data that the job processes; may be empty.")]
+    queue: Annotated[str, about("Name of the queue."), SENSITIVE]
+    task: Annotated[str, about("Name of the task."), SENSITIVE]
+    args: Annotated[Any, about("Arguments of the task; an object if the service stored the job."), SENSITIVE]
+    idempotency_key: Annotated[str | None, about("Key that identifies repeated requests."), SENSITIVE]
+    lock_key: Annotated[
+        str | None, about("Lock key. One job with this key runs at a time; null: no lock key."), SENSITIVE
+    ]
+    partition_key: Annotated[str, about("Part of the data that the job processes; may be empty."), SENSITIVE]
     priority: Annotated[int, about("Priority. Smaller numbers run first.")]
     available_at: Annotated[Instant, about("Earliest start; for a job that waits for other jobs, the requested one.")]
     status: Annotated[Status, about("Status of the job.")]
@@ -414,12 +417,12 @@ class JobRecord:
     ]
     heartbeat_at: Annotated[Instant | None, about("Last heartbeat of the worker.")]
     cancel_requested: Annotated[bool, about("True if a cancel was requested.")]
-    progress: Annotated[Any, about("Last progress that the handler reported.")]
-    result: Annotated[Any, about("Result of the handler.")]
-    error: Annotated[str | None, about("Error of the last failed attempt.")]
-    producer: Annotated[str | None, about("Name of the producer; informative.")]
-    consumer_group: Annotated[str | None, about("Name of the consumer group; informative.")]
-    claimed_by: Annotated[str | None, about("Worker that runs the job.")]
+    progress: Annotated[Any, about("Last progress that the handler reported."), SENSITIVE]
+    result: Annotated[Any, about("Result of the handler."), SENSITIVE]
+    error: Annotated[str | None, about("Error of the last failed attempt."), SENSITIVE]
+    producer: Annotated[str | None, about("Name of the producer; informative."), SENSITIVE]
+    consumer_group: Annotated[str | None, about("Name of the consumer group; informative."), SENSITIVE]
+    claimed_by: Annotated[str | None, about("Worker that runs the job."), SENSITIVE]
     created_at: Annotated[Instant, about("Creation time.")]
     started_at: Annotated[Instant | None, about("Start of the first run.")]
     finished_at: Annotated[Instant | None, about("End of the job.")]
@@ -432,7 +435,7 @@ class JobRecord:
         WhenFailed | None, about("Effect if one of `after` does not succeed: the job is canceled or runs.")
     ] = None
     root: Annotated[UUID | None, about("Root job that it belongs to.")] = None
-    schedule: Annotated[str | None, about("Schedule that created the job.")] = None
+    schedule: Annotated[str | None, about("Schedule that created the job."), SENSITIVE] = None
     planned_at: Annotated[Instant | None, about("Planned time of the schedule; null for a manual run.")] = None
     changed_at: Annotated[
         Instant | None,
@@ -449,7 +452,7 @@ class JobRecord:
         UUID | None,
         about("Newer job with the same unique key, which waits for the end of this job. This job is not retried."),
     ] = None
-    previous: Annotated[Any, about("Return value of the previous stage, for a job with stages.")] = None
+    previous: Annotated[Any, about("Return value of the previous stage, for a job with stages."), SENSITIVE] = None
     moves: Annotated[int | None, about("Number of moves between stages; null if there were none.")] = None
 
 
@@ -459,13 +462,14 @@ class JobEvent:
 
     event_id: Annotated[int, about("Number of the event, in ascending order of time.")]
     job_id: Annotated[UUID, about("ID of the job.")]
-    queue: Annotated[str, about("Queue of the job at that time.")]
+    queue: Annotated[str, about("Queue of the job at that time."), SENSITIVE]
     ts: Annotated[Instant, about("Timestamp of the event.")]
     kind: Annotated[
         str,
         about("Kind of the event, such as `queued`, `picked`, `log`, `requeue`, `moved`, `done`, `failed`."),
+        SENSITIVE,
     ]
-    payload: Annotated[Any, about("Details, by kind.")]
+    payload: Annotated[Any, about("Details, by kind."), SENSITIVE]
 
 
 @attrs.frozen
@@ -476,17 +480,18 @@ class WorkerRecord:
     `only_tasks` names the tasks of queues from which it claims only some tasks.
     """
 
-    worker: Annotated[str, about("Name of the process: `claimed_by` of its jobs.")]
-    host: Annotated[str, about("Host name.")]
+    worker: Annotated[str, about("Name of the process: `claimed_by` of its jobs."), SENSITIVE]
+    host: Annotated[str, about("Host name."), SENSITIVE]
     pid: Annotated[int, about("Process ID on that host.")]
-    version: Annotated[str, about("Version of dataloader.")]
+    version: Annotated[str, about("Version of dataloader."), Public("a version number")]
     started_at: Annotated[Instant, about("Start time.")]
     seen_at: Annotated[Instant, about("Last heartbeat.")]
-    queues: Annotated[dict[str, int], about("Queues that it serves, with their slots.")]
-    tasks: Annotated[list[str] | None, about("Tasks that it has; null if unknown.")] = None
+    queues: Annotated[dict[str, int], about("Queues that it serves, with their slots."), SENSITIVE]
+    tasks: Annotated[list[str] | None, about("Tasks that it has; null if unknown."), SENSITIVE] = None
     only_tasks: Annotated[
         dict[str, list[str]] | None,
         about("Tasks per queue, for queues from which it claims only jobs of some tasks; null: no such queues."),
+        SENSITIVE,
     ] = None
 
 
@@ -498,7 +503,7 @@ class QueueRecord:
     processes with a recent heartbeat that serve it, `slots` the number of jobs that they run concurrently.
     """
 
-    queue: Annotated[str, about("Name of the queue.")]
+    queue: Annotated[str, about("Name of the queue."), SENSITIVE]
     paused: Annotated[bool, about("True if an operator has paused it.")]
     ready: Annotated[int, about("Jobs that may start now.")]
     delayed: Annotated[int, about("Jobs that are not due yet.")]

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import Instant, check_text
+from dataloader.jobs.secrets.record_masks import Public
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -30,7 +31,11 @@ After = str | int | None
 """Start of a page: the `next` of the previous page, or None for the first page. Rows with numbers (`event_id`,
 `failure_id`, `audit_id`) also accept a number: the page begins after it, for example after the last row of a list.
 """
-Next = Annotated[str | None, Meta(description="Pass it as `after` for the next page; null after the last page.")]
+Next = Annotated[
+    str | None,
+    Meta(description="Pass it as `after` for the next page; null after the last page."),
+    Public("a cursor has the place of a row"),
+]
 """Field of a page with the cursor of the next one."""
 
 

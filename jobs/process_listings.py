@@ -13,6 +13,7 @@ from dataloader.jobs.failures import GroupId, group_key
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.processes import check_metadata, check_process_id, check_type
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, SENSITIVE, Public
 
 ProcessStatus = Literal["init", "running", "error"]
 PROCESS_STATUSES: Final[tuple[ProcessStatus, ...]] = ("init", "running", "error")
@@ -30,7 +31,7 @@ class ProcessTimer:
     kind: Annotated[Literal["timeout", "remove"], about("Kind of the task.")]
     at: Annotated[Instant, about("Due time.")]
     attempt: Annotated[int, about("Number of earlier tries.")]
-    context: Annotated[Any, about("Context that was set with the timer.")]
+    context: Annotated[Any, about("Context that was set with the timer."), SENSITIVE]
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +47,7 @@ class RunningStep:
 class ProcessVersion:
     """Version of a type, with its processes by status, each counted up to 10,000."""
 
-    type: Annotated[str, about("Name of the type.")]
+    type: Annotated[str, about("Name of the type."), SENSITIVE]
     version: Annotated[int, about("Version of the type.")]
     served: Annotated[bool, about("True if a running worker serves it. Otherwise its processes wait.")]
     init: Annotated[int, about("Processes whose first step is not complete.")]
@@ -65,18 +66,18 @@ class VersionList:
 class ProcessRecord:
     """Process and its current state."""
 
-    type: Annotated[str, about("Name of the type.")]
-    process_id: Annotated[str, about("ID of the process, unique in its type.")]
+    type: Annotated[str, about("Name of the type."), SENSITIVE]
+    process_id: Annotated[str, about("ID of the process, unique in its type."), SENSITIVE]
     version: Annotated[int, about("Version of the type that stored its state.")]
     status: Annotated[ProcessStatus, about("`init` until the first step is complete, `running`, or `error`.")]
-    previous_status: Annotated[str | None, about("Previous status.")]
+    previous_status: Annotated[str | None, about("Previous status."), FIXED_WORD]
     status_changed_at: Annotated[Instant, about("Time of the last change of the status.")]
     created_at: Annotated[Instant, about("Creation time.")]
-    detail: Annotated[str | None, about("Processes in error: the error.")]
+    detail: Annotated[str | None, about("Processes in error: the error."), SENSITIVE]
     error_group: Annotated[GroupId | None, about("Processes in error: ID of the error group.")]
     corrupted_by: Annotated[int | None, about("Processes in error: task of the failed timeout or step.")]
-    state: Annotated[Any, about("State.")]
-    metadata: Annotated[Mapping[str, Any], about("Metadata for searches.")]
+    state: Annotated[Any, about("State."), SENSITIVE]
+    metadata: Annotated[Mapping[str, Any], about("Metadata for searches."), SENSITIVE]
     last_event_id: Annotated[int, about("Number of the last event; 0 if there is none.")]
     timer: Annotated[ProcessTimer | None, about("Timer, if there is one.")]
     running: Annotated[RunningStep | None, about("Running step, if there is one.")]
@@ -97,7 +98,7 @@ class ProcessEvent:
     event_id: Annotated[int, about("Number in the process, from 1.")]
     task_id: Annotated[int, about("Task whose step caused it.")]
     at: Annotated[Instant, about("Timestamp.")]
-    payload: Annotated[Any, about("Payload.")]
+    payload: Annotated[Any, about("Payload."), SENSITIVE]
 
 
 @attrs.frozen
@@ -116,10 +117,10 @@ class ProcessTask:
     """Request to a process, or one of its own timers."""
 
     task_id: Annotated[int, about("Number of the task, in ascending order of time.")]
-    type: Annotated[str, about("Type of the process.")]
-    process_id: Annotated[str, about("ID of the process.")]
+    type: Annotated[str, about("Type of the process."), SENSITIVE]
+    process_id: Annotated[str, about("ID of the process."), SENSITIVE]
     kind: Annotated[TaskKind, about("Kind of the task.")]
-    method: Annotated[str | None, about("Calls: the method.")]
+    method: Annotated[str | None, about("Calls: the method."), SENSITIVE]
     status: Annotated[
         TaskStatus,
         about(
@@ -127,11 +128,11 @@ class ProcessTask:
             " completed, or refused if it has an `error`; `error`: failed; `cancelled`: never runs."
         ),
     ]
-    args: Annotated[Any, about("Arguments of the call.")]
-    context: Annotated[Any, about("Context from the caller, or from the step that set the timer.")]
-    idempotency_key: Annotated[str | None, about("Idempotency key of the request.")]
-    response: Annotated[Any, about("Answer of a finished task.")]
-    error: Annotated[str | None, about("Reason why it was refused, failed or cancelled.")]
+    args: Annotated[Any, about("Arguments of the call."), SENSITIVE]
+    context: Annotated[Any, about("Context from the caller, or from the step that set the timer."), SENSITIVE]
+    idempotency_key: Annotated[str | None, about("Idempotency key of the request."), SENSITIVE]
+    response: Annotated[Any, about("Answer of a finished task."), SENSITIVE]
+    error: Annotated[str | None, about("Reason why it was refused, failed or cancelled."), SENSITIVE]
     attempt: Annotated[int, about("Timeouts: number of earlier tries.")]
     first_task: Annotated[int | None, about("Repeated timeouts: task of the first try.")]
     created_at: Annotated[Instant, about("Time of the request; timers: due time.")]
@@ -163,8 +164,8 @@ class ProcessAnswer:
             "`finished`: completed, or refused if there is an `error`; `error` or `cancelled`: `error` has the reason."
         ),
     ]
-    response: Annotated[Any, about("Answer of the step.")] = None
-    error: Annotated[str | None, about("Reason why it was refused, failed or cancelled.")] = None
+    response: Annotated[Any, about("Answer of the step."), SENSITIVE] = None
+    error: Annotated[str | None, about("Reason why it was refused, failed or cancelled."), SENSITIVE] = None
     ident: Annotated[
         UUID | None,
         about("Unique identifier, since another task may have the same number after a restore; null: unknown."),
@@ -189,12 +190,12 @@ class ProcessErrorGroup:
     """Processes of one type that are in error for the same reason."""
 
     group: GroupId
-    type: Annotated[str, about("Type of the processes.")]
+    type: Annotated[str, about("Type of the processes."), SENSITIVE]
     error: Annotated[
-        str, about("Common first line of the errors, with … for quoted texts and # for words with digits.")
+        str, about("Common first line of the errors, with … for quoted texts and # for words with digits."), SENSITIVE
     ]
     processes: Annotated[int, about("Number of processes.")]
-    example: Annotated[str, about("ID of the newest process.")]
+    example: Annotated[str, about("ID of the newest process."), SENSITIVE]
     since: Annotated[Instant, about("Time since which this process is in error.")]
 
 
@@ -212,7 +213,9 @@ class ProcessesChanged:
 
     changed: Annotated[int, about("Number of processes.")]
     next: Annotated[
-        str | None, about("Pass it as `after` to continue with the remaining processes; null after the last.")
+        str | None,
+        about("Pass it as `after` to continue with the remaining processes; null after the last."),
+        Public("a cursor has the place of a row"),
     ]
 
 

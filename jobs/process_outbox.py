@@ -14,6 +14,7 @@ import attrs
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import DEFAULT_LEASE_S, Instant, about
 from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, SENSITIVE
 
 SinkKind = Literal["event", "created", "failed", "repaired", "removed"]
 SINK_KINDS: Final[tuple[SinkKind, ...]] = get_args(SinkKind)
@@ -116,9 +117,9 @@ SinkHandler: TypeAlias = Callable[[Delivery], Awaitable[object]]
 class SinkRecord:
     """State of the deliveries to a sink."""
 
-    sink: Annotated[str, about("Name of the sink; `messages`: messages to other processes.")]
-    types: Annotated[tuple[str, ...] | None, about("Process types that it receives; null: all.")]
-    kinds: Annotated[tuple[str, ...], about("Kinds of deliveries that it receives.")]
+    sink: Annotated[str, about("Name of the sink; `messages`: messages to other processes."), SENSITIVE]
+    types: Annotated[tuple[str, ...] | None, about("Process types that it receives; null: all."), SENSITIVE]
+    kinds: Annotated[tuple[str, ...], about("Kinds of deliveries that it receives."), FIXED_WORD]
     waiting: Annotated[int, about("Waiting deliveries; over 10,000 an estimate.")]
     oldest_at: Annotated[Instant | None, about("Time since which the oldest has waited.")]
     held_up: Annotated[
@@ -138,15 +139,19 @@ class SinkList:
 class HeldDelivery:
     """Process whose deliveries to a sink are held up, since the first one has failed."""
 
-    sink: Annotated[str, about("Name of the sink; `messages`: messages to other processes.")]
-    type: Annotated[str, about("Type of the process.")]
-    process_id: Annotated[str, about("ID of the process.")]
-    kind: Annotated[str | None, about("Kind of the first delivery: event, created, …; start or call for a message.")]
+    sink: Annotated[str, about("Name of the sink; `messages`: messages to other processes."), SENSITIVE]
+    type: Annotated[str, about("Type of the process."), SENSITIVE]
+    process_id: Annotated[str, about("ID of the process."), SENSITIVE]
+    kind: Annotated[
+        str | None,
+        about("Kind of the first delivery: event, created, …; start or call for a message."),
+        FIXED_WORD,
+    ]
     event_id: Annotated[int | None, about("Events: number of the event.")]
     tries: Annotated[int, about("Number of consecutive failures.")]
     since: Annotated[Instant, about("Time of the first failure.")]
     next_at: Annotated[Instant | None, about("Time of the next try; null: held until an operator releases it.")]
-    error: Annotated[str, about("Error of the last try.")]
+    error: Annotated[str, about("Error of the last try."), SENSITIVE]
 
 
 @attrs.frozen

@@ -11,6 +11,7 @@ import attrs
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_NAME, Instant, about, check_instant, check_text
 from dataloader.jobs.page_cursor import Next, PageCursor
+from dataloader.jobs.secrets.record_masks import SENSITIVE
 from dataloader.jobs.states import Status, Step
 
 Span = Literal["hour", "day", "total"]
@@ -71,8 +72,8 @@ class RunStats:
     """Runs of a queue and a task that ended with an outcome within an hour, a day, or the whole time."""
 
     at: Annotated[Instant, about("Begin of the hour, the day (in UTC) or the whole period.")]
-    queue: Annotated[str, about("Name of the queue.")]
-    task: Annotated[str, about("Name of the task.")]
+    queue: Annotated[str, about("Name of the queue."), SENSITIVE]
+    task: Annotated[str, about("Name of the task."), SENSITIVE]
     outcome: Annotated[
         RunOutcome,
         about("Outcome of the runs; `expired`: the lease expired and the job was requeued; `lost`: and the job ended."),

@@ -15,6 +15,7 @@ from dataloader.jobs.errors import NotFound
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, SENSITIVE
 
 MAX_BACKFILL: Final = 10_000
 """Maximum number of planned times of one backfill."""
@@ -31,13 +32,13 @@ class ScheduleNotFound(NotFound):
 class ScheduleRecord:
     """Schedule as it is stored."""
 
-    name: Annotated[str, about("Name of the schedule.")]
-    task: Annotated[str, about("Task of its jobs.")]
-    spec: Annotated[Mapping[str, Any], about("Declaration: times, args, options and policies.")]
+    name: Annotated[str, about("Name of the schedule."), SENSITIVE]
+    task: Annotated[str, about("Task of its jobs."), SENSITIVE]
+    spec: Annotated[Mapping[str, Any], about("Declaration: times, args, options and policies."), SENSITIVE]
     origin: Annotated[
         Origin, about("`code`: declared by programs; `operator`: stored by an operator, and not changed by programs.")
     ]
-    stored_by: Annotated[str, about("Process or operator that stored it last.")]
+    stored_by: Annotated[str, about("Process or operator that stored it last."), SENSITIVE]
     stored_at: Annotated[Instant, about("Time at which it was first stored.")]
     changed_at: Annotated[Instant, about("Time at which it was last stored.")]
     next_at: Annotated[
@@ -46,10 +47,12 @@ class ScheduleRecord:
     last_at: Annotated[Instant | None, about("Newest planned time with a job.")]
     last_job_id: Annotated[UUID | None, about("ID of this job.")]
     paused: Annotated[bool, about("True if it is paused and enqueues no jobs.")]
-    paused_why: Annotated[str | None, about("Reason of the pause.")]
+    paused_why: Annotated[str | None, about("Reason of the pause."), SENSITIVE]
     retired_at: Annotated[Instant | None, about("Time since which no program declares it; it enqueues no jobs.")]
     unknown_task: Annotated[bool, about("True if no process has declared its task; the name may be mistyped.")] = False
-    fault: Annotated[str | None, about("Error in `spec`, if it is unreadable; the schedule enqueues no jobs.")] = None
+    fault: Annotated[
+        str | None, about("Error in `spec`, if it is unreadable; the schedule enqueues no jobs."), SENSITIVE
+    ] = None
 
     @property
     def schedule(self) -> Schedule:
@@ -85,10 +88,15 @@ class ScheduleEvent:
 
     event_id: Annotated[int, about("The event's number; later events have larger ones.")]
     at: Annotated[Instant, about("Timestamp of the event; for skipped times, the first of them.")]
-    kind: Annotated[str, about("Kind: `left_out`, `paused`, `resumed`, `changed`, `retired` or `backfilled`.")]
+    kind: Annotated[
+        str,
+        about("Kind: `left_out`, `paused`, `resumed`, `changed`, `retired` or `backfilled`."),
+        FIXED_WORD,
+    ]
     payload: Annotated[
         Mapping[str, Any] | None,
         about("Details; for skipped times, their number, and the `first` and `last` of them."),
+        SENSITIVE,
     ]
 
 

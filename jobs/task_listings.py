@@ -10,6 +10,7 @@ import attrs
 from dataloader.jobs.errors import NotFound
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.secrets.record_masks import SENSITIVE, Public
 
 Closed = Literal["paused", "period", "running", "batch", "supplier_paused", "supplier_period", "budget", "error"]
 """Reason why no job of a task may start now.
@@ -30,13 +31,17 @@ class TaskNotFound(NotFound):
 class TaskRecord:
     """Task type: the defaults of its jobs, and the schema of its arguments."""
 
-    task: Annotated[str, about("Name of the task.")]
-    description: Annotated[str | None, about("Description, in one line.")]
-    queue: Annotated[str | None, about("Queue of its jobs; null: given by each request.")]
+    task: Annotated[str, about("Name of the task."), SENSITIVE]
+    description: Annotated[str | None, about("Description, in one line."), SENSITIVE]
+    queue: Annotated[str | None, about("Queue of its jobs; null: given by each request."), SENSITIVE]
     priority: Annotated[int | None, about("Priority of its jobs; null: 100.")]
-    args_schema: Annotated[Any, about("JSON Schema of its arguments; null: any object.")]
-    uniqueness: Annotated[Any, about("Uniqueness of its jobs; null: not unique.")]
-    declared_by: Annotated[str, about("Process that declared it last.")]
+    args_schema: Annotated[
+        Any, about("JSON Schema of its arguments; null: any object."), Public("a schema names secrets but has none")
+    ]
+    uniqueness: Annotated[
+        Any, about("Uniqueness of its jobs; null: not unique."), Public("names of args, and words of ours")
+    ]
+    declared_by: Annotated[str, about("Process that declared it last."), SENSITIVE]
     declared_at: Annotated[Instant, about("Time of the last declaration or change.")]
 
     @property
@@ -49,9 +54,9 @@ class TaskRecord:
 class TaskState(TaskRecord):
     """Task type with its limits, and whether its jobs may start now."""
 
-    declared: Annotated[Mapping[str, Any], about("Limits that its program declares.")]
-    override: Annotated[Mapping[str, Any], about("Limits that operators have set instead.")]
-    limits: Annotated[Mapping[str, Any], about("Limits in effect.")]
+    declared: Annotated[Mapping[str, Any], about("Limits that its program declares."), SENSITIVE]
+    override: Annotated[Mapping[str, Any], about("Limits that operators have set instead."), SENSITIVE]
+    limits: Annotated[Mapping[str, Any], about("Limits in effect."), SENSITIVE]
     paused: Annotated[bool, about("True if it is paused and none of its jobs start.")]
     waiting: Annotated[int, about("Number of jobs that wait for its limits; 10,000 means at least 10,000.")]
     running: Annotated[int, about("Number of its running jobs.")]
@@ -60,7 +65,9 @@ class TaskState(TaskRecord):
         Instant | None, about("Time at which they may start again; null: now, or after the end of a job or a resume.")
     ]
     left: Annotated[int | None, about("Number of jobs that may start now; null: not limited.")]
-    error: Annotated[str | None, about("Error in its limits, if they cannot be evaluated; otherwise null.")] = None
+    error: Annotated[
+        str | None, about("Error in its limits, if they cannot be evaluated; otherwise null."), SENSITIVE
+    ] = None
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.model import Instant, about
+from dataloader.jobs.secrets.record_masks import SENSITIVE, Public
 
 Cause = Literal[
     "ended", "superseded", "running", "lease_ended", "canceling", "time", "after", "key", "foreign_lock", "key_free",
@@ -33,9 +34,9 @@ class LockingSession:
     """Database session that holds a key; fields that the database does not show us are null."""
 
     pid: Annotated[int, about("Process ID of its backend.")]
-    application: Annotated[str | None, about("Application name.")]
-    user: Annotated[str | None, about("Role.")]
-    address: Annotated[str | None, about("Client address.")]
+    application: Annotated[str | None, about("Application name."), SENSITIVE]
+    user: Annotated[str | None, about("Role."), SENSITIVE]
+    address: Annotated[str | None, about("Client address."), Public("an IP address")]
     connected_at: Annotated[Instant | None, about("Time of its connection.")]
 
 
@@ -45,7 +46,7 @@ class WaitReason:
 
     job_id: Annotated[UUID, about("ID of the job.")]
     cause: Annotated[Cause, about("Cause, for programs.")]
-    text: Annotated[str, about("Cause, as a sentence.")]
+    text: Annotated[str, about("Cause, as a sentence."), SENSITIVE]
     since: Annotated[Instant | None, about("Time since which it applies; null if unknown.")] = None
     until: Annotated[Instant | None, about("Time until which it applies, if known.")] = None
     jobs: Annotated[list[UUID], about("Jobs that it waits for, at most five.")] = attrs.field(factory=list)
@@ -53,7 +54,9 @@ class WaitReason:
         int | None, about("Number of jobs before it that wait for the same; 10,000 means at least 10,000.")
     ] = None
     session: Annotated[LockingSession | None, about("Database session that holds its key, if no job does.")] = None
-    also: Annotated[list[str], about("Further causes, once this one is resolved.")] = attrs.field(factory=list)
+    also: Annotated[list[str], about("Further causes, once this one is resolved."), SENSITIVE] = attrs.field(
+        factory=list
+    )
 
 
 def at(instant: datetime) -> str:

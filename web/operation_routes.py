@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dataloader.jobs.errors import Conflict, IdempotencyConflict, InUse
 from dataloader.jobs.operations.operation import Operation
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import mask_of
 from dataloader.web.paging import page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Route, Routes
 
@@ -55,7 +55,7 @@ class OperationRoutes(Routes):
 
 def usual_view(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
     """Return a view that performs the operation and answers without secrets."""
-    mask = shown.MASKS[kind.declaration.result]
+    mask = mask_of(kind.declaration.result)
     is_page, large = _is_page(kind), kind.declaration.large
 
     async def view(call: Call, operation: K) -> Answer:

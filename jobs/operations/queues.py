@@ -15,6 +15,7 @@ from dataloader.jobs.operations.fields import AfterPage, Limit, QueueName, TaskN
 from dataloader.jobs.operations.operation import Operation, Operations
 from dataloader.jobs.roles import Role
 from dataloader.jobs.run_stats import RunStatsPage, Span
+from dataloader.jobs.secrets.record_masks import SENSITIVE
 
 queues: Final = Operations()
 
@@ -27,7 +28,7 @@ class QueuePaused(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "paused": True}
 
-    queue: Annotated[str, about("Name of the queue.")]
+    queue: Annotated[str, about("Name of the queue."), SENSITIVE]
     paused: Annotated[bool, about("True if it is paused now.")]
 
 

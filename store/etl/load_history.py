@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, Sensitive
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fetching import aio_fetch, aio_fetchval
 from dataloader.store.etl.run_status import as_job
@@ -49,11 +50,11 @@ class LoadRun:
     """Run of a load, by itself or in a flow."""
 
     run_id: UUID
-    status: str
+    status: Annotated[str, FIXED_WORD]
     started_at: datetime
     finished_at: datetime | None
-    reason: str | None
-    counts: dict[str, Any]
+    reason: Sensitive[str | None]
+    counts: Sensitive[dict[str, Any]]
 
     @property
     def written(self) -> int:

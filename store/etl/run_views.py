@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import attrs
 
 from dataloader.jobs.load_listings import RunNotFound
 from dataloader.jobs.page_cursor import BY_INSTANT, After
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, Sensitive
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.run_journal import GONE_THROUGH
 from dataloader.store.etl.run_status import as_job
@@ -99,13 +100,13 @@ class RunLine:
     """
 
     run_id: UUID
-    name: str
-    kind: str
-    status: str
+    name: Sensitive[str]
+    kind: Annotated[str, FIXED_WORD]
+    status: Annotated[str, FIXED_WORD]
     started_at: datetime
     finished_at: datetime | None
-    reason: str | None
-    args: Mapping[str, Any] | None
+    reason: Sensitive[str | None]
+    args: Sensitive[Mapping[str, Any] | None]
     tasks: int
     done: int
     rows: int
@@ -133,15 +134,15 @@ class RunViewTask:
     """
 
     ordinal: int
-    layer: str
-    task: str
-    status: str
+    layer: Sensitive[str]
+    task: Sensitive[str]
+    status: Annotated[str, FIXED_WORD]
     started_at: datetime | None
     finished_at: datetime | None
-    reason: str | None
-    counts: Mapping[str, Any]
-    phases: Mapping[str, Any]
-    tables: Mapping[str, Any]
+    reason: Sensitive[str | None]
+    counts: Sensitive[Mapping[str, Any]]
+    phases: Sensitive[Mapping[str, Any]]
+    tables: Sensitive[Mapping[str, Any]]
     rows: int
     lines: int
     warnings: int
@@ -165,15 +166,15 @@ class RunView:
     """
 
     run_id: UUID
-    name: str
-    kind: str
-    status: str
+    name: Sensitive[str]
+    kind: Annotated[str, FIXED_WORD]
+    status: Annotated[str, FIXED_WORD]
     started_at: datetime
     finished_at: datetime | None
-    reason: str | None
-    counts: Mapping[str, Any]
-    progress: Mapping[str, Any] | None
-    job_status: str
+    reason: Sensitive[str | None]
+    counts: Sensitive[Mapping[str, Any]]
+    progress: Sensitive[Mapping[str, Any] | None]
+    job_status: Annotated[str, FIXED_WORD]
     job_finished_at: datetime | None
     attempt: int
     max_attempts: int

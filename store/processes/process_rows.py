@@ -16,6 +16,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import group_id
 from dataloader.jobs.page_cursor import After, PageCursor
 from dataloader.jobs.process_listings import ProcessErrorGroup, ProcessFilter, ProcessTimer, RunningStep
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, Sensitive
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import TIMED_OUT
@@ -105,14 +106,14 @@ SELECT type FROM (
 class ProcessRow:
     """Process in a list. `metadata` is None if it is long. `waiting` counts calls up to `MOST_WAITING`."""
 
-    type: str
-    process_id: str
+    type: Sensitive[str]
+    process_id: Sensitive[str]
     version: int
-    status: str
+    status: Annotated[str, FIXED_WORD]
     status_changed_at: datetime
     created_at: datetime
-    detail: str | None
-    metadata: dict[str, Any] | None
+    detail: Sensitive[str | None]
+    metadata: Sensitive[dict[str, Any] | None]
     timer: ProcessTimer | None
     running: RunningStep | None
     waiting: int

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import attrs
 import msgspec
 
-from dataloader.jobs.failures import group_id
-from dataloader.jobs.page_cursor import BY_NUMBER, After
+from dataloader.jobs.failures import GroupId, group_id
+from dataloader.jobs.page_cursor import BY_NUMBER, After, Next
 from dataloader.jobs.process_listings import ProcessTimer, RunningStep
 from dataloader.jobs.processes import check_process_id, check_type
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, Sensitive
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.process_rows import brief, running_of, timer_of
@@ -114,7 +115,7 @@ LEFT JOIN LATERAL (
 class Brief:
     """JSON value. A value that `is_long` was left out."""
 
-    value: Any
+    value: Sensitive[Any]
     is_long: bool = False
 
 
@@ -134,14 +135,14 @@ class StoryTask:
     """
 
     task_id: int
-    kind: str
-    method: str | None
-    status: str
+    kind: Annotated[str, FIXED_WORD]
+    method: Sensitive[str | None]
+    status: Annotated[str, FIXED_WORD]
     args: Brief
     context: Brief
-    idempotency_key: str | None
+    idempotency_key: Sensitive[str | None]
     response: Brief
-    error: str | None
+    error: Sensitive[str | None]
     attempt: int
     first_task: int | None
     created_at: datetime
@@ -159,9 +160,9 @@ class WakeUp:
     """Wake-up job of a process."""
 
     job_id: UUID
-    status: str
-    waits_for: str | None
-    worker: str | None
+    status: Annotated[str, FIXED_WORD]
+    waits_for: Annotated[str | None, FIXED_WORD]
+    worker: Sensitive[str | None]
     is_stopping: bool
     is_silent: bool
 
@@ -185,22 +186,23 @@ class ProcessStory:
     The other fields are those of `ProcessRecord`.
     """
 
-    type: str
-    process_id: str
+    type: Sensitive[str]
+    process_id: Sensitive[str]
     version: int
-    status: str
-    previous_status: str | None
+    status: Annotated[str, FIXED_WORD]
+    previous_status: Annotated[str | None, FIXED_WORD]
     status_changed_at: datetime
     created_at: datetime
-    detail: str | None
-    error_group: str | None
+    detail: Sensitive[str | None]
+    error_group: GroupId | None
     corrupted_by: int | None
     state: Brief
     metadata: Brief
     last_event_id: int
     timer: ProcessTimer | None
+    timer_context: Brief
     running: RunningStep | None
-    running_method: str | None
+    running_method: Sensitive[str | None]
     crashes: int
     waiting: int
     held_up: int
@@ -209,7 +211,7 @@ class ProcessStory:
     is_due: bool
     open: Sequence[StoryTask]
     ended: Sequence[StoryTask]
-    next: str | None
+    next: Next
 
 
 async def read_story(
@@ -252,7 +254,8 @@ def _story_of(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limit: 
         error_group=None if row["error_group"] is None else group_id(row["error_group"], None),
         state=_brief(row, "aux_state"),
         metadata=_brief(row, "metadata"),
-        timer=timer_of(row, context=_brief(row, "timer_context")),
+        timer=timer_of(row, context=None),
+        timer_context=_brief(row, "timer_context"),
         running=running_of(row),
         wake_up=_wake_up(row),
         serving=Serving(

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.secrets.record_masks import Sensitive
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import shown
@@ -49,12 +50,12 @@ class JournalLine:
 
     event_id: int
     ts: datetime
-    kind: str
-    reason: str | None
-    by: str | None
-    worker: str | None
-    attempt: str | None
-    error: str | None
+    kind: Sensitive[str]
+    reason: Sensitive[str | None]
+    by: Sensitive[str | None]
+    worker: Sensitive[str | None]
+    attempt: Sensitive[str | None]
+    error: Sensitive[str | None]
     delay_s: float | None
 
 

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from dataloader.jobs.model import QueueRecord
+from dataloader.jobs.secrets.record_masks import Sensitive
 from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.error_meanings import TIMED_OUT
@@ -78,15 +79,15 @@ class Pause:
     """Start of a pause of a queue or a task, and the operator, as far as known."""
 
     at: datetime | None
-    by: str | None
+    by: Sensitive[str | None]
 
 
 @attrs.frozen
 class UnknownTask:
     """Number of jobs that wait for a worker that knows their task; the oldest has waited since `since`."""
 
-    task: str
-    queue: str
+    task: Sensitive[str]
+    queue: Sensitive[str]
     jobs: int
     since: datetime | None
 

@@ -16,6 +16,7 @@ from dataloader.jobs.failures import ErrorGroup, ErrorGroupNotFound, group_id, g
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, After
+from dataloader.jobs.secrets.record_masks import Sensitive
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fetching import aio_fetch
@@ -75,7 +76,7 @@ class FailingJob:
 
     job_id: UUID
     status: Status
-    queue: str
+    queue: Sensitive[str]
     attempt: int
     max_attempts: int
     created_at: datetime

@@ -18,6 +18,7 @@ import trio
 from dataloader.jobs.args_pattern import ArgsPattern
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.page_cursor import BY_INSTANT, After
+from dataloader.jobs.secrets.record_masks import Sensitive
 from dataloader.jobs.states import Status, WaitsFor
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
@@ -62,22 +63,22 @@ class JobRow:
     """Job in a list. `error` is the beginning of its first line; `started_at` is the start of its last run."""
 
     job_id: UUID
-    queue: str
-    task: str
+    queue: Sensitive[str]
+    task: Sensitive[str]
     status: Status
     waits_for: WaitsFor | None
-    lock_key: str | None
+    lock_key: Sensitive[str | None]
     priority: int
     attempt: int
     max_attempts: int
     cancel_requested: bool
-    schedule: str | None
-    claimed_by: str | None
+    schedule: Sensitive[str | None]
+    claimed_by: Sensitive[str | None]
     created_at: datetime
     available_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
-    error: str | None
+    error: Sensitive[str | None]
 
     @property
     def took(self) -> timedelta | None:

@@ -6,12 +6,13 @@ Each part is bounded: it reads the newest rows of a log, or a maximum number of 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import attrs
 
 from dataloader.jobs.failures import group_id
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, Sensitive
 from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
@@ -113,9 +114,9 @@ FROM ({READ}) AS depths
 class PausedTask:
     """Paused task with waiting jobs; start and operator of the pause, as far as known."""
 
-    task: str
+    task: Sensitive[str]
     since: datetime | None
-    by: str | None
+    by: Sensitive[str | None]
     jobs: int
 
 
@@ -123,9 +124,9 @@ class PausedTask:
 class TroubledSchedule:
     """Schedule that was `paused` by a failure, is `late`, or has `missed` `times` runs since yesterday."""
 
-    name: str
-    what: str
-    why: str | None
+    name: Sensitive[str]
+    what: Annotated[str, FIXED_WORD]
+    why: Sensitive[str | None]
     since: datetime | None
     times: int
 
@@ -137,8 +138,8 @@ class RecentError:
     number: int
     failures: int
     since: datetime
-    task: str
-    error: str
+    task: Sensitive[str]
+    error: Sensitive[str]
 
     @property
     def group(self) -> str:
@@ -150,7 +151,7 @@ class RecentError:
 class GoneProcess:
     """Process that has ended without signing off, and the time of its last process heartbeat."""
 
-    worker: str
+    worker: Sensitive[str]
     since: datetime
 
 
@@ -170,9 +171,9 @@ class RunningJob:
     """
 
     job_id: UUID
-    queue: str
-    task: str
-    worker: str | None
+    queue: Sensitive[str]
+    task: Sensitive[str]
+    worker: Sensitive[str | None]
     attempt: int
     since: datetime | None
     is_declared: bool

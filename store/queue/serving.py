@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.secrets.record_masks import Public, Sensitive
 from dataloader.jobs.text import listed_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.fetching import aio_fetch
@@ -71,17 +72,17 @@ class ServingProcess:
         only_tasks: by queue, the tasks to which it is restricted there.
     """
 
-    worker: str
-    host: str
+    worker: Sensitive[str]
+    host: Sensitive[str]
     pid: int
-    version: str
+    version: Annotated[str, Public("a version number")]
     started_at: datetime
     seen_at: datetime
     gone: bool
-    queues: Mapping[str, int]
-    running: Mapping[str, int] | None
+    queues: Sensitive[Mapping[str, int]]
+    running: Sensitive[Mapping[str, int] | None]
     tasks: int
-    only_tasks: Mapping[str, Sequence[str]] | None
+    only_tasks: Sensitive[Mapping[str, Sequence[str]] | None]
 
 
 @attrs.frozen(kw_only=True)
@@ -89,9 +90,9 @@ class JobInQueue:
     """Job that has run, or has been ready, since `since`."""
 
     job_id: UUID
-    task: str
+    task: Sensitive[str]
     attempt: int
-    worker: str | None
+    worker: Sensitive[str | None]
     since: datetime | None
 
 
@@ -99,7 +100,7 @@ class JobInQueue:
 class TaskOfQueue:
     """Task whose jobs are enqueued in the queue by default."""
 
-    task: str
+    task: Sensitive[str]
     paused: bool
 
 

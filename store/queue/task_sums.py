@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import attrs
 
 from dataloader.jobs.run_stats import RunOutcome, StatsFilter
+from dataloader.jobs.secrets.record_masks import FIXED_WORD, Sensitive
 from dataloader.store.connection.bridge import Database
 
 _STEPS_S: Final = {"hour": 3_600, "day": 86_400}
@@ -90,12 +91,12 @@ class TaskSums:
             of those that did not end as they should.
     """
 
-    task: str
+    task: Sensitive[str]
     runs: int
     wrong: int
     total_s: float
     max_s: float
-    outcomes: Sequence[tuple[str, int]]
+    outcomes: Annotated[Sequence[tuple[str, int]], FIXED_WORD]
     at: datetime | None = None
     parts: Sequence[tuple[int, int, int]] = ()
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import attrs
 import pytest
+from msgspec import Struct
 
 from dataloader import BadRequest, Draining, JobNotFound
 from dataloader.jobs.contract import Operator
@@ -23,6 +24,7 @@ from dataloader.jobs.operations.processes import processes
 from dataloader.jobs.operations.queues import queues
 from dataloader.jobs.operations.schedules import schedules
 from dataloader.jobs.roles import Role
+from dataloader.jobs.secrets.record_masks import UnmarkedFieldError
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.implementations import IMPLEMENTATIONS, implements
 from dataloader.store.performer import DatabasePerformer
@@ -35,10 +37,14 @@ ONE = UUID(int=1)
 of_tests = Operations()
 
 
+class Door(Struct):
+    label: str
+
+
 @of_tests.declare(
     "POST", "/houses/{name}/rooms/{number}/doors", role=Role.OPERATE, errors=(Draining, InUse), deadline_s=40
 )
-class OpenDoor(Operation[int]):
+class OpenDoor(Operation[Door]):
     name: str
     number: int
     key: str
@@ -50,7 +56,7 @@ def test_a_declaration_has_what_the_class_says():
     assert (declaration.operation_id, declaration.result, declaration.request) == ("show_job", JobRecord, None)
     assert declaration.not_found is JobNotFound
     declaration = OpenDoor.declaration
-    assert (declaration.operation_id, declaration.result) == ("open_door", int)
+    assert (declaration.operation_id, declaration.result) == ("open_door", Door)
     assert declaration.path_fields == {"name": str, "number": int}
     assert declaration.request.__struct_fields__ == ("key", "twice")
     with pytest.raises(TypeError, match="key"):
@@ -93,7 +99,7 @@ def test_a_route_has_what_its_declaration_says():
     made.operation(OpenDoor)(None)
     [route] = made
     assert (route.method, route.path) == ("POST", "/api/v1/houses/<path:name>/rooms/<int:number>/doors")
-    assert (route.role, route.answers, route.deadline_s) == (Role.OPERATE, {200: int}, 40)
+    assert (route.role, route.answers, route.deadline_s) == (Role.OPERATE, {200: Door}, 40)
     assert route.body is OpenDoor.declaration.request
     assert route.query is None
     assert (route.conflicts, route.rows, route.pages) == (True, False, False)
@@ -110,8 +116,8 @@ def test_an_operation_that_names_something_in_its_body_may_answer_404():
     assert [route.names for route in made] == [True, False]
 
 
-def test_an_answer_of_a_type_without_a_mask_gets_no_route():
-    with pytest.raises(KeyError):
+def test_an_answer_with_an_unmarked_field_gets_no_route():
+    with pytest.raises(UnmarkedFieldError, match=r"^Door\.label: "):
         OperationRoutes().operations([OpenDoor])
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from dataloader.jobs.bulk_listings import BulkCount, BulkRecord
 from dataloader.jobs.operations.bulk import CountBulk, StartBulk, bulk
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.web.operation_routes import OperationRoutes
 from dataloader.web.routes import Answer, Call
 
@@ -23,7 +23,7 @@ async def start_bulk(call: Call, operation: StartBulk) -> Answer:
         return Answer(value=await call.perform(CountBulk(**msgspec.structs.asdict(operation))))
     record = await call.perform(operation)
     return Answer(
-        value=shown.bulk(record),
+        value=masked(record),
         status=HTTPStatus.ACCEPTED,
         headers={"Location": f"/api/v1/bulk/{record.bulk_id}"},
     )

@@ -18,9 +18,8 @@ from dataloader.jobs.operations.fields import EXAMPLE_ID, MAX_WAIT_S, Instant, Q
 from dataloader.jobs.operations.jobs import CancelJob, RetryJob, RunJobNow, jobs
 from dataloader.jobs.operations.queues import STATS_NAMES, ListStats, queues
 from dataloader.jobs.roles import Role
-from dataloader.jobs.run_stats import RunStatsPage
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.web import shown
 from dataloader.web.operation_routes import OperationRoutes
 from dataloader.web.paging import page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call
@@ -92,7 +91,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
 async def status_of(call: Call, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
     """Return the status of a job, without secrets, and with a note."""
-    [shown_job] = await call.masked(shown.job, [job])
+    [shown_job] = await call.masked([job])
     return JobStatus.of(shown_job, note)
 
 
@@ -142,7 +141,7 @@ async def list_stats(call: Call, operation: ListStats) -> Answer:
         if error.field not in STATS_NAMES:
             raise
         raise BadRequest(STATS_NAMES[error.field], error.message.replace("begin", "from")) from None
-    return page_answer(call, shown.MASKS[RunStatsPage](page))
+    return page_answer(call, masked(page))
 
 
 routes.operations([*jobs, *failures, *queues])

@@ -35,10 +35,11 @@ from dataloader.jobs.process_requests import (
 )
 from dataloader.jobs.processes import MAX_TIMER_S, Remove, Timer
 from dataloader.jobs.roles import Role
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.web.api.trigger import IDEMPOTENCY_KEY, key_of
 from dataloader.web.operation_routes import OperationRoutes, usual_view
 from dataloader.web.routes import Answer, Call
+from dataloader.web.searchable import searchable
 
 K = TypeVar("K", ListProcesses, RepairProcesses, ResumeProcesses)
 
@@ -160,7 +161,7 @@ _ASKS: Final[Mapping[str, Any]] = {
 async def _ask(call: Call, request: ProcessRequest, wait_s: float) -> Answer:
     answer = await call.processes.ask(request, wait_s=wait_s)
     return Answer(
-        value=shown.process_answer(answer),
+        value=masked(answer),
         status=HTTPStatus.OK if answer.is_answered else HTTPStatus.ACCEPTED,
         headers={"Location": _address_of(answer)},
     )
@@ -244,7 +245,7 @@ async def put_process(call: Call, process_type: str, process_id: str, body: Impo
         events=body.events,
         next=None if body.timer is None else body.timer.timer(),
     )
-    return Answer(value=shown.process(await call.processes.put(process)))
+    return Answer(value=masked(await call.processes.put(process)))
 
 
 def _searches(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
@@ -254,7 +255,7 @@ def _searches(kind: type[K]) -> Callable[[Call, K], Awaitable[Answer]]:
     async def searches(call: Call, operation: K) -> Answer:
         metadata = operation.wanted().metadata
         if metadata is not None:
-            shown.searchable(metadata)
+            searchable(metadata)
         return await view(call, operation)
 
     return searches
@@ -269,7 +270,7 @@ routes.operation(ResumeProcesses)(_searches(ResumeProcesses))
 async def wait_for_process(call: Call, operation: ShowProcess) -> Answer:
     """Answer with the process when its first step has finished, or after `wait` seconds."""
     _check_room(call, operation.wait)
-    [record] = await call.masked(shown.process, [await call.perform(operation)])
+    [record] = await call.masked([await call.perform(operation)])
     return Answer(value=record)
 
 
@@ -277,7 +278,7 @@ async def wait_for_process(call: Call, operation: ShowProcess) -> Answer:
 async def wait_for_process_task(call: Call, operation: ShowProcessTask) -> Answer:
     """Answer with the task when it has its answer, or after `wait` seconds."""
     _check_room(call, operation.wait)
-    [task] = await call.masked(shown.process_task, [await call.perform(operation)])
+    [task] = await call.masked([await call.perform(operation)])
     return Answer(value=task)
 
 

@@ -13,9 +13,9 @@ import trio
 
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import QueueRecord
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import count_queues
-from dataloader.web import shown
 
 REMEMBERED_S: Final = 5.0
 MOST_NAMED: Final = 100
@@ -56,7 +56,7 @@ class QueueDepths:
 def _by_shown_name(queues: Iterable[QueueRecord]) -> list[QueueRecord]:
     """Return the queues without secrets in their names. Those whose names then are equal are counted together."""
     found: dict[str, QueueRecord] = {}
-    for queue in map(shown.queue, queues):
+    for queue in map(masked, queues):
         found[queue.queue] = _together(found[queue.queue], queue) if queue.queue in found else queue
     return [*found.values()]
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Final
 
 from dataloader.jobs.operations.schedules import PutSchedule, RunSchedule, ScheduleRun, schedules
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.web.api.trigger import check_args
 from dataloader.web.operation_routes import OperationRoutes
 from dataloader.web.routes import Answer, Call
@@ -22,14 +22,14 @@ routes: Final = OperationRoutes()
 async def answer_put(call: Call, operation: PutSchedule) -> Answer:
     """Check the args with the task that this process has, and answer with the schedule."""
     check_args(call, operation.task, operation.args)
-    [masked] = await call.masked(shown.schedule, [await call.perform(operation)])
-    return Answer(value=masked)
+    [schedule] = await call.masked([await call.perform(operation)])
+    return Answer(value=schedule)
 
 
 @routes.operation(RunSchedule, answers={201: ScheduleRun, 200: ScheduleRun})
 async def answer_run(call: Call, operation: RunSchedule) -> Answer:
     """Answer with the job's address: 201 if it is new."""
-    added = await call.perform(operation)
+    added = masked(await call.perform(operation))
     return Answer(
         value=ScheduleRun(added.job_id, added.queue, added.status, added.created),
         status=HTTPStatus.CREATED if added.created else HTTPStatus.OK,

@@ -18,9 +18,9 @@ from dataloader.jobs.model import QueueRecord, WorkerRecord, about
 from dataloader.jobs.operations.fields import Instant
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_names
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue import reads
 from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
-from dataloader.web import shown
 from dataloader.web.api import metrics
 from dataloader.web.problems import unavailable
 from dataloader.web.routes import Answer, Call, Routes
@@ -92,9 +92,9 @@ async def show_process(call: Call) -> Answer:
     if reachable:
         with contextlib.suppress(StoreError), trio.move_on_after(call.services.http_limits.ping_s):
             found = await page_of_workers(call.services.database)
-            workers = list(map(shown.worker, found.workers))
+            workers = list(map(masked, found.workers))
             page = await page_of_queues(call.services.database, limit=MOST_QUEUES)
-            queues, queues_next = list(map(shown.queue, page.queues)), page.next
+            queues, queues_next = list(map(masked, page.queues)), page.next
     return Answer(
         value=ProcessStatus(
             version=state.version,

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import AuditRecord
 from dataloader.jobs.roles import Role
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.look_back import search_audit
-from dataloader.web import shown
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
@@ -44,7 +44,7 @@ def _subject(record: AuditRecord) -> dict[str, Any] | None:
     for name, (path, field) in _SUBJECTS.items():
         value = record.detail.get(name)
         if isinstance(value, str):
-            return {"kind": name, "path": path, "query": {field: value}, "shown": shown.text(value)}
+            return {"kind": name, "path": path, "query": {field: value}, "shown": mask_text(value)}
     group = record.detail.get("group")
     if isinstance(group, str):
         return {"kind": "errors", "path": "/ui/errors/log", "query": {"group": group.split(".")[0]}, "shown": group}
@@ -66,9 +66,9 @@ async def show_audit(visit: Visit, query: AuditQuery) -> PageAnswer:
         limit=PAGE,
         after=query.after,
     )
-    masked = await visit.masked(shown.audit, found.rows)
+    shown = await visit.masked(found.rows)
     values = {
-        "audit": [(one, without, _subject(one)) for one, without in zip(found.rows, masked, strict=True)],
+        "audit": [(one, without, _subject(one)) for one, without in zip(found.rows, shown, strict=True)],
         "found": found,
         "query": query,
         "from_text": field_of_instant(begin, tz),

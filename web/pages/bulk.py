@@ -16,7 +16,7 @@ from dataloader.jobs.listings import EVERY_JOB
 from dataloader.jobs.model import MAX_INT
 from dataloader.jobs.operations.bulk import FREEZE_S
 from dataloader.jobs.roles import Role
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import FormField, Question, once
 from dataloader.web.pages.formats import at_least
@@ -105,7 +105,7 @@ async def start_bulk_from_page(visit: Visit, form: BulkForm) -> PageAnswer:
 @pages.show("/bulk/<uuid:bulk_id>", role=Role.ADMIN)
 async def show_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
     """Show an operation and its progress."""
-    record = shown.bulk(await visit.bulk.get(bulk_id))
+    record = masked(await visit.bulk.get(bulk_id))
     values = {"act": record, "label": _label(record), "meant": _meant(record)}
     return HtmlPage("bulk.html", _label(record), values, refresh_s=REFRESH_S if record.state == "open" else None)
 
@@ -122,7 +122,7 @@ async def stop_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
 async def list_bulk_operations(visit: Visit, query: BulkQuery) -> PageAnswer:
     """Show the operations, latest first."""
     page = await visit.bulk.find(limit=PAGE, after=query.after)
-    acts = [(record, _label(record), _meant(record)) for record in map(shown.bulk, page.bulk)]
+    acts = [(record, _label(record), _meant(record)) for record in map(masked, page.bulk)]
     return HtmlPage("bulk_list.html", "Bulk operations", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
 
 

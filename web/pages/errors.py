@@ -11,9 +11,9 @@ from msgspec import Meta, Struct
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import MAX_SPREAD_S, FailureState, GroupRetry
 from dataloader.jobs.roles import Role
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue.failing_jobs import MAX_COUNTED, bars_of_groups, get_error_group, list_failing_jobs
 from dataloader.store.queue.look_back import search_errors
-from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import MOST_UNTYPED, FormField, Question
 from dataloader.web.pages.formats import at_least
@@ -85,7 +85,7 @@ async def show_groups(visit: Visit, query: ErrorGroupsQuery) -> PageAnswer:
     )
     bars = {} if query.exact else await bars_of_groups(visit.services.database, [one.group for one in page.groups])
     values = {
-        "groups": [(one, shown.error_group(one), bars.get(one.group)) for one in page.groups],
+        "groups": [(one, masked(one), bars.get(one.group)) for one in page.groups],
         "next": page.next,
         "query": query,
         "states": _STATES,
@@ -106,7 +106,7 @@ async def show_error_log(visit: Visit, query: ErrorLogQuery) -> PageAnswer:
         limit=ERRORS,
         after=query.after,
     )
-    values = {"errors": [(one, shown.error(one)) for one in found.rows], "found": found, "query": query}
+    values = {"errors": [(one, masked(one)) for one in found.rows], "found": found, "query": query}
     return HtmlPage("error_log.html", "Error log", values)
 
 
@@ -117,22 +117,23 @@ async def show_group(visit: Visit, group: str, query: ErrorGroupQuery) -> PageAn
     found = await get_error_group(database, group)
     jobs = await list_failing_jobs(database, group, limit=JOBS, after=query.after)
     log = [] if visit.part else (await search_errors(database, group=group, limit=NEWEST)).rows
-    masked = shown.error_group(found)
+    shown = masked(found)
     values = {
-        "group": masked,
+        "group": shown,
         "real": found,
-        "jobs": [(one, shown.text(one.queue)) for one in jobs.jobs],
+        "jobs": [(one, masked(one).queue) for one in jobs.jobs],
         "next": jobs.next,
         "count": at_least(found.jobs, MAX_COUNTED),
-        "errors": [(one, shown.error(one)) for one in log],
+        "errors": [(one, masked(one)) for one in log],
     }
-    return HtmlPage("error_group.html", f"Error of {masked.task}", values, refresh_s=REFRESH_S)
+    return HtmlPage("error_group.html", f"Error of {shown.task}", values, refresh_s=REFRESH_S)
 
 
 @pages.show("/errors/<group>/retry", role=Role.ADMIN, query=GroupRetryQuery)
 async def ask_group_retry(visit: Visit, group: str, query: GroupRetryQuery) -> PageAnswer:
     """Ask for confirmation of a group's retry, and for its time."""
     found = await get_error_group(visit.services.database, group)
+    shown = masked(found)
     count = at_least(found.jobs, MAX_COUNTED)
     failed = found.jobs - found.waiting
     typed = FormField(
@@ -142,7 +143,7 @@ async def ask_group_retry(visit: Visit, group: str, query: GroupRetryQuery) -> P
     return Question(
         title="Continue the retry" if query.after else f"Retry {count} jobs",
         sentences=[
-            f"{shown.text(found.task)}: {shown.text(found.error)}",
+            f"{shown.task}: {shown.error}",
             *([f"{failed:,} jobs failed for good. They are queued again, from attempt 0."] if failed else []),
             *([f"{found.waiting:,} jobs wait for a retry. It is moved to this time."] if found.waiting else []),
             "Jobs that have started in the meantime do not change.",

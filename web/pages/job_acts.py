@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from dataloader.jobs.errors import Conflict
 from dataloader.jobs.model import MAX_INT, Instant, JobRecord, NewJob
 from dataloader.jobs.roles import Role
-from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.queue.control import postpone
 from dataloader.web.pages.asking import FormField, Question, once
@@ -168,17 +168,17 @@ async def set_priority_from_page(visit: Visit, job_id: UUID, form: PriorityForm)
 @pages.show("/jobs/<uuid:job_id>/again", role=Role.OPERATE)
 async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
     """Show the job that would be added."""
-    job = await visit.jobs.get(job_id)
-    text = await visit.in_thread(lambda: json.dumps(mask(job.args), ensure_ascii=False, indent=1)[: _MOST_ARGS + 1])
-    key = "no lock_key" if job.lock_key is None else f"the lock_key {mask_text(job.lock_key)}"
-    where = f"the queue {mask_text(job.queue)}, with {key}, priority {job.priority}"
+    [shown] = await visit.masked([await visit.jobs.get(job_id)])
+    text = await visit.in_thread(lambda: json.dumps(shown.args, ensure_ascii=False, indent=1)[: _MOST_ARGS + 1])
+    key = "no lock_key" if shown.lock_key is None else f"the lock_key {shown.lock_key}"
+    where = f"the queue {shown.queue}, with {key}, priority {shown.priority}"
     sentences = [
-        f"A new job of the task {mask_text(job.task)} is enqueued in {where} and the same args.",
+        f"A new job of the task {shown.task} is enqueued in {where} and the same args.",
         "This job does not change.",
     ]
     path = _job_path(job_id)
     return Question(
-        title=f"Run {mask_text(job.task)} again?",
+        title=f"Run {shown.task} again?",
         sentences=sentences,
         told=[text if len(text) <= _MOST_ARGS else f"{text[:_MOST_ARGS]}…"],
         path=f"{path}/again",

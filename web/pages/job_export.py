@@ -14,7 +14,7 @@ import msgspec
 from dataloader.jobs.args_pattern import ArgsPattern
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import JobRecord
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.web.pages.job_choice import JobChoice
 from dataloader.web.pages.page_answers import PageAnswer, Stream
 from dataloader.web.pages.page_routes import PageRoutes
@@ -78,10 +78,10 @@ async def _pieces(
 
 
 def _piece(kind: str, jobs: Sequence[JobRecord], pattern: ArgsPattern | None) -> bytes:
-    masked = [shown.job(job) for job in jobs if pattern is None or pattern.shows_in(job.args)]
+    shown = [masked(job) for job in jobs if pattern is None or pattern.shows_in(job.args)]
     if kind == "ndjson":
-        return b"".join(_encode(job) + b"\n" for job in masked)
-    return _csv([[_cell(getattr(job, name)) for name in _COLUMNS] for job in masked])
+        return b"".join(_encode(job) + b"\n" for job in shown)
+    return _csv([[_cell(getattr(job, name)) for name in _COLUMNS] for job in shown])
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> bytes:

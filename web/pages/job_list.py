@@ -10,9 +10,8 @@ import attrs
 
 from dataloader.jobs.args_pattern import ArgsPattern
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue.job_rows import MOST_COUNTED, SEARCHED, JobRow, JobRows, list_job_rows, search_job_rows
-from dataloader.web import shown
 from dataloader.web.pages.copies import Copy, copies
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_choice import STATUSES, JobChoice
@@ -104,13 +103,6 @@ def _statuses(query: JobChoice) -> list[tuple[str, str]]:
 
 
 def shown_job_row(row: JobRow) -> JobRow:
-    """Return a row without secrets."""
-    return attrs.evolve(
-        row,
-        queue=mask_text(row.queue),
-        task=mask_text(row.task),
-        lock_key=shown.text(row.lock_key),
-        schedule=shown.text(row.schedule),
-        error=None if row.error is None else mask_text(row.error)[:_MAX_ERROR],
-        claimed_by=shown.text(row.claimed_by),
-    )
+    """Return a row without secrets, with the beginning of its error."""
+    shown = masked(row)
+    return shown if shown.error is None else attrs.evolve(shown, error=shown.error[:_MAX_ERROR])

@@ -15,11 +15,11 @@ from msgspec import Struct
 from dataloader.jobs.listings import Level
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.store.queue.attempts import Attempt, Journal, last_success
+from dataloader.store.queue.attempts import Attempt, last_success
 from dataloader.store.queue.job_logs import read_job_log
 from dataloader.store.queue.job_view import read_job_view
-from dataloader.web import shown
 from dataloader.web.pages.copies import copies
 from dataloader.web.pages.formats import cut
 from dataloader.web.pages.page_answers import Download, HtmlPage, PageAnswer, json_file
@@ -67,12 +67,12 @@ async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
     # Args do not change, and may be long: the live part leaves them out.
     view = await read_job_view(visit.services.database, job_id, brief=visit.part is not None)
     own = view.job
-    job, journal = await visit.in_thread(lambda: (shown.job(own), _masked_journal(view.journal)))
+    job, journal = await visit.in_thread(lambda: (masked(own), masked(view.journal)))
     is_over = job.status.is_final
     values: dict[str, Any] = {
         "job": job,
         "own": own,
-        "why": None if view.why is None else shown.wait_reason(view.why),
+        "why": None if view.why is None else masked(view.why),
         # By this machine's clock: small differences do not matter here.
         "is_silent": job.lease_expires_at is not None and job.lease_expires_at < datetime.now(UTC),
         "steps": _life_steps(job, journal.attempts),
@@ -90,14 +90,14 @@ async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
         log = await visit.jobs.logs(job_id, limit=LINES)
         # Only loads and flows log this way.
         values["is_run"] = any(line.kind == "log" and "load" in line.fields for line in log.lines)
-        values["log"] = attrs.evolve(log, lines=await visit.masked(shown.log_line, log.lines))
+        values["log"] = attrs.evolve(log, lines=await visit.masked(log.lines))
         values["copies"] = copies(visit, f"/api/v1/jobs/{job_id}", {}, ["status", str(job_id)])
     return HtmlPage("job.html", f"{job.task} {job_id}", values, refresh_s=None if is_over else REFRESH_S)
 
 
 def _value_as_file(job: JobRecord, name: str) -> Download:
     """Return a value of a job as a file."""
-    return json_file(getattr(shown.job(job), name), f"{name}-{job.job_id}.json")
+    return json_file(getattr(masked(job), name), f"{name}-{job.job_id}.json")
 
 
 def _wakes(job: JobRecord) -> bool:
@@ -112,21 +112,6 @@ def _process(job: JobRecord) -> dict[str, Any] | None:
     if not _wakes(job) or not isinstance(kind, str) or not isinstance(name, str):
         return None
     return {"own": {"type": kind, "id": name}, "type": mask_text(kind), "id": mask_text(name)}
-
-
-def _masked_journal(journal: Journal) -> Journal:
-    lines = [
-        attrs.evolve(
-            line,
-            error=shown.text(line.error),
-            worker=shown.text(line.worker),
-            reason=shown.text(line.reason),
-            by=shown.text(line.by),
-            kind=mask_text(line.kind),
-        )
-        for line in journal.lines
-    ]
-    return Journal(lines, journal.is_whole)
 
 
 def _life_steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[LifeStep]:
@@ -155,7 +140,7 @@ async def show_job_log(visit: Visit, job_id: UUID, query: JobLogQuery) -> PageAn
     """Show a job's log, line by line, with the beginnings and ends of its attempts."""
     found = await read_job_log(visit.services.database, job_id, limit=LOG_PAGE, after=query.after, level=query.level)
     page, task = found.page, mask_text(found.task)
-    lines = await visit.masked(shown.log_line, page.lines)
+    lines = await visit.masked(page.lines)
     values = {
         "job_id": job_id,
         "task": task,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import attrs
 from msgspec import Meta, Struct
 
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue.job_rows import MOST_COUNTED
 from dataloader.store.queue.key_lines import MOST_WAITING, key_line
 from dataloader.store.queue.why import described
-from dataloader.web import shown
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_list import shown_job_row
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
@@ -35,10 +34,7 @@ async def show_key(visit: Visit, query: KeyQuery) -> PageAnswer:
     line = await key_line(visit.services.database, query.k)
     session = None
     if line.session is not None:
-        masked = attrs.evolve(
-            line.session, application=shown.text(line.session.application), user=shown.text(line.session.user)
-        )
-        session = described(masked)
+        session = described(masked(line.session))
     values = {
         "own": query.k,
         "key": mask_text(query.k),

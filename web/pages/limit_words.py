@@ -10,7 +10,6 @@ import attrs
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.limits import RateLimit
-from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.jobs.zones import zone_named
 from dataloader.web.pages.asking import FormField, Kind
@@ -36,7 +35,7 @@ def why_closed(closed: str | None, error: str | None) -> str | None:
     """Return the reason why no job of a task may start now, in words."""
     if closed is None:
         return None
-    return CLOSED[closed] if error is None else f"{CLOSED[closed]} ({mask_text(error)})"
+    return CLOSED[closed] if error is None else f"{CLOSED[closed]} ({error})"
 
 
 def _parse_whole(name: str, text: str) -> int:
@@ -137,7 +136,7 @@ TASK_LIMITS: Final = (
         taken=_parse_whole,
     ),
     Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_parse_seconds),
-    Limit(name="supplier", label="Supplier", said=mask_text),
+    Limit(name="supplier", label="Supplier"),
     Limit(name="cost", label="Cost per start", hint="Units of the supplier's rate limits.", taken=_parse_whole),
     Limit(name="retry_priority", label="Priority of a retry", taken=_parse_whole),
     Limit(name="retry_delay_s", label="Pause before a retry", hint="Seconds.", said=duration, taken=_parse_seconds),

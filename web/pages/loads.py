@@ -15,6 +15,7 @@ from dataloader.jobs.load_listings import MAX_COUNTED, LoadRecord
 from dataloader.jobs.model import Enqueued
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.etl.load_history import (
     LoadDay,
     LoadRun,
@@ -23,7 +24,6 @@ from dataloader.store.etl.load_history import (
     queue_of_load,
     written,
 )
-from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import FormField, Question, once
 from dataloader.web.pages.formats import at_least
@@ -90,7 +90,7 @@ def _row_of_load(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]
     last = load.last_run
     return {
         "own": load,
-        "load": mask_text(load.load),
+        "load": masked(load).load,
         "unresolved": at_least(load.unresolved, MAX_COUNTED),
         "written": None if last is None else written(last.counts),
         "signs": [{"status": run.status, "path": f"/ui/runs/{run.run_id}", "at": run.started_at} for run in runs],
@@ -113,7 +113,7 @@ async def show_load_page(visit: Visit, query: LoadPageQuery) -> PageAnswer:
     load = await visit.loads.get(query.name)
     runs = (await last_runs_of_loads(database, [query.name], number=LAST_OF_ONE))[query.name]
     values = _row_of_load(load, runs) | {
-        "runs": [(run, shown.text(run.reason)) for run in reversed(runs)],
+        "runs": [(run, masked(run).reason) for run in reversed(runs)],
         "days": [],
         "failures": [],
         "next": None,
@@ -125,7 +125,7 @@ async def show_load_page(visit: Visit, query: LoadPageQuery) -> PageAnswer:
         values["days"] = _each_day(days, first)
         if load.unresolved:
             failures = await visit.loads.failures(query.name, limit=FAILURES, after=query.after)
-            values["failures"] = [(failure.masked(), once()) for failure in failures.failures]
+            values["failures"] = [(masked(failure), once()) for failure in failures.failures]
             values["next"] = failures.next
     return HtmlPage("load.html", f"Load {mask_text(load.load)}", values, refresh_s=REFRESH_S)
 

@@ -16,11 +16,10 @@ import attrs
 import trio
 
 from dataloader.jobs.listings import Level, LogLine
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.run_logs import MAX_LINES, LinePage, LinesWanted, read_lines
 from dataloader.store.etl.run_views import RunView
-from dataloader.web import shown
 from dataloader.web.pages.formats import inert
 
 OWN: Final = 0
@@ -104,11 +103,11 @@ async def _matching_lines(page: LinePage, wanted: LogFilter) -> list[ShownLine]:
 
 
 def _shown_line(line: LogLine) -> ShownLine:
-    masked = shown.log_line(line)
-    fields = dict(masked.fields)
+    shown = masked(line)
+    fields = dict(shown.fields)
     load = fields.pop("load", None) if line.kind == "log" else None
     return ShownLine(
-        masked, load if isinstance(load, str) else None, " ".join(_field_text(*one) for one in fields.items())
+        shown, load if isinstance(load, str) else None, " ".join(_field_text(*one) for one in fields.items())
     )
 
 
@@ -119,8 +118,7 @@ def _field_text(name: str, value: Any) -> str:
 
 async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by_task: bool) -> bytes:
     """Return the log as text: a paragraph for each task, in order, or all lines in order, each with its task."""
-    masked = mask_text(run.name)
-    texts = [f"# {_on_one_line(masked)}, run {run.run_id}: {run.status}\n"]
+    texts = [f"# {_on_one_line(masked(run).name)}, run {run.run_id}: {run.status}\n"]
     length = 0
     parts = _by_task(run, wanted) if by_task else [("", None)]
     for title, number in parts:
@@ -139,7 +137,7 @@ async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by
 def _by_task(run: RunView, wanted: LogFilter) -> list[tuple[str, int | None]]:
     tasks = [task for task in run.tasks if not wanted.tasks or task.task in wanted.tasks]
     own: list[tuple[str, int | None]] = [] if wanted.tasks else [("Run", OWN)]
-    return [*own, *((f"{task.ordinal} {mask_text(task.task)}: {task.status}", task.ordinal) for task in tasks)]
+    return [*own, *((f"{task.ordinal} {masked(task).task}: {task.status}", task.ordinal) for task in tasks)]
 
 
 async def _lines(database: Database, run: RunView, wanted: LogFilter, number: int | None) -> AsyncIterator[ShownLine]:

@@ -8,10 +8,9 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue.depths import Depths
 from dataloader.store.queue.overview import ERRORS, LONG_S, MOST, Overview, TroubledSchedule, read_overview
-from dataloader.web import shown
 from dataloader.web.pages.addresses import HOME
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
@@ -62,7 +61,7 @@ async def show_overview(visit: Visit) -> PageAnswer:
         "running": [
             (
                 job,
-                attrs.evolve(job, queue=mask_text(job.queue), task=mask_text(job.task), worker=shown.text(job.worker)),
+                masked(job),
             )
             for job in overview.running
         ],
@@ -78,9 +77,8 @@ def _link(visit: Visit, path: str, **query: object) -> str:
 
 
 def _short_name(text: str) -> str:
-    """Return a name for a sentence: without secrets, and not too long."""
-    masked = mask_text(text)
-    return masked if len(masked) <= _LONGEST else f"{masked[:_LONGEST]}…"
+    """Return the beginning of a masked name, for a sentence."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _jobs_concern(number: int) -> str:
@@ -98,17 +96,17 @@ def _of_queues(visit: Visit, depths: Depths) -> Iterator[Concern]:
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/queue", name=queue.queue),
-            label=f"Queue {_short_name(queue.queue)}",
+            label=f"Queue {_short_name(masked(queue).queue)}",
             says=f"is paused: {_jobs_concern(number)}",
             when="paused",
             at=pause.at,
-            by=shown.text(pause.by),
+            by=masked(pause).by,
         )
     for queue, number in [one for one in waiting if not one[0].paused and not one[0].workers][:_EACH]:
         yield Concern(
             level="bad",
             href=_link(visit, "/ui/queue", name=queue.queue),
-            label=f"Queue {_short_name(queue.queue)}",
+            label=f"Queue {_short_name(masked(queue).queue)}",
             says=f"has no worker: {_jobs_concern(number)}",
             when="the oldest became ready",
             at=queue.oldest_ready_at,
@@ -125,8 +123,8 @@ def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Conc
         yield Concern(
             level="bad",
             href=_link(visit, "/ui/jobs", queue=one.queue, task=one.task, status="queued"),
-            label=f"Task {_short_name(one.task)}",
-            says=f"has no worker in the queue {_short_name(one.queue)}: {_jobs_concern(one.jobs)}",
+            label=f"Task {_short_name(masked(one).task)}",
+            says=f"has no worker in the queue {_short_name(masked(one).queue)}: {_jobs_concern(one.jobs)}",
             when="the oldest was created",
             at=one.since,
         )
@@ -134,11 +132,11 @@ def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Conc
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/task", name=task.task),
-            label=f"Task {_short_name(task.task)}",
+            label=f"Task {_short_name(masked(task).task)}",
             says=f"is paused: {_jobs_concern(task.jobs)}",
             when=None if task.since is None else "paused",
             at=task.since,
-            by=shown.text(task.by),
+            by=masked(task).by,
         )
 
 
@@ -147,7 +145,7 @@ def _of_schedules(visit: Visit, overview: Overview) -> Iterator[Concern]:
         yield Concern(
             level="warn" if one.what == "missed" else "bad",
             href=_link(visit, "/ui/schedule", name=one.name),
-            label=f"Schedule {_short_name(one.name)}",
+            label=f"Schedule {_short_name(masked(one).name)}",
             says=_trouble_words(one),
             when={"paused": None, "late": "due", "missed": "noted"}[one.what],
             at=one.since,
@@ -157,7 +155,7 @@ def _of_schedules(visit: Visit, overview: Overview) -> Iterator[Concern]:
 def _trouble_words(one: TroubledSchedule) -> str:
     match one.what:
         case "paused":
-            return f"was paused automatically: {mask_text(one.why or 'a failure')}"
+            return f"was paused automatically: {masked(one).why or 'a failure'}"
         case "late":
             return "is late: no process enqueues its jobs"
         case _:
@@ -169,8 +167,8 @@ def _of_errors(visit: Visit, overview: Overview) -> Iterator[Concern]:
         yield Concern(
             level="bad",
             href=_link(visit, f"/ui/errors/{one.group}"),
-            label=_short_name(one.error) or "(no text)",
-            says=f"– {_failed(one.failures)}, of {_short_name(one.task)}",
+            label=_short_name(masked(one).error) or "(no text)",
+            says=f"– {_failed(one.failures)}, of {_short_name(masked(one).task)}",
             when="the last",
             at=one.since,
         )
@@ -198,7 +196,7 @@ def _of_processes(visit: Visit, overview: Overview) -> Iterator[Concern]:
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/workers"),
-            label=f"Process {_short_name(one.worker)}",
+            label=f"Process {_short_name(masked(one).worker)}",
             says="ended without signing off",
             when="last seen",
             at=one.since,

@@ -15,8 +15,8 @@ from dataloader.jobs.process_listings import ProcessFilter
 from dataloader.jobs.process_requests import BATCH, ProcessChange
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.processes.process_rows import MOST_COUNTED, get_process_error
-from dataloader.web import shown
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import MOST_UNTYPED, FormField, Question
 from dataloader.web.pages.formats import at_least
@@ -83,7 +83,7 @@ async def _group_question(visit: Visit, choice: ProcessGroupForm, fault: str | N
         sentences=[
             "No process has this error anymore."
             if group is None
-            else f"{mask_text(choice.type)}: {shown.process_error_group(group).error}",
+            else f"{mask_text(choice.type)}: {masked(group).error}",
             _DOES[choice.action],
             "Processes that are already being repaired are skipped.",
         ],

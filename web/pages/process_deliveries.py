@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import attrs
 from msgspec import Struct
 
-from dataloader.jobs.process_outbox import HeldDelivery, HeldFilter
+from dataloader.jobs.process_outbox import HeldFilter
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.web import shown
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.pages.asking import Question
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect
@@ -54,16 +53,12 @@ async def show_deliveries(visit: Visit, query: DeliveriesQuery) -> PageAnswer:
     """Show the processes whose deliveries have failed, by sink."""
     page = await visit.processes.deliveries(query.wanted(), limit=PAGE, after=query.after)
     values = {
-        "deliveries": [(one, _masked_delivery(one)) for one in page.deliveries],
+        "deliveries": [(one, masked(one)) for one in page.deliveries],
         "next": page.next,
         "query": query,
         "given": query.given,
     }
     return HtmlPage("process_deliveries.html", "Failed deliveries", values, refresh_s=REFRESH_S)
-
-
-def _masked_delivery(one: HeldDelivery) -> HeldDelivery:
-    return attrs.evolve(shown.held_delivery(one), sink=mask_text(one.sink), type=mask_text(one.type))
 
 
 @pages.show("/processes/deliveries/release", role=Role.OPERATE, query=WhichDeliveries)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
-import attrs
 from msgspec import Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.process_listings import PROCESS_STATUSES, ProcessFilter, ProcessStatus, ProcessVersion
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.processes.process_rows import (
     MOST_COUNTED,
     MOST_WAITING,
@@ -23,7 +23,6 @@ from dataloader.store.processes.process_rows import (
     list_process_rows,
 )
 from dataloader.store.processes.versions import list_versions
-from dataloader.web import shown
 from dataloader.web.pages.copies import Copy, copies
 from dataloader.web.pages.formats import at_least
 from dataloader.web.pages.job_choice import Chip
@@ -31,6 +30,7 @@ from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.process_words import what_of
 from dataloader.web.pages.visit import Visit
+from dataloader.web.searchable import searchable
 
 pages: Final = PageRoutes()
 
@@ -95,7 +95,7 @@ def _searched(text: str) -> dict[str, Any]:
         value = {name.strip(): _scalar(typed.strip())}
     if not isinstance(value, dict):
         raise BadRequest("metadata", "must be name=value, or a JSON object")
-    return shown.searchable(value)
+    return searchable(value)
 
 
 def _scalar(text: str) -> Any:
@@ -151,7 +151,7 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         fault = error
     values: dict[str, Any] = {
         "found": found,
-        "processes": [(row, shown_process_row(row), _doing(row)) for row in found.rows],
+        "processes": [(row, masked(row), _doing(row)) for row in found.rows],
         "choice": query,
         "given": query.given,
         "chips": list(query.chips),
@@ -160,7 +160,7 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         "most_waiting": MOST_WAITING,
         "versions": versions,
         "most_count": MOST_COUNTED,
-        "group": None if group is None else shown.process_error_group(group),
+        "group": None if group is None else masked(group),
         "fault": fault,
         "copies": _process_list_copies(visit, query, fault),
     }
@@ -171,17 +171,6 @@ async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
         # A search of metadata may read many rows: it is not refreshed.
         refresh_s=None if fault or query.metadata is not None else REFRESH_S,
         status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK,
-    )
-
-
-def shown_process_row(row: ProcessRow) -> ProcessRow:
-    """Return a row without secrets."""
-    return attrs.evolve(
-        row,
-        type=mask_text(row.type),
-        process_id=mask_text(row.process_id),
-        detail=shown.text(row.detail),
-        metadata=None if row.metadata is None else shown.fields(row.metadata),
     )
 
 
@@ -209,6 +198,6 @@ def _process_list_copies(visit: Visit, query: ProcessChoice, fault: object) -> t
 async def show_process_errors(visit: Visit, query: ProcessErrorsQuery) -> PageAnswer:
     """Show the processes in error, counted by type and error; those with the most processes first."""
     page = await visit.processes.errors(process_type=query.type, limit=GROUPS, after=query.after)
-    groups = [(one, attrs.evolve(shown.process_error_group(one), type=mask_text(one.type))) for one in page.groups]
+    groups = [(one, masked(one)) for one in page.groups]
     values = {"groups": groups, "next": page.next, "query": query}
     return HtmlPage("process_errors.html", "Process errors", values, refresh_s=GROUPS_REFRESH_S)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-import attrs
 from msgspec import Struct
 
 from dataloader.jobs.process_listings import ENDED
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.processes.process_story import MOST_WAITING, read_story
-from dataloader.web import shown
 from dataloader.web.pages.copies import copies
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, json_file
 from dataloader.web.pages.page_routes import PageRoutes
-from dataloader.web.pages.process_words import KINDS, in_line, shown_story, state_words, what_of
+from dataloader.web.pages.process_words import KINDS, in_line, state_words, what_of
 from dataloader.web.pages.visit import Visit
 
 pages: Final = PageRoutes()
@@ -52,7 +51,7 @@ class StateQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 async def show_process_page(visit: Visit, query: ProcessQuery) -> PageAnswer:
     """Show a process. The live part has everything that changes."""
     own = await read_story(visit.services.database, query.type, query.id, limit=TASKS, after=query.after)
-    story = await visit.in_thread(shown_story, own)
+    story = await visit.in_thread(masked, own)
     is_mended = own.running is not None or own.timer is not None or own.waiting > 0
     address = f"/api/v1/processes/{query.type}/{query.id}"
     values: dict[str, Any] = {
@@ -75,15 +74,15 @@ async def show_process_page(visit: Visit, query: ProcessQuery) -> PageAnswer:
 async def show_process_task(visit: Visit, task_id: int, query: TaskQuery) -> PageAnswer:
     """Show a task of a process with its input and its answer."""
     own = await visit.processes.task(task_id)
-    task = await visit.in_thread(shown.process_task, own)
+    task = await visit.in_thread(masked, own)
     if query.whole is not None:
         return await visit.in_thread(json_file, getattr(task, query.whole), f"{query.whole}-of-task-{task_id}.json")
     values = {
         "own": own,
-        "task": attrs.evolve(task, type=mask_text(own.type)),
+        "task": task,
         "what": what_of(own.kind, own.method),
     }
-    title = f"Task {task_id} of {mask_text(own.type)} {task.process_id}"
+    title = f"Task {task_id} of {task.type} {task.process_id}"
     return HtmlPage("process_task.html", title, values, refresh_s=None if own.status in ENDED else REFRESH_S)
 
 
@@ -91,7 +90,7 @@ async def show_process_task(visit: Visit, task_id: int, query: TaskQuery) -> Pag
 async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
     """Show all events of a process, in order."""
     page = await visit.processes.events(query.type, query.id, limit=EVENTS, after=query.after)
-    events = await visit.masked(lambda event: (event, in_line(shown.process_event(event).payload)), page.events)
+    events = await visit.in_thread(lambda: [(one, in_line(masked(one).payload)) for one in page.events])
     values = {
         "type": mask_text(query.type),
         "id": mask_text(query.id),
@@ -107,8 +106,8 @@ async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
 async def show_process_state(visit: Visit, query: StateQuery) -> PageAnswer:
     """Show a state, and metadata, that are too long for the page of their process."""
     own = await visit.processes.get(query.type, query.id)
-    record = await visit.in_thread(shown.process, own)
+    record = await visit.in_thread(masked, own)
     if query.whole is not None:
         return await visit.in_thread(json_file, getattr(record, query.whole), f"{query.whole}.json")
-    values = {"record": attrs.evolve(record, type=mask_text(own.type)), "which": {"type": query.type, "id": query.id}}
-    return HtmlPage("process_state.html", f"State of {mask_text(query.type)} {mask_text(query.id)}", values)
+    values = {"record": record, "which": {"type": query.type, "id": query.id}}
+    return HtmlPage("process_state.html", f"State of {record.type} {record.process_id}", values)

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.secrets.masking import mask, mask_text
-from dataloader.store.processes.process_story import MOST_WAITING, Brief, ProcessStory, StoryEvent, StoryTask
-from dataloader.web import shown
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.processes.process_story import MOST_WAITING, ProcessStory
 from dataloader.web.pages.formats import at_least
 
 KINDS: Final = {"init": "start", "call": "call", "repair": "repair", "timeout": "timeout", "remove": "removal"}
@@ -100,40 +99,6 @@ def what_of(kind: str, method: str | None) -> str:
     """Return a task in one or two words: `call pay`, `timeout`."""
     word = KINDS.get(kind, kind)
     return word if method is None else f"{word} {mask_text(method)}"
-
-
-def shown_brief(value: Brief) -> Brief:
-    """Return a value without secrets."""
-    return value if value.is_long else Brief(mask(value.value))
-
-
-def shown_task(task: StoryTask) -> StoryTask:
-    """Return a task without secrets."""
-    return attrs.evolve(
-        task,
-        args=shown_brief(task.args),
-        context=shown_brief(task.context),
-        response=shown_brief(task.response),
-        error=shown.text(task.error),
-        idempotency_key=shown.text(task.idempotency_key),
-        events=[StoryEvent(event.event_id, shown_brief(event.payload)) for event in task.events],
-    )
-
-
-def shown_story(story: ProcessStory) -> ProcessStory:
-    """Return a process without secrets."""
-    timer = story.timer
-    return attrs.evolve(
-        story,
-        type=mask_text(story.type),
-        process_id=mask_text(story.process_id),
-        detail=shown.text(story.detail),
-        state=shown_brief(story.state),
-        metadata=shown_brief(story.metadata),
-        timer=None if timer is None else attrs.evolve(timer, context=shown_brief(timer.context)),
-        open=list(map(shown_task, story.open)),
-        ended=list(map(shown_task, story.ended)),
-    )
 
 
 def in_line(value: Any) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import attrs
 from msgspec import Meta, Struct
 
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue.depths import read_depths
-from dataloader.store.queue.serving import PROCESSES, JobInQueue, read_processes, read_queue
-from dataloader.web import shown
+from dataloader.store.queue.serving import PROCESSES, read_processes, read_queue
 from dataloader.web.pages.addresses import own_path
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer, Redirect, Undo
 from dataloader.web.pages.page_routes import PageRoutes
@@ -49,7 +48,7 @@ async def show_queues(visit: Visit, query: QueuesQuery) -> PageAnswer:
     depths = await read_depths(visit.services.database)
     end = query.after + PAGE
     values = {
-        "queues": [(record, shown.queue(record)) for record in depths.queues[query.after : end]],
+        "queues": [(record, masked(record)) for record in depths.queues[query.after : end]],
         "next": end if end < len(depths.queues) else None,
         "depths": depths,
     }
@@ -67,11 +66,11 @@ async def show_queue(visit: Visit, query: QueueQuery) -> PageAnswer:
         "name": mask_text(query.name),
         "queue": counted,
         "depths": depths,
-        "pause": None if pause is None else attrs.evolve(pause, by=shown.text(pause.by)),
-        "workers": list(map(shown.worker_process, detail.workers)),
-        "running": list(map(_masked_job, detail.running)),
-        "next": list(map(_masked_job, detail.next)),
-        "tasks": [(task.task, attrs.evolve(task, task=mask_text(task.task))) for task in detail.tasks],
+        "pause": None if pause is None else masked(pause),
+        "workers": list(map(masked, detail.workers)),
+        "running": list(map(masked, detail.running)),
+        "next": list(map(masked, detail.next)),
+        "tasks": [(task.task, masked(task)) for task in detail.tasks],
     }
     return HtmlPage("queue.html", f"Queue {mask_text(query.name)}", values, refresh_s=REFRESH_S)
 
@@ -79,7 +78,7 @@ async def show_queue(visit: Visit, query: QueueQuery) -> PageAnswer:
 @pages.show("/workers")
 async def show_workers(visit: Visit) -> PageAnswer:
     """Show the processes: their queues, their used slots, and which have ended."""
-    processes = list(map(shown.worker_process, await read_processes(visit.services.database)))
+    processes = list(map(masked, await read_processes(visit.services.database)))
     return HtmlPage("workers.html", "Workers", {"processes": processes, "most": PROCESSES}, refresh_s=REFRESH_S)
 
 
@@ -97,7 +96,3 @@ async def resume_queue(visit: Visit, form: QueueForm) -> PageAnswer:
     await visit.jobs.resume(form.queue)
     undo = Undo("/ui/queues/pause", {"queue": form.queue, "to": own_path(form.to)})
     return Redirect(own_path(form.to), f"Resumed {mask_text(form.queue)}.", undo)
-
-
-def _masked_job(job: JobInQueue) -> JobInQueue:
-    return attrs.evolve(job, task=mask_text(job.task), worker=shown.text(job.worker))

@@ -9,10 +9,10 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.etl.run_views import MOST_FAILURES, RunViewTask, get_run_view
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
-from dataloader.web.pages.runs import masked_run
 from dataloader.web.pages.visit import Visit
 
 pages: Final = PageRoutes()
@@ -74,7 +74,7 @@ async def compare_runs(visit: Visit, run_id: UUID, other_id: UUID) -> PageAnswer
     two = await get_run_view(visit.services.database, other_id)
     if one.name != two.name:
         raise BadRequest("other_id", "must be a run of the same load or flow")
-    this, other = masked_run(one), masked_run(two)
+    this, other = masked(one), masked(two)
     there = {task.task: task for task in other.tasks}
     pairs = [TaskPair(task.task, task, there.pop(task.task, None)) for task in this.tasks]
     pairs += [TaskPair(name, None, task) for name, task in there.items()]

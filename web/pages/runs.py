@@ -12,9 +12,8 @@ import attrs
 from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import Level
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.etl.run_views import MOST_FAILURES, RunView, RunViewTask, get_run_view, list_run_lines
-from dataloader.web import shown
 from dataloader.web.pages.formats import as_json
 from dataloader.web.pages.log_blocks import BlockOfLines, LogFilter, log_as_text, read_block
 from dataloader.web.pages.page_answers import Download, HtmlPage, PageAnswer
@@ -86,7 +85,10 @@ async def show_runs(visit: Visit, query: RunsPageQuery) -> PageAnswer:
     page = await list_run_lines(
         visit.services.database, name=query.name, status=query.status, limit=PAGE, after=query.after
     )
-    runs = [(run, mask_text(run.name), _args_text(run.args), shown.text(run.reason)) for run in page.runs]
+    runs = [
+        (run, shown.name, _args_text(shown.args), shown.reason)
+        for run, shown in zip(page.runs, map(masked, page.runs), strict=True)
+    ]
     values = {
         "runs": runs,
         "next": page.next,
@@ -99,7 +101,7 @@ async def show_runs(visit: Visit, query: RunsPageQuery) -> PageAnswer:
 
 def _args_text(args: Mapping[str, Any] | None) -> str:
     """Return the args, which distinguish runs of one load: `from=2026-10-12 to=2026-10-16`."""
-    named = sorted(shown.fields(dict(args or {})).items())
+    named = sorted((args or {}).items())
     return " ".join(f"{name}={value if isinstance(value, str) else as_json(value, None)}" for name, value in named)
 
 
@@ -113,12 +115,12 @@ async def show_run(visit: Visit, run_id: UUID, query: RunPageQuery) -> PageAnswe
         return HtmlPage("run.html", "Log", {"block": block})
     run = await get_run_view(visit.services.database, run_id)
     line = Line.of(run)
-    masked = masked_run(run)
+    shown = masked(run)
     values = {
-        "run": masked,
+        "run": shown,
         "tasks": [
             ShownTask(own.task, task, bar_of(task, line, visit.preferences.tz))
-            for own, task in zip(run.tasks, masked.tasks, strict=True)
+            for own, task in zip(run.tasks, shown.tasks, strict=True)
         ],
         "marks": line.marks(visit.preferences.tz),
         "query": query,
@@ -126,10 +128,10 @@ async def show_run(visit: Visit, run_id: UUID, query: RunPageQuery) -> PageAnswe
         "is_narrow": bool(wanted.tasks or wanted.level or wanted.text),
         "block": block,
         "many": MOST_FAILURES,
-        "live": _live(masked),
+        "live": _live(shown),
         "has_phases": any(task.phases for task in run.tasks),
     }
-    return HtmlPage("run.html", f"{masked.name} · run", values, refresh_s=None if run.is_over else REFRESH_S)
+    return HtmlPage("run.html", f"{shown.name} · run", values, refresh_s=None if run.is_over else REFRESH_S)
 
 
 async def _block(visit: Visit, run_id: UUID, query: RunPageQuery, wanted: LogFilter) -> BlockOfLines | None:
@@ -169,11 +171,9 @@ def _instant_of(text: object) -> datetime | None:
 @pages.show("/runs/<uuid:run_id>/failures", query=RunFailuresQuery)
 async def show_failures(visit: Visit, run_id: UUID, query: RunFailuresQuery) -> PageAnswer:
     """Show the failures of a run, oldest first."""
-    run = masked_run(await get_run_view(visit.services.database, run_id))
+    run = masked(await get_run_view(visit.services.database, run_id))
     page = await visit.loads.failures_of_run(run_id, after=query.after)
-    failures = [
-        (failure.load, attrs.evolve(failure.masked(), load=mask_text(failure.load))) for failure in page.failures
-    ]
+    failures = [(failure.load, masked(failure)) for failure in page.failures]
     # Failures of dimensions are not in the table of failures, but in the task's summary.
     tables = [
         (task, name, table)
@@ -193,26 +193,3 @@ async def show_log_as_text(visit: Visit, run_id: UUID, query: RunPageQuery) -> P
     run = await get_run_view(visit.services.database, run_id)
     data = await log_as_text(visit.services.database, run, wanted, by_task=query.view == "tasks")
     return Download(data=data, media_type="text/plain; charset=utf-8", file_name=f"run-{run_id}.txt")
-
-
-def masked_run(run: RunView) -> RunView:
-    """Return a run without secrets in texts of clients, sources and handlers."""
-    return attrs.evolve(
-        run,
-        name=mask_text(run.name),
-        reason=shown.text(run.reason),
-        counts=shown.fields(dict(run.counts)),
-        progress=None if run.progress is None else shown.fields(dict(run.progress)),
-        tasks=[
-            attrs.evolve(
-                task,
-                task=mask_text(task.task),
-                layer=mask_text(task.layer),
-                reason=shown.text(task.reason),
-                counts=shown.fields(dict(task.counts)),
-                phases=shown.fields(dict(task.phases)),
-                tables=shown.fields(dict(task.tables)),
-            )
-            for task in run.tasks
-        ],
-    )

@@ -11,10 +11,10 @@ from msgspec import Meta, Struct
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.roles import Role
 from dataloader.jobs.schedule_listings import ScheduleRecord
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.schedules.planned_jobs import PlannedJob, last_planned_jobs
 from dataloader.store.schedules.schedule_view import ScheduleView, read_schedule_view
-from dataloader.web import shown
 from dataloader.web.pages import schedule_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import MOST_UNTYPED, FormField, Question, once
@@ -88,7 +88,7 @@ async def show_schedules(visit: Visit, query: SchedulesQuery) -> PageAnswer:
     """Show the schedules, by name."""
     page = await visit.schedules.find(limit=PAGE, after=query.after)
     jobs = await last_planned_jobs(visit.services.database, [one.name for one in page.schedules], number=LAST)
-    shown_rows = await visit.masked(_row_of_schedule, page.schedules)
+    shown_rows = await visit.in_thread(lambda: list(map(_row_of_schedule, page.schedules)))
     rows = [
         row | {"signs": list(map(_sign, jobs[one.name]))} for one, row in zip(page.schedules, shown_rows, strict=True)
     ]
@@ -103,7 +103,7 @@ def _row_of_schedule(record: ScheduleRecord) -> dict[str, object]:
     schedule = None if record.fault else record.schedule
     return {
         "own": record,
-        "schedule": shown.schedule(record),
+        "schedule": masked(record),
         "when": None if schedule is None else schedule_words.when(schedule),
         "zone": None if schedule is None else schedule.zone,
         "missed": None if schedule is None else schedule.missed,
@@ -115,7 +115,7 @@ def _row_of_schedule(record: ScheduleRecord) -> dict[str, object]:
 async def show_schedule(visit: Visit, query: ScheduleQuery) -> PageAnswer:
     """Show a schedule: its next times, its last jobs, left-out times, its policies in words."""
     view = await read_schedule_view(visit.services.database, query.name, events=EVENTS, jobs=LAST_OF_ONE)
-    [values] = await visit.masked(_values_of_schedule, [view])
+    values = await visit.in_thread(_values_of_schedule, view)
     values["once"] = None if visit.part else once()
     return HtmlPage("schedule.html", f"Schedule {mask_text(view.record.name)}", values, refresh_s=REFRESH_S)
 
@@ -124,7 +124,7 @@ def _values_of_schedule(view: ScheduleView) -> dict[str, object]:
     record = view.record
     return _row_of_schedule(record) | {
         "planned": None if record.fault else _planned_values(record),
-        "events": [schedule_words.event_line(shown.schedule_event(one)) for one in view.events],
+        "events": [schedule_words.event_line(masked(one)) for one in view.events],
         "jobs": view.jobs,
     }
 
@@ -136,8 +136,8 @@ def _planned_values(record: ScheduleRecord) -> dict[str, object]:
     return {
         "policies": list(schedule_words.policies(schedule)),
         "times": list(schedule_words.planned_times(times, schedule_words.zone_of(schedule), record.last_at)),
-        "options": shown.fields(dict(schedule.job)),
-        "args": shown.fields(dict(schedule.args)),
+        "options": mask(schedule.job),
+        "args": mask(schedule.args),
         "start_at": schedule.start_at,
         "end_at": schedule.end_at,
     }

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.run_stats import RunOutcome, Span, StatsFilter
-from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.store.queue.task_sums import TaskSums, first_of, newest_sums, sums_of_tasks
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
@@ -80,7 +80,7 @@ async def show_stats(visit: Visit, query: StatsQuery) -> PageAnswer:
         "to_text": field_of_instant(end, tz),
         "tasks": [_line_of_task(one, times) for one in found.tasks],
         "count": found.count,
-        "lines": [(one.at, mask_text(one.task), one) for one in lines],
+        "lines": [(one.at, masked(one).task, one) for one in lines],
         "whole": found.is_whole,
         "most_lines": MOST_LINES,
         "most_tasks": MOST_TASKS,
@@ -101,4 +101,4 @@ def _line_of_task(whole: TaskSums, times: int) -> TaskLine:
         # Runs that end while the page is created may be after its end.
         if place < times:
             bars[place] = (runs - wrong, wrong)
-    return TaskLine(mask_text(whole.task), whole, bars)
+    return TaskLine(masked(whole).task, whole, bars)

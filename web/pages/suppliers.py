@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.jobs.supplier_listings import SupplierRecord
-from dataloader.web import shown
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import Question
@@ -59,11 +59,12 @@ def supplier_page(name: str) -> str:
 
 
 def _row_of_supplier(record: SupplierRecord) -> dict[str, object]:
+    shown = masked(record)
     return {
         "own": record,
-        "supplier": shown.supplier(record),
+        "supplier": shown,
         "rate_limits": [{"limit": one, "share": one.used / one.requests} for one in record.rate_limits],
-        "tasks": list(zip(record.tasks, map(mask_text, record.tasks), strict=True)),
+        "tasks": list(zip(record.tasks, shown.tasks, strict=True)),
     }
 
 
@@ -79,12 +80,13 @@ async def show_suppliers(visit: Visit, query: SuppliersQuery) -> PageAnswer:
 async def show_supplier(visit: Visit, query: SupplierQuery) -> PageAnswer:
     """Show a supplier: its rate limits, its work periods as a week, the request in progress."""
     record = await visit.limits.supplier(query.name)
+    shown = masked(record)
     values = _row_of_supplier(record) | {
-        "limits": limit_words.limit_rows(limit_words.SUPPLIER_LIMITS, record.declared, record.override, record.limits),
+        "limits": limit_words.limit_rows(limit_words.SUPPLIER_LIMITS, shown.declared, shown.override, shown.limits),
         "week_ranges": limit_words.week_of(record.limits),
         "zone": record.limits.get("zone", "UTC"),
     }
-    return HtmlPage("supplier.html", f"Supplier {mask_text(record.supplier)}", values, refresh_s=REFRESH_S)
+    return HtmlPage("supplier.html", f"Supplier {shown.supplier}", values, refresh_s=REFRESH_S)
 
 
 @pages.act("/suppliers/pause", role=Role.OPERATE, form=SupplierForm)
@@ -116,7 +118,7 @@ async def ask_supplier_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
         ],
         path="/ui/suppliers/limits",
         hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.SUPPLIER_LIMITS, record.override)},
-        fields=limit_words.limit_fields(limit_words.SUPPLIER_LIMITS, record.override, record.limits),
+        fields=limit_words.limit_fields(limit_words.SUPPLIER_LIMITS, record.override, masked(record).limits),
         verb="Set limits",
         back=supplier_page(query.name),
     ).page

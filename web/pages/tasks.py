@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.secrets.record_masks import masked
 from dataloader.jobs.task_listings import TaskState
-from dataloader.web import shown
 from dataloader.web.pages import limit_words
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.asking import FormField, Question
@@ -73,15 +73,15 @@ def task_page(name: str) -> str:
 
 
 def _row_of_task(state: TaskState) -> dict[str, object]:
-    supplier = state.limits.get("supplier")
+    shown = masked(state)
     return {
         "max_running": state.limits.get("max_running"),
-        "supplier": supplier,
-        "supplier_shown": shown.text(supplier),
+        "supplier": state.limits.get("supplier"),
+        "supplier_shown": shown.limits.get("supplier"),
         "own": state,
-        "task": shown.task(state),
-        "why": limit_words.why_closed(state.closed, state.error),
-        "limits": limit_words.limit_rows(limit_words.TASK_LIMITS, state.declared, state.override, state.limits),
+        "task": shown,
+        "why": limit_words.why_closed(shown.closed, shown.error),
+        "limits": limit_words.limit_rows(limit_words.TASK_LIMITS, shown.declared, shown.override, shown.limits),
     }
 
 
@@ -133,7 +133,7 @@ async def ask_task_limits(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
         ],
         path="/ui/tasks/limits",
         hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.TASK_LIMITS, state.override)},
-        fields=limit_words.limit_fields(limit_words.TASK_LIMITS, state.override, state.limits),
+        fields=limit_words.limit_fields(limit_words.TASK_LIMITS, state.override, masked(state).limits),
         verb="Set limits",
         back=task_page(query.name),
     ).page

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dataloader.jobs.schedules import Missed, Overlap, Schedule
-from dataloader.web import shown
+from dataloader.web.pages import schedules
 from dataloader.web.pages.schedule_words import planned_times, policies
 
 pytestmark = pytest.mark.requirement("E11")
@@ -70,11 +70,11 @@ async def test_events_with_payloads_of_another_program_are_shown_on_the_page(ope
 async def test_pages_of_schedules_are_masked_beside_the_event_loop(open_web, monkeypatch):
     threads = set()
 
-    def mask_fields(values, mask=shown.fields):
+    def masked_here(record, masked=schedules.masked):
         threads.add(threading.current_thread())
-        return mask(values)
+        return masked(record)
 
-    monkeypatch.setattr(shown, "fields", mask_fields)
+    monkeypatch.setattr(schedules, "masked", masked_here)
     async with open_web() as web:
         await nightly(web, args={"n": 1})
         for path in (SCHEDULES, "/ui/schedule?name=nightly"):
