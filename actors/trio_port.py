@@ -13,11 +13,13 @@ import attrs
 import trio
 from msgspec.structs import replace
 
+from dataloader.actors.aio_calls import RunAioCalls
 from dataloader.actors.children.child_calls import ChildCalls
 from dataloader.actors.job_runs import Run
 from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
+from dataloader.jobs.asyncio_calls import AsyncioCalls
 from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
 from dataloader.jobs.handler_calls import (
@@ -214,13 +216,16 @@ class TrioPort:
     def resource(self, kind: object) -> Any:
         """Return the resource that was declared as `kind`, or the one of type `kind`.
 
-        For `ClaimedJob` this is the claimed job itself, for `Calls` or a `CallsOn` child processes for its run. Raises
-        `LookupError` if there is none, or if several have that type.
+        For `ClaimedJob` this is the claimed job itself, for `Calls` or a `CallsOn` child processes for its run, for
+        `AsyncioCalls` the loop of asyncio handlers. Raises `LookupError` if there is none, or if several have that
+        type.
         """
         if kind is ClaimedJob:
             return self._run.job
         if kind is Calls or isinstance(kind, CallsOn):
             return self._calls(kind)
+        if kind is AsyncioCalls:
+            return self._asyncio_calls()
         resources = self._services.resources
         if kind in resources:
             return resources[kind]
@@ -233,6 +238,11 @@ class TrioPort:
         raise LookupError(
             f"this process has no resource {name} for jobs; declare it with @tasks.resource, or set a database"
         )
+
+    def _asyncio_calls(self) -> AsyncioCalls:
+        if self._services.aio is None:
+            raise LookupError("this process has no asyncio loop of handlers; no task needs one")
+        return RunAioCalls(self._services.aio)
 
     def _calls(self, kind: object) -> Calls:
         children, clusters = self._services.children, self._services.clusters

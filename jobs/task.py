@@ -79,13 +79,15 @@ class Task(Generic[A]):
     way to enqueue a job: a process stores them in the database, like the `limits`. `lock_key` is a template,
     `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and how
     they are handled. `stages` are those of which the task is one, or the whole (`Tasks.stages`). `check` raises
-    `BadRequest` for args that its jobs refuse, if `args` is not a type.
+    `BadRequest` for args that its jobs refuse, if `args` is not a type. `calls_asyncio` says that its handler, on Trio,
+    calls asyncio functions of a load.
     """
 
     name: str
     handler: Callable[..., Any]
     is_async: bool
     asyncio: bool = False
+    calls_asyncio: bool = attrs.field(default=False, eq=False, repr=False)
     process: bool = False
     dask: str | Literal[True] | None = None
     memory_mb: int | None = None

@@ -212,6 +212,10 @@ class Tasks(Mapping[str, Task[Any]]):
         """Check the args of requests where the task `name` is known: `check` raises `BadRequest`."""
         self._tasks[name] = attrs.evolve(self._tasks[name], check=check)
 
+    def call_asyncio(self, name: str) -> None:
+        """Open the asyncio loop of handlers for the task `name` too, whose handler on Trio calls asyncio functions."""
+        self._tasks[name] = attrs.evolve(self._tasks[name], calls_asyncio=True)
+
     def schedule(self, name: str, *, task: str | Task[Any], **fields: Any) -> Schedule:
         """Declare a schedule, which adds jobs of `task` automatically; `fields` are those of `Schedule`.
 

@@ -51,7 +51,7 @@ async def open_resources(tasks: Tasks, *, until: trio.Event, aio: AioLoop | None
 
     Raises `ConfigError` for a resource that cannot be opened, and `Draining` if `until` is set before all are open.
     """
-    needs_loop = any(task.asyncio and not task.in_child for task in tasks.values()) or any(
+    needs_loop = any((task.asyncio and not task.in_child) or task.calls_asyncio for task in tasks.values()) or any(
         r.asyncio for r in tasks.resources
     )
     failure: Exception | None = None

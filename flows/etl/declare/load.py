@@ -198,6 +198,11 @@ class Load:
                     f"{' without supplier=' if name == 'rate_limits' else ''}"
                 )
 
+    @property
+    def calls_asyncio(self) -> bool:
+        """Return whether a function of it runs on asyncio."""
+        return isinstance(self.source, Rows) and self.source.asyncio
+
     def hide(self, text: str) -> str:
         """Return a text without the secrets of the load's sources, for storage and display."""
         text = self.source.hide(text)

@@ -85,7 +85,7 @@ def _check_function(_instance: Any, _attribute: attrs.Attribute[Any], value: Any
 
 @attrs.frozen
 class Rows(Source):
-    """Rows that a function yields: a generator (`def`), which runs in a thread, or an async generator on Trio.
+    """Rows that a function yields: a generator (`def`), which runs in a thread, or an async generator.
 
     A row is a mapping, or an attrs, dataclass or msgspec object. The function may also yield lists of rows, and a
     `Checkpoint` after the rows that its state covers.
@@ -100,12 +100,21 @@ class Rows(Source):
         every_rows: number of rows after which a segment ends.
         every_s: seconds after which a segment ends.
         supplier: name of the supplier that the function sends requests to, each in a block `with run.request()`.
+        asyncio: the async generator runs on asyncio instead of Trio, in the loop of asyncio handlers.
     """
 
     function: Callable[[RowsRun], Yielded] = attrs.field(validator=_check_function)
     every_rows: int = attrs.field(default=EVERY_ROWS, kw_only=True, validator=option_checks.whole_from(1))
     every_s: float = attrs.field(default=EVERY_S, kw_only=True, validator=option_checks.positive_seconds)
     supplier: str | None = attrs.field(default=None, kw_only=True, validator=option_checks.text_or_none)
+    asyncio: bool = attrs.field(default=False, kw_only=True)
+
+    @asyncio.validator
+    def _check_asyncio(self, attribute: attrs.Attribute[bool], value: object) -> None:
+        if not isinstance(value, bool):
+            raise option_checks.refuse(attribute.name, value, "True or False")
+        if value and not self.is_async:
+            raise ValueError("asyncio: True needs an async generator, such as `async def rows(run): yield …`")
 
     @property
     def name(self) -> str | None:

@@ -74,7 +74,11 @@ class Flow:
 def add_flows(tasks: Tasks, *flows: Flow) -> None:
     """Register each flow as a task of its name, with its schedule. Raises `ValueError` if the name is taken."""
     for flow in flows:
-        add_etl_task(tasks, run_flow, flow, f"Run {', '.join(flow.layers)}.", kind="flow", read_args=_read_args)
+        text = f"Run {', '.join(flow.layers)}."
+        calls_asyncio = any(
+            isinstance(task, Load) and task.calls_asyncio for layer in flow.layers.values() for task in layer
+        )
+        add_etl_task(tasks, run_flow, flow, text, kind="flow", read_args=_read_args, calls_asyncio=calls_asyncio)
 
 
 def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:

@@ -11,17 +11,19 @@ is called again with the last committed state.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Final
 
 import attrs
 import trio
 
-from dataloader.flows.etl.declare.rows import Rows, RowsRun
+from dataloader.flows.etl.declare.rows import Rows, RowsRun, Yielded
 from dataloader.flows.etl.fetch.rate_limiter import RateLimiter
 from dataloader.flows.etl.parse.database_reader import Reader, open_reader
 from dataloader.flows.etl.parse.transform import Processed, masked_beginning
@@ -30,6 +32,7 @@ from dataloader.flows.etl.rows.request_slots import SlotOfFunction
 from dataloader.flows.etl.rows.row_taker import NOTHING, Cut, RowTaker
 from dataloader.flows.etl.run.pipeline_state import DroppedPart, PipelineState
 from dataloader.flows.etl.sources.source import Page, Window
+from dataloader.jobs.asyncio_calls import AsyncioCalls, CallTrio
 from dataloader.jobs.error_groups import is_outage
 from dataloader.jobs.text import said_by
 from dataloader.store.connection.bridge import Database
@@ -67,7 +70,7 @@ class _OpenSegment:
 class _Call:
     """One call of the function. `is_over` tells its thread that nothing more is taken."""
 
-    items: Callable[[], Any]
+    items: Callable[..., Any]
     taker: RowTaker
     begins_at_start: bool
     is_over: bool = False
@@ -77,8 +80,9 @@ class _Call:
 class RowReading:
     """Calls the function of a load, and passes its rows on.
 
-    `number` is the number of the next segment. `is_one_segment`: all rows of the run are one segment. `is_done`: an
-    earlier attempt of the run has committed all rows.
+    `asyncio_calls` calls a function on asyncio; without it, an async generator runs on Trio. `number` is the number of
+    the next segment. `is_one_segment`: all rows of the run are one segment. `is_done`: an earlier attempt of the run
+    has committed all rows.
     """
 
     shared: PipelineState
@@ -86,6 +90,7 @@ class RowReading:
     table: OpenTable
     database: Database
     rate_limiter: RateLimiter
+    asyncio_calls: AsyncioCalls | None
     number: int
     is_one_segment: bool
     is_done: bool = False
@@ -137,11 +142,6 @@ class RowReading:
     async def _read_once(self, reader: Reader) -> None:
         before = await self.database.run(aio_load_state, self.shared.load)
         state = None if before is None else before.of_kind(self.shared.load, CHECKPOINT)["state"]
-        run = RowsRun(
-            load=self.shared.load,
-            state=state,
-            new_slot=lambda: SlotOfFunction(self.rate_limiter, self.source.supplier, self._note_request),
-        )
         has_key = bool(self.table.declared.key)
         taker = RowTaker(
             source=self.source,
@@ -151,9 +151,11 @@ class RowReading:
             is_cut_at_checkpoints=not self.is_one_segment,
             reader=reader if self.table.recipe.reads else None,
         )
-        call = _Call(lambda: self.source.function(run), taker, begins_at_start=before is None)
+        call = _Call(partial(self._items, state), taker, begins_at_start=before is None)
         try:
-            if self.source.is_async:
+            if self.asyncio_calls is not None:
+                await self._take_on_asyncio(self.asyncio_calls, call)
+            elif self.source.is_async:
                 await self._take_async(call)
             else:
                 await _in_own_thread(self._take_all, call)
@@ -163,6 +165,16 @@ class RowReading:
             told = "rows after the last checkpoint are loaded again by the next run, because the table has no key"
             self.shared.progress.remarks[told] += 1
             self.shared.log.warning(told, phase="processing", rows=taker.after_checkpoint)
+
+    def _items(self, state: Any, call_trio: CallTrio | None = None) -> Yielded:
+        """Call the function. `call_trio` is given if it runs on asyncio."""
+        supplier = self.source.supplier
+        run = RowsRun(
+            load=self.shared.load,
+            state=state,
+            new_slot=lambda: SlotOfFunction(self.rate_limiter, supplier, self._note_request, call_trio),
+        )
+        return self.source.function(run)
 
     def _note_request(self) -> None:
         self._has_sent = True
@@ -197,8 +209,18 @@ class RowReading:
                 return
             trio.from_thread.run(self._hand_on, call, message)
 
-    async def _take_async(self, call: _Call) -> None:
-        async with aclosing(call.items()) as items:
+    async def _take_on_asyncio(self, calls: AsyncioCalls, call: _Call) -> None:
+        try:
+            await calls.call(partial(self._take_async, call))
+        except asyncio.CancelledError as error:
+            # A cancellation of ours would be trio.Cancelled, so the function has raised it.
+            message = f"asyncio.CancelledError: {error}"
+            raise FunctionFailed(RuntimeError(message)) from error  # noqa: ASYNC104 - asyncio's ends here, not Trio's
+
+    async def _take_async(self, call: _Call, call_trio: CallTrio | None = None) -> None:
+        """Iterate over the items of an async generator, on Trio, or on asyncio with `call_trio`."""
+        in_trio = call_trio or _directly
+        async with aclosing(call.items(call_trio)) as items:
             while not call.is_over:
                 try:
                     item = await anext(items)
@@ -208,13 +230,13 @@ class RowReading:
                     raise FunctionFailed(error) from error
                 # A list would block the loop, and a transform that reads the database waits for it in a thread.
                 if isinstance(item, list) or call.taker.reader is not None:
-                    await _in_own_thread(self._take, call, call.taker.take(item))
+                    await in_trio(_in_own_thread, self._take, call, call.taker.take(item))
                 else:
                     for message in call.taker.take(item):
-                        await self._hand_on(call, message)
+                        await in_trio(self._hand_on, call, message)
         if not call.is_over:
             for message in call.taker.end():
-                await self._hand_on(call, message)
+                await in_trio(self._hand_on, call, message)
 
     async def _hand_on(self, call: _Call, message: Processed | Cut) -> None:
         if call.is_over:
@@ -294,6 +316,11 @@ def _items_of(call: _Call) -> Generator[object, None, None]:
 async def _in_own_thread(function: Callable[..., None], *args: Any) -> None:
     """Call a function in a dedicated thread. On cancellation the thread is abandoned."""
     await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=trio.CapacityLimiter(math.inf))
+
+
+async def _directly(function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    """Await a Trio-flavored function on Trio."""
+    return await function(*args)
 
 
 def _no_requests() -> Any:

@@ -43,10 +43,12 @@ def add_etl_task(
     kind: Kind,
     read_args: Callable[[Mapping[str, Any]], object],
     timeout_s: float | None = None,
+    calls_asyncio: bool = False,
 ) -> None:
     """Register `run(declared, job)` as a task, with its schedule. `description` is used if the declaration has none.
 
-    `read_args` raises `BadRequest` for invalid args, so that a request for such a job is refused.
+    `read_args` raises `BadRequest` for invalid args, so that a request for such a job is refused. `calls_asyncio`: a
+    function of it runs on asyncio.
 
     Raises `ValueError` if the name is taken, and for an invalid schedule.
     """
@@ -57,6 +59,8 @@ def add_etl_task(
     lock_key = None if {"{", "}"} & {*declared.name} else load_key(kind, declared.name)
     tasks.task(declared.name, timeout_s=timeout_s, queue=declared.queue, lock_key=lock_key)(handler)
     tasks.check_args(declared.name, read_args)
+    if calls_asyncio:
+        tasks.call_asyncio(declared.name)
     if declared.schedule is not None:
         try:
             read_args(declared.schedule.get("args") or {})

@@ -42,6 +42,7 @@ from dataloader.flows.etl.run.load_verdict import Verdict, give_up, judge
 from dataloader.flows.etl.run.pipeline import Pipeline, PipelineEnd, SourceReading
 from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.flows.etl.run.request_reading import RequestReading
+from dataloader.jobs.asyncio_calls import AsyncioCalls
 from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
@@ -192,6 +193,7 @@ class _Loading:
             table=table,
             database=run.database,
             rate_limiter=self._rate_limiter(),
+            asyncio_calls=self._asyncio_calls(),
             number=next_number(done),
             is_one_segment=is_one_segment,
             is_done=bool(done) and not has_pieces and not await self._has_moved_state(),
@@ -202,6 +204,17 @@ class _Loading:
         run = self.run_of_job
         before = await run.database.run(aio_load_state, self.load.name)
         return before is not None and before.run_id == run.claimed.job_id
+
+    def _asyncio_calls(self) -> AsyncioCalls | None:
+        if not self.load.calls_asyncio:
+            return None
+        kind: Any = AsyncioCalls
+        try:
+            calls: AsyncioCalls = self.run_of_job.job.resource(kind)
+        except LookupError:
+            told = "needs the asyncio loop of handlers; register the load with add_loads, or a task with asyncio=True"
+            raise BadRequest("asyncio", told) from None
+        return calls
 
     def _calls(self) -> Calls | None:
         if self.load.dask is None and not self.load.processes:

@@ -32,7 +32,16 @@ def add_loads(tasks: Tasks, *loads: Load) -> None:
     """Register each load as a task of its name, with its schedule. Raises `ValueError` if the name is taken."""
     for load in loads:
         text = f"Load {load.table.name}."
-        add_etl_task(tasks, run_load, load, text, kind="load", read_args=read_args, timeout_s=load.timeout_s)
+        add_etl_task(
+            tasks,
+            run_load,
+            load,
+            text,
+            kind="load",
+            read_args=read_args,
+            timeout_s=load.timeout_s,
+            calls_asyncio=load.calls_asyncio,
+        )
 
 
 def add_load_of_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import sqlite3
@@ -17,7 +18,7 @@ from conditions import until
 from logged import capture_logs
 
 from dataloader import RateLimit, Snooze, Supplier, Tasks
-from dataloader.flows.etl import Checkpoint, History, Load, Rows, RowsRun, Table, Windows, run_load
+from dataloader.flows.etl import Checkpoint, Flow, History, Load, Rows, RowsRun, Table, Windows, add_flows, run_load
 from dataloader.testing import run_task
 
 pytestmark = pytest.mark.requirement("E6", "E10")
@@ -37,8 +38,9 @@ def tables(database, limits):
 def outcome_of_rows(outcome_of):
     """Return a function that runs a load of the rows of a function once."""
 
-    async def outcome_of_rows(function, table=KEYED, *, every_rows=100_000, **options):
-        return await outcome_of(Load("orders", Rows(function, every_rows=every_rows), table, **options))
+    async def outcome_of_rows(function, table=KEYED, *, every_rows=100_000, asyncio=False, **options):
+        rows = Rows(function, every_rows=every_rows, asyncio=asyncio)
+        return await outcome_of(Load("orders", rows, table, **options))
 
     return outcome_of_rows
 
@@ -315,6 +317,85 @@ async def test_an_async_generator_runs_on_trio(outcome_of_rows, raw):
     assert (outcome.status, await ids(raw)) == ("succeeded", [1, 2, 3, 4, 5])
 
 
+async def test_an_async_generator_runs_on_asyncio_in_one_task(outcome_of_rows, raw):
+    calls, tasks = [], set()
+
+    async def rows(run):
+        calls.append(run.state)
+        for first in (1, 3):
+            async with asyncio.timeout(30):
+                await asyncio.sleep(0)
+                tasks.add(asyncio.current_task())
+                yield list(numbered(first, first + 1))
+        yield {"id": 5}
+        yield Checkpoint(5)
+        if len(calls) == 1:
+            raise OSError("the connection was reset")
+
+    outcome = await outcome_of_rows(rows, every_rows=2, asyncio=True)
+    assert (outcome.status, len(calls), len(tasks)) == ("succeeded", 2, 2)
+    assert await ids(raw) == [1, 2, 3, 4, 5]
+
+
+async def test_a_cancellation_that_a_generator_on_asyncio_raises_is_its_error(outcome_of_rows, raw):
+    calls = []
+
+    async def rows(run):
+        calls.append(1)
+        yield {"id": 1}
+        await asyncio.sleep(0)
+        if len(calls) == 1:
+            raise asyncio.CancelledError
+
+    assert (await outcome_of_rows(rows, asyncio=True)).status == "succeeded"
+    assert (len(calls), await ids(raw)) == (2, [1])
+
+
+@pytest.mark.slow
+async def test_a_cancel_raises_cancelled_error_in_a_generator_on_asyncio(supervised, raw):
+    ended = []
+
+    async def rows(run):
+        yield {"id": 1}
+        yield {"id": 2}
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    tasks, load = Tasks(), Load("orders", Rows(rows, asyncio=True), KEYED)
+    add_flows(tasks, Flow(name="nightly", layers={"all": [load]}, queue="q"))
+    async with supervised(tasks) as supervisor:
+        job = await supervisor.jobs.enqueue("nightly", queue="q")
+        await until(lambda: raw.fetchval("SELECT (progress ->> 'records')::int = 2 FROM dl_jobs"))
+        await supervisor.jobs.cancel(job.job_id)
+        assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
+    assert (ended, await ids(raw)) == (["cancelled"], [1, 2])
+
+
+def test_a_generator_that_is_not_async_is_refused_for_asyncio():
+    with pytest.raises(ValueError, match="asyncio: True needs an async generator"):
+        Rows(lambda _run: [], asyncio=True)
+
+
+async def test_a_load_on_asyncio_needs_the_loop_of_handlers(supervised):
+    async def rows(run):
+        yield {"id": 1}
+
+    tasks, load = Tasks(), Load("orders", Rows(rows, asyncio=True), KEYED)
+
+    @tasks.task("orders")
+    async def orders(job):
+        return await run_load(load, job)
+
+    async with supervised(tasks) as supervisor:
+        job = await supervisor.jobs.enqueue("orders", queue="q")
+        ended = await supervisor.jobs.wait(job.job_id)
+    assert ended.status == "failed"
+    assert "asyncio: needs the asyncio loop of handlers; register the load with add_loads" in ended.error
+
+
 def asking(times):
     """Return a generator that sends two requests."""
 
@@ -340,12 +421,24 @@ def asking_on_trio(times):
     return rows
 
 
+def asking_on_asyncio(times):
+    async def rows(run):
+        for number in range(2):
+            async with run.request():
+                times.append(time.monotonic())
+                await asyncio.sleep(0.01)
+                times.append(time.monotonic())
+            yield {"id": number}
+
+    return rows
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("E1")
-@pytest.mark.parametrize("made", [asking, asking_on_trio], ids=["generator", "async generator"])
+@pytest.mark.parametrize("made", [asking, asking_on_trio, asking_on_asyncio], ids=["thread", "Trio", "asyncio"])
 async def test_requests_of_a_function_keep_the_pause_of_its_supplier(outcome_of, raw, made):
     times = []
-    source = Rows(made(times), supplier="shop", every_rows=1)
+    source = Rows(made(times), supplier="shop", every_rows=1, asyncio=made is asking_on_asyncio)
     load = Load("orders", source, KEYED, pipeline={"rate_min": 0.5, "rate_max": 0.5})
     outcome = await outcome_of(load)
     assert outcome.result["counts"]["requests"] == 2
