@@ -141,11 +141,17 @@ def etl_failures_command(
     }
     print_table(
         list(columns.values()),
-        ([getattr(failure, name) for name in columns] for failure in found),
+        ([_failure_cell(failure, name) for name in columns] for failure in found),
         nothing="no failures",
     )
     if len(found) == limit:
         click.echo(f"there may be more: --after {found[-1].failure_id}", err=True)
+
+
+def _failure_cell(failure: FailureLine, name: str) -> object:
+    if name == "resolved_at" and failure.replaced_by is not None:
+        return f"replaced by failure {failure.replaced_by}"
+    return getattr(failure, name)
 
 
 for command in (etl_run_command, etl_retry_command, etl_plan_command, etl_flow_command):

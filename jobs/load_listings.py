@@ -155,8 +155,13 @@ class FailureLine:
     error: Annotated[str, about("Error."), SENSITIVE]
     sample: Annotated[str | None, about("Beginning of the data."), SENSITIVE]
     failed_at: Annotated[Instant, about("Time of the failure.")]
-    resolved_at: Annotated[Instant | None, about("Time of a successful retry, or of a new load of its segment.")]
+    resolved_at: Annotated[
+        Instant | None, about("Time of a retry, or of a new load of its segment; see `replaced_by`.")
+    ]
     solved_at: Annotated[Instant | None, about("Former name of `resolved_at`.")]
+    replaced_by: Annotated[
+        int | None, about("Number of the new failure, if the retry or the new load has failed on the same item again.")
+    ]
 
 
 @attrs.frozen

@@ -82,10 +82,32 @@ LEFT JOIN LATERAL (
 ) AS last ON true
 ORDER BY known.load
 """
+# The run that has resolved a failure is the one that ran at that time, since one run of a load runs at a time. Its own
+# failure of the same item, or of the whole request, replaces the resolved one.
 _FAILURES: Final = """
-SELECT failure_id, run_id, load, segment, phase, key, error, sample, failed_at,
-  solved_at AS resolved_at, solved_at
-FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
+WITH page AS MATERIALIZED (
+  SELECT * FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
+), resolved AS MATERIALIZED (
+  SELECT p.failure_id, p.load, p.segment, p.phase, p.key, p.requests, (
+    SELECT t.run_id FROM dl_etl_tasks t WHERE t.task = p.load AND t.started_at <= p.solved_at
+    ORDER BY t.started_at DESC LIMIT 1) AS run_id
+  FROM page p WHERE p.solved_at IS NOT NULL
+), again AS (
+  SELECT r.failure_id, n.failure_id AS by
+  FROM resolved r JOIN dl_etl_failures n ON n.run_id = r.run_id AND n.segment = r.segment AND n.key = r.key
+  WHERE n.load = r.load AND n.failure_id > r.failure_id
+  UNION ALL
+  SELECT r.failure_id, n.failure_id
+  FROM resolved r JOIN dl_etl_failures n ON n.run_id = r.run_id AND n.segment = r.segment
+    AND (n.requests -> 0) - 'tried_by' = (r.requests -> 0) - 'tried_by'
+  WHERE n.load = r.load AND n.failure_id > r.failure_id AND n.phase IN ('request', 'detail')
+    AND r.phase <> 'batch' -- these may have megabytes of requests
+), replaced AS (
+  SELECT failure_id, min(by) AS by FROM again GROUP BY failure_id
+)
+SELECT p.failure_id, p.run_id, p.load, p.segment, p.phase, p.key, p.error, p.sample, p.failed_at,
+  p.solved_at AS resolved_at, p.solved_at, replaced.by AS replaced_by
+FROM page p LEFT JOIN replaced USING (failure_id) ORDER BY failure_id
 """
 
 

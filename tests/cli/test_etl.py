@@ -457,6 +457,11 @@ def test_a_service_runs_a_load_and_answers_as_the_database_does(call, serve, sou
 def test_a_single_failure_can_be_retried(call, database, tmp_path):
     call("etl", "run", "people", *HERE)
     [failure] = json.loads(call("etl", "failures", "people", "--json")[1])
+    assert call("etl", "retry", "people", "--failure", failure["failure_id"], *HERE)[0] == 0
+    former = failure
+    [failure] = json.loads(call("etl", "failures", "people", "--json")[1])
+    shown = call("etl", "failures", "--run", former["run_id"])[1]
+    assert f"replaced by failure {failure['failure_id']}" in shown
     (tmp_path / "data" / "a.csv").write_text("id,name\n1,Ada\n2,Bob\n")
     (tmp_path / "data" / "b.csv").unlink()
     code, _, stderr = call("etl", "retry", "people", "--failure", failure["failure_id"], *HERE)

@@ -13,7 +13,7 @@ from databases import raw_connection
 from etl_tasks import BEARS_ALL, detailed_load, item, items_load
 from staging_watch import StagingWatch
 
-from dataloader import Tasks
+from dataloader import Tasks, open_client
 from dataloader.flows.etl import (
     CancellationToken,
     Csv,
@@ -645,7 +645,7 @@ async def test_failures_can_be_retried_alone(items, counts_of_failed, counts_of,
 
 @pytest.mark.slow
 async def test_a_failure_whose_retry_fails_is_solved_by_a_run_over_its_window(
-    items, details, counts_of, outcome_of, failures, soon, raw
+    items, details, counts_of, outcome_of, failures, soon, raw, database
 ):
     # A page of a scan, a record, a row, a detail: each on a different day.
     items.records = [item(number, number) for number in range(1, 6)]
@@ -662,10 +662,17 @@ async def test_a_failure_whose_retry_fails_is_solved_by_a_run_over_its_window(
     assert len({segment for _, segment in first}) == 4
     await outcome_of(load, failures="all")
     assert sorted(await failures("phase, segment")) == sorted(first * 2)
+    numbers = await failures("failure_id, run_id")
+    async with open_client(database.dsn) as client:
+        old = (await client.loads.failures_of_run(numbers[0][1])).failures
+    assert sorted(failure.replaced_by for failure in old) == [number for number, _ in numbers[4:]]
     items.service.behave()
     items.records[1]["id"], items.records[2]["value"] = 2, "a"
     await counts_of(load, **{"from": "2026-01-01"}, to="2026-01-06")
     assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
+    async with open_client(database.dsn) as client:
+        repeated = (await client.loads.failures_of_run(numbers[4][1])).failures
+    assert [failure.replaced_by for failure in repeated] == [None] * 4
 
 
 @pytest.mark.slow

@@ -327,6 +327,7 @@ async def test_failures_of_a_run_are_all_listed_and_those_of_a_load_until_they_a
             "failed_at": "",
             "resolved_at": None,
             "solved_at": None,
+            "replaced_by": None,
         }
         assert (await get(web, "/loads/none/failures", 404))["detail"] == "no load 'none' has run in this database."
 

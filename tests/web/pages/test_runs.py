@@ -110,6 +110,19 @@ async def test_u1_the_timeline_has_a_row_for_each_task_in_order_waiting_ones_too
         assert f'href="/ui/runs/{nightly}/failures">3 failures' in shown
 
 
+async def test_a_failure_that_failed_again_is_shown_as_replaced(open_web, database, make):
+    first, second = (make.run([("rates", "failed")]) for _ in range(2))
+    make.failures(first, "rates", 1)
+    make.failures(second, "rates", 1)
+    began = "UPDATE dl_etl_tasks SET started_at = started_at + interval '1 h'"
+    database.psql(
+        f"{began} WHERE run_id = '{second}'; UPDATE dl_etl_failures SET solved_at = now() WHERE failure_id = 1"
+    )
+    async with open_web() as web:
+        assert rows_of(await get(web, f"/ui/runs/{first}/failures"))[0].endswith("replaced by failure 2")
+        assert rows_of(await get(web, f"/ui/runs/{second}/failures"))[0].endswith("not yet")
+
+
 @pytest.mark.slow
 async def test_u2_a_block_has_its_tasks_lines_only_in_order_and_a_page_is_500_of_them(open_web, make, nightly):
     make.lines(nightly, "ods.rates", [("info", f"line {n}") for n in range(600)])
