@@ -1,10 +1,11 @@
 """Durations of loads, compared with other ways to do the same work, in one run on one durable PostgreSQL.
 
-    python -m benchmarks.loads [overhead] [names] [--runs 3] [--file ARCHIVE] [--quick]
+    python -m benchmarks.loads [overhead] [names] [heavy] [rows] [--runs 3] [--file ARCHIVE] [--quick]
 
 `overhead`: the cost of a pipeline in addition to the work itself: a load from a source without pauses against a plain
 script that does the same. `names`: 26 files of an archive, 840,591 rows, merged by key, against dlt and against psql.
 Without `--file` the archive is generated, in the form of the U.S. Social Security Administration's first names.
+`rows`: 1,000,000 dictionaries of a generator into a table with a key, by a load and, if it is installed, by dlt.
 
 Each figure is the median of the runs; contenders alternate within each.
 """
@@ -17,13 +18,13 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.loads import heavy, names, overhead
+from benchmarks.loads import heavy, names, overhead, rows
 from dataloader import configure_logging, embedded_postgres
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.options import DatabaseOptions
 from dataloader.store.migrations import migrate
 
-MEASUREMENTS = {"overhead": overhead.measure, "names": names.measure, "heavy": heavy.measure}
+MEASUREMENTS = {"overhead": overhead.measure, "names": names.measure, "heavy": heavy.measure, "rows": rows.measure}
 
 
 async def _migrate(dsn: str) -> None:
