@@ -1062,7 +1062,12 @@ GUARDS = {
     "end of a function's rows": Guard(
         "a run whose rows are committed does not load them again when its job runs again",
         "tests/flows/etl/test_rows.py::test_a_job_that_runs_again_after_its_load_was_committed_doubles_no_row",
-        put("flows.etl.run.load_run._Loading._has_moved_state", _true_async),
+        put("flows.etl.run.load_run.has_last_segment", _never),
+    ),
+    "all rows in each run that deletes": Guard(
+        "a run that continues at a checkpoint does not mark the other rows as deleted",
+        "tests/flows/etl/test_rows.py::test_a_checkpoint_of_a_load_that_deletes_missing_rows_is_refused",
+        put("flows.etl.rows.row_reading.RowReading._no_checkpoints", None),
     ),
     "stop after a refused segment of rows": Guard(
         "rows after a refused segment of a table without a key are not duplicated by the next run",

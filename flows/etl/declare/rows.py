@@ -10,6 +10,7 @@ def orders(run):
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
@@ -19,16 +20,30 @@ import msgspec
 
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.sources.source import Page, Request, Response, Source, SourceConnection, Window
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.secrets.masking import mask_text
 
 EVERY_ROWS: Final = 100_000
 EVERY_S: Final = 30.0
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""NUL in an encoded state. PostgreSQL does not store it."""
 
 
-def _check_json(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _as_stored(state: Any) -> Any:
+    """Return a copy of a state as a later run reads it. Raises `BadRequest` if that would not equal the state."""
     try:
-        msgspec.json.encode(value)
-    except Exception:  # noqa: BLE001 - any error of an object's own encoding
-        raise option_checks.refuse(attribute.name, value, "a JSON value") from None
+        text = msgspec.json.encode(state)
+        copy = msgspec.json.decode(text)
+        is_kept = bool(copy == state) and _NUL.search(text) is None
+    except Exception:  # noqa: BLE001 - any error of an object's own encoding or comparison
+        is_kept = False
+    if not is_kept:
+        raise BadRequest(
+            "state",
+            "must be a JSON value: None, a bool, a finite number, text without NUL, a list, or a dict with text keys;"
+            f" not {mask_text(repr(state))[:200]}",
+        )
+    return copy
 
 
 @attrs.frozen
@@ -37,10 +52,13 @@ class Checkpoint:
 
     Args:
         state: JSON value that the function gets as `run.state` when it is called again. It covers all rows that were
-            yielded before it.
+            yielded before it. It is copied: later changes of the object do not change the checkpoint.
+
+    Raises:
+        BadRequest: the state would not be equal after it is stored as JSON, such as a tuple, a `datetime` or NaN.
     """
 
-    state: Any = attrs.field(validator=_check_json)
+    state: Any = attrs.field(converter=_as_stored)
 
 
 class RequestBlock(AbstractContextManager[None], AbstractAsyncContextManager[None], Protocol):

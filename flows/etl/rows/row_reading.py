@@ -15,7 +15,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final
@@ -41,6 +41,8 @@ from dataloader.store.etl.load_state import CHECKPOINT, aio_load_state, checkpoi
 
 _NAME: Final = re.compile(r"rows (\d{6,})")
 _NO_PAGE: Final = Page(records=())
+LAST: Final = "last_segments"
+"""Count of the segment that ends with the function's last row."""
 
 
 class FunctionFailed(Exception):  # noqa: N818 - says what has failed
@@ -49,6 +51,11 @@ class FunctionFailed(Exception):  # noqa: N818 - says what has failed
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def has_last_segment(done: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether a run has committed the rest of its rows, by the counts of its committed segments."""
+    return any(LAST in counts for counts in done.values())
 
 
 def next_number(done: Iterable[str]) -> int:
@@ -141,6 +148,8 @@ class RowReading:
 
     async def _read_once(self, reader: Reader) -> None:
         before = await self.database.run(aio_load_state, self.shared.load)
+        if self._no_checkpoints is not None:
+            before = None  # of a former declaration: the function must yield all rows
         state = None if before is None else before.of_kind(self.shared.load, CHECKPOINT)["state"]
         has_key = bool(self.table.declared.key)
         taker = RowTaker(
@@ -149,6 +158,8 @@ class RowReading:
             piece=self.shared.limits.piece,
             is_cut_anywhere=has_key and state is None and not self.is_one_segment,
             is_cut_at_checkpoints=not self.is_one_segment,
+            has_state=state is not None,
+            no_checkpoints=self._no_checkpoints,
             reader=reader if self.table.recipe.reads else None,
         )
         call = _Call(partial(self._items, state), taker, begins_at_start=before is None)
@@ -165,6 +176,14 @@ class RowReading:
             told = "rows after the last checkpoint are loaded again by the next run, because the table has no key"
             self.shared.progress.remarks[told] += 1
             self.shared.log.warning(told, phase="processing", rows=taker.after_checkpoint)
+
+    @property
+    def _no_checkpoints(self) -> str | None:
+        """Option of the table because of which each run must load all rows, if any."""
+        declared = self.table.declared
+        if declared.delete_missing is not None:
+            return "delete_missing"
+        return "complete history" if declared.history is not None and declared.history.complete else None
 
     def _items(self, state: Any, call_trio: CallTrio | None = None) -> Yielded:
         """Call the function. `call_trio` is given if it runs on asyncio."""
@@ -271,6 +290,8 @@ class RowReading:
         if cut.state is not NOTHING:
             part.segment.state = checkpoint_state(cut.state)
         part.segment.is_last_of_all = cut.is_last and call.begins_at_start
+        if cut.is_last:
+            part.segment.counts[LAST] = 1
         for made in segment.made:
             self.shared.progress.processed(_NO_PAGE, made, part.segment.name, [])
         self._open = None
@@ -280,7 +301,7 @@ class RowReading:
         if not self.table.declared.key:
             await part.committed.wait()
             # Rows after a segment that was not committed would be duplicated by the next run.
-            call.is_over = not is_committed(part)
+            call.is_over |= not is_committed(part)
 
     async def _drop_open(self) -> None:
         segment, self._open = self._open, None

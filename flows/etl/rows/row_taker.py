@@ -41,8 +41,10 @@ class RowTaker:
     """Takes the items of one call of a function.
 
     `is_cut_anywhere`: a segment may end at any row until there is a checkpoint. `is_cut_at_checkpoints`: it may end at
-    a checkpoint. `piece` are the maximum rows, bytes and seconds of a piece. `after_checkpoint` is the number of rows
-    that the function has yielded after its last checkpoint, if it has yielded any, known at its end.
+    a checkpoint. `has_state`: the function continues at the state of an earlier run. `no_checkpoints` is the option of
+    the table because of which each run must load all rows, if any. `piece` are the maximum rows, bytes and seconds of a
+    piece. `after_checkpoint` is the number of rows that the function has yielded after its last checkpoint, if it has
+    yielded any, known at its end.
     """
 
     source: Rows
@@ -50,9 +52,11 @@ class RowTaker:
     piece: tuple[int, int, float]
     is_cut_anywhere: bool
     is_cut_at_checkpoints: bool
+    has_state: bool = False
+    no_checkpoints: str | None = None
     reader: Reader | None = None
     after_checkpoint: int = attrs.field(init=False, default=0)
-    _at_checkpoint: int | None = attrs.field(init=False, default=None)
+    _at_checkpoint: int | None = attrs.field(init=False)
     _maker: RowMaker = attrs.field(init=False)
     _piece_ends_at: float = attrs.field(init=False, default=0.0)
     _segment_ends_at: float = attrs.field(init=False, default=0.0)
@@ -61,15 +65,26 @@ class RowTaker:
     _state: Any = attrs.field(init=False, default=NOTHING)
     _is_empty: bool = attrs.field(init=False, default=True)
 
+    @_at_checkpoint.default
+    def _at_state(self) -> int | None:
+        return 0 if self.has_state else None
+
     def __attrs_post_init__(self) -> None:
         self._begin_piece()
 
     def take(self, item: object) -> Iterator[Processed | Cut]:
         """Encode the rows of an item. Yield each piece that is complete, and a `Cut` where the segment ends.
 
-        Raises `BadRequest` for an item that is neither a row, a list of rows nor a checkpoint.
+        Raises `BadRequest` for an item that is neither a row, a list of rows nor a checkpoint, and for a checkpoint of
+        a load whose runs must load all rows.
         """
         if isinstance(item, Checkpoint):
+            if self.no_checkpoints is not None:
+                raise BadRequest(
+                    "Checkpoint",
+                    f"is not allowed with {self.no_checkpoints}: a row that a run does not load counts as deleted at"
+                    " the source; yield all rows without a Checkpoint",
+                )
             self._state, self.is_cut_anywhere = item.state, False
             self._at_checkpoint = self._in_segment
             if self.is_cut_at_checkpoints and self._is_due(monotonic()):

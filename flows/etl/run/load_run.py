@@ -33,7 +33,7 @@ from dataloader.flows.etl.plan.planner import (
     windows_of,
 )
 from dataloader.flows.etl.plan.segment import OpenTable, Segment
-from dataloader.flows.etl.rows.row_reading import RowReading, next_number
+from dataloader.flows.etl.rows.row_reading import LAST, RowReading, has_last_segment, next_number
 from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
@@ -105,7 +105,7 @@ class _Loading:
         """Run the load; return its end."""
         async with self._tables() as tables:
             pipeline = self._pipeline(state)
-            end = await self._shown(pipeline, await self._reading(state, tables, pipeline.shared))
+            end = await self._shown(pipeline, self._reading(state, tables, pipeline.shared))
         match end:
             case "canceled":
                 return CANCELED
@@ -152,9 +152,9 @@ class _Loading:
             is_lost=lambda: run.is_lost,
         )
 
-    async def _reading(self, state: RunState, tables: list[OpenTable], shared: PipelineState) -> SourceReading:
+    def _reading(self, state: RunState, tables: list[OpenTable], shared: PipelineState) -> SourceReading:
         if isinstance(self.load.source, Rows):
-            return await self._row_reading(self.load.source, state, tables[0], shared)
+            return self._row_reading(self.load.source, state, tables[0], shared)
         sender = RequestSender(shared, self._rate_limiter())
         return RequestReading(
             Fetcher(shared, sender),
@@ -177,9 +177,7 @@ class _Loading:
             draw=random.Random(),  # noqa: S311 - pauses, not secrets
         )
 
-    async def _row_reading(
-        self, source: Rows, state: RunState, table: OpenTable, shared: PipelineState
-    ) -> SourceReading:
+    def _row_reading(self, source: Rows, state: RunState, table: OpenTable, shared: PipelineState) -> SourceReading:
         run, declared = self.run_of_job, table.declared
         if self.asked.failures is not None:
             told = f"is not allowed: a function yields the rows of {self.load.name}; run the load again"
@@ -196,14 +194,8 @@ class _Loading:
             asyncio_calls=self._asyncio_calls(),
             number=next_number(done),
             is_one_segment=is_one_segment,
-            is_done=bool(done) and not has_pieces and not await self._has_moved_state(),
+            is_done=not has_pieces and has_last_segment(done),
         )
-
-    async def _has_moved_state(self) -> bool:
-        """Return whether an earlier attempt has committed a checkpoint; otherwise its only segment had all rows."""
-        run = self.run_of_job
-        before = await run.database.run(aio_load_state, self.load.name)
-        return before is not None and before.run_id == run.claimed.job_id
 
     def _asyncio_calls(self) -> AsyncioCalls | None:
         if not self.load.calls_asyncio:
@@ -253,6 +245,7 @@ class _Loading:
         # Not by `count`: they are already in the metrics of this process or of another one.
         for counts in done.values():
             self.progress.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
+        del self.progress.counts[LAST]
         for phase, times in state.failed.get(self.load.name, {}).items():
             self.progress.counts.update({FAILED[phase]: times} if phase in FAILED else {})
         return done

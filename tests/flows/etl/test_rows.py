@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import math
 import sqlite3
 import threading
 import time
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import attrs
 import msgspec
@@ -17,7 +19,7 @@ import trio
 from conditions import until
 from logged import capture_logs
 
-from dataloader import RateLimit, Snooze, Supplier, Tasks
+from dataloader import BadRequest, RateLimit, Snooze, Supplier, Tasks
 from dataloader.flows.etl import Checkpoint, Flow, History, Load, Rows, RowsRun, Table, Windows, add_flows, run_load
 from dataloader.testing import run_task
 
@@ -296,8 +298,123 @@ async def test_an_item_that_is_no_row_fails_the_run_with_a_clear_error(outcome_o
 
 
 async def test_a_state_that_is_not_json_fails_the_call(outcome_of_rows):
-    outcome = await outcome_of_rows(lambda _run: iter([Checkpoint(object())]), pipeline={"attempts": 1})
-    assert "state: must be a JSON value, not <object object" in outcome.error
+    outcome = await outcome_of_rows(lambda _run: (Checkpoint(object()) for _ in range(1)), pipeline={"attempts": 1})
+    assert "state: must be a JSON value: None," in outcome.error
+    assert "; not <object object" in outcome.error
+
+
+_CYCLE: list[object] = []
+_CYCLE.append(_CYCLE)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        math.nan,
+        math.inf,
+        NOW,
+        NOW.date(),
+        Decimal(1),
+        b"a",
+        {"a"},
+        (1, 2),
+        [(1, 2)],
+        {1: 2},
+        Item(1),
+        "a\0b",
+        {"a\0": 1},
+        {"a": ["\\\0"]},
+        "\ud800",
+        _CYCLE,
+    ],
+    ids=repr,
+)
+def test_a_state_that_json_does_not_keep_is_refused(state):
+    with pytest.raises(BadRequest, match=r"^state: must be a JSON value: None, a bool, .*; not "):
+        Checkpoint(state)
+
+
+@pytest.mark.parametrize("state", [None, True, 0, 1.5, 2**70, "é\\u0000", [], {"a": [{"b": None}]}], ids=repr)
+async def test_a_state_is_read_as_it_was_yielded(outcome_of_rows, state):
+    states = []
+
+    def rows(run):
+        states.append(run.state)
+        yield {"id": 1}
+        yield Checkpoint(state)
+
+    await outcome_of_rows(rows)
+    await outcome_of_rows(rows)
+    assert states == [None, state]
+
+
+async def test_a_state_that_changes_after_its_checkpoint_loses_no_row(outcome_of_rows, raw):
+    state = {"after": 0, "seen": []}
+
+    def rows(run):
+        for number in range(1, 4):
+            yield {"id": number}
+            state["after"] = number
+            state["seen"].append(number)
+            yield Checkpoint(state)
+        state["after"] = 99
+        state["seen"].clear()
+
+    assert (await outcome_of_rows(rows)).status == "succeeded"
+    stored = msgspec.json.decode(await raw.fetchval("SELECT state -> 'state' FROM dl_load_state"))
+    assert stored == {"after": 3, "seen": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("option", ["delete_missing", "complete history"])
+async def test_a_checkpoint_of_a_load_that_deletes_missing_rows_is_refused(outcome_of_rows, raw, option):
+    await raw.execute(
+        "CREATE TABLE marked (id int PRIMARY KEY, value text, gone boolean NOT NULL DEFAULT false);"
+        "CREATE TABLE versions (id int, value text, valid_from timestamptz, valid_to timestamptz,"
+        " is_current boolean NOT NULL, PRIMARY KEY (id, valid_from))"
+    )
+    history = History(tracked="value", as_of=lambda _segment: NOW)
+    table = Table("versions", key="id", history=history)
+    if option == "delete_missing":
+        table = Table("marked", key="id", delete_missing="gone")
+    # The state is that of a former declaration.
+    state = """'{"kind": "checkpoint", "state": 7}'"""
+    await raw.execute(f"INSERT INTO dl_load_state (load, state, run_id) VALUES ('orders', {state}, gen_random_uuid())")
+    states = []
+
+    def rows(run):
+        states.append(run.state)
+        yield {"id": 1}
+        yield Checkpoint(1)
+
+    outcome = await outcome_of_rows(rows, table)
+    assert (outcome.status, states) == ("failed", [None])
+    assert f"Checkpoint: is not allowed with {option}: a row that a run does not load" in outcome.error
+
+
+async def test_a_change_history_may_have_checkpoints(outcome_of_rows, raw):
+    await raw.execute(
+        "CREATE TABLE versions (id int, value text, valid_from timestamptz, valid_to timestamptz,"
+        " is_current boolean NOT NULL, PRIMARY KEY (id, valid_from))"
+    )
+    history = History(tracked="value", as_of=lambda _segment: NOW, complete=False)
+
+    def rows(run):
+        yield {"id": 1}
+        yield Checkpoint(1)
+
+    assert (await outcome_of_rows(rows, Table("versions", key="id", history=history))).status == "succeeded"
+    assert await raw.fetchval("SELECT state ->> 'state' FROM dl_load_state") == "1"
+
+
+async def test_rows_after_the_state_of_an_earlier_run_are_reported_without_a_key(outcome_of_rows):
+    def rows(run):
+        yield {"id": 1}
+        if run.state is None:
+            yield Checkpoint(1)
+
+    told = "rows after the last checkpoint are loaded again by the next run, because the table has no key"
+    assert "reason" not in (await outcome_of_rows(rows, KEYLESS)).result
+    assert (await outcome_of_rows(rows, KEYLESS)).result["reason"] == told
 
 
 async def test_an_async_generator_runs_on_trio(outcome_of_rows, raw):
@@ -579,18 +696,21 @@ def endless():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("state", "number"), [(None, 1), (2, 2)], ids=["no checkpoint", "checkpoint"])
-async def test_a_job_that_runs_again_after_its_load_was_committed_doubles_no_row(supervised, raw, state, number):
+@pytest.mark.parametrize("state", [None, 1, 2], ids=["no checkpoint", "a row after it", "checkpoint at the end"])
+@pytest.mark.parametrize("every_rows", [1, 100])
+async def test_a_job_that_runs_again_after_its_load_was_committed_doubles_no_row(
+    supervised, raw, segments, state, every_rows
+):
     tasks, calls, ended = Tasks(), [], []
 
     def rows(run):
         calls.append(run.state)
-        if run.state is None:
-            yield from numbered(1, 2)
-            if state is not None:
+        for row in numbered((run.state or 0) + 1, 2):
+            yield row
+            if row["id"] == state:
                 yield Checkpoint(state)
 
-    load = Load("orders", Rows(rows), KEYLESS)
+    load = Load("orders", Rows(rows, every_rows=every_rows), KEYLESS)
 
     @tasks.task("orders")
     async def orders(job):
@@ -601,8 +721,9 @@ async def test_a_job_that_runs_again_after_its_load_was_committed_doubles_no_row
     async with supervised(tasks) as supervisor:
         job = await supervisor.jobs.enqueue("orders", queue="q")
         done = await supervisor.jobs.wait(job.job_id)
-    assert (done.status, len(ended), calls) == ("succeeded", 2, [None, state][:number])
+    assert (done.status, len(ended), calls[0]) == ("succeeded", 2, None)
     assert await ids(raw, "event") == [1, 2]
+    assert done.result["counts"] == {"inserted": 2, "records": 2, "rows": 2, "segments": len(await segments())}
 
 
 async def test_versions_need_a_time_and_all_rows_of_a_run_are_one_snapshot(outcome_of_rows, raw, segments):
