@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
+import trio
+from conditions import until
+from databases import raw_connection
 from roles import service_role
 
 from dataloader.jobs.limits import Supplier
 from dataloader.store.etl.load_state import aio_load_state, aio_move_state, window_state
-from dataloader.store.migrations import function_set, migrate
+from dataloader.store.migrations import function_set, migrate, migrations
 
 
 async def test_stored_limits_of_suppliers_have_rate_limits_instead_of_budgets(store, raw):
@@ -82,6 +86,38 @@ async def upgraded(store, raw, database):
     with service_role(database) as role:
         assert await migrate(store) == ["0010 load_state", f"functions {function_set.NUMBER}"]
         yield role.name
+
+
+async def test_the_release_before_works_between_the_tables_and_the_functions(raw, database):
+    await raw.execute(BEFORE_LOAD_STATE + ROWS)
+    [names] = [one for one in migrations() if one.name == "load_state"]
+    with service_role(database) as role:
+        await raw.execute(f"BEGIN; {names.sql}; COMMIT; SET ROLE {role.name}")
+        for statement in (OPEN, TAKEN):
+            await raw.execute(statement)
+        assert await raw.execute(MOVE, "rates", datetime(2026, 11, 2, tzinfo=UTC)) == "INSERT 0 1"
+        assert await raw.execute(MOVE, "names", datetime(2026, 11, 2, tzinfo=UTC)) == "INSERT 0 1"
+        await raw.execute("RESET ROLE")
+    assert await raw.fetchval("SELECT array_agg(DISTINCT state ->> 'upto') FROM dl_load_state") == [
+        "2026-11-02T00:00:00+00:00"
+    ]
+
+
+async def test_new_names_of_tables_wait_for_a_commit_of_the_release_before(store, raw, database):
+    await raw.execute(BEFORE_LOAD_STATE + ROWS)
+    waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    async with AsyncExitStack() as stack:
+        old = await stack.enter_async_context(raw_connection(database.dsn))
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        await old.execute("SET deadlock_timeout = '10ms'")  # so that this session would be the one that ends
+        await old.execute("BEGIN; SELECT FROM dl_etl_history WHERE target = 't' FOR UPDATE")
+        nursery.start_soon(migrate, store)
+        await until(lambda: raw.fetchval(waits))
+        await old.execute(TAKEN)
+        assert await old.execute(MOVE, "rates", datetime(2026, 11, 2, tzinfo=UTC)) == "INSERT 0 1"
+        await old.execute("COMMIT")
+    state = await store.run(aio_load_state, "rates")
+    assert state.watermark("rates") == datetime(2026, 11, 2, tzinfo=UTC)
 
 
 async def test_the_upto_of_a_load_becomes_a_state_of_the_kind_window(upgraded, store):
