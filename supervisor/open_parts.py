@@ -113,6 +113,7 @@ def _app(parts: Parts) -> App:
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 public=PublicAddress.of(settings.public_url),
+                environment=settings.environment,
                 trusted_proxies=settings.trusted_proxies,
                 max_body_bytes=settings.max_body_bytes,
                 max_batch_body_bytes=settings.max_batch_body_bytes,

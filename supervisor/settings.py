@@ -174,6 +174,13 @@ class Settings:
         "Address of the pages behind a proxy, which may strip its path.",
         optional="the address in the browser's request",
     )
+    environment: str | None = _setting(
+        "DL_ENVIRONMENT",
+        kinds.LINE,
+        "Name of this installation, shown on the admin pages. `production`, `staging`, `test` and `development` each "
+        "have a color.",
+        optional="none",
+    )
     trusted_proxies: tuple[kinds.Network, ...] = _setting(
         "DL_TRUSTED_PROXIES",
         kinds.NETWORKS,

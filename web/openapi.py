@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from html import escape
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
@@ -92,14 +93,15 @@ def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] =
         return Answer(value=await trio.to_thread.run_sync(described))
 
     @found.add("GET", "/docs", role=None, answers={200: str})
-    async def show_docs(_call: Call) -> Answer:
+    async def show_docs(call: Call) -> Answer:
         """Show this description as a readable page."""
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
             "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        page = _PAGE.replace("{nonce}", nonce).encode()
+        base = escape(call.services.settings.public.base)
+        page = _PAGE.replace("{nonce}", nonce).replace("{base}", base).encode()
         return Answer(value=page, media_type=_HTML, headers={"Content-Security-Policy": policy})
 
     return found

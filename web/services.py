@@ -28,6 +28,7 @@ from dataloader.web.auth import Token
 from dataloader.web.client_address import Network
 from dataloader.web.fair_places import FairThreads
 from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.menu_numbers import MenuNumbers
 from dataloader.web.pages.pace import Pace
 from dataloader.web.pages.sessions import Sessions
 from dataloader.web.server.bodies import Bound, LongBodies
@@ -45,12 +46,13 @@ _two: Final = partial(trio.CapacityLimiter, 2)
 class WebSettings:
     """Settings for HTTP. Without `tokens`, every client that reaches the socket may do everything.
 
-    `public`: where browsers find this server. `trusted_proxies`: the proxies whose statement of a client's address is
-    trusted.
+    `public`: where browsers find this server. `environment`: the installation's name, which the pages show.
+    `trusted_proxies`: the proxies whose statement of a client's address is trusted.
     """
 
     tokens: tuple[Token, ...] = ()
     public: PublicAddress = attrs.field(factory=PublicAddress)
+    environment: str | None = None
     trusted_proxies: tuple[Network, ...] = ()
     max_body_bytes: int = 1 << 20
     max_batch_body_bytes: int = 8 << 20
@@ -143,6 +145,7 @@ class Services:
     token_check: TokenCheck = attrs.field(init=False)
     sessions: Sessions = attrs.field(init=False)
     pace: Pace = attrs.field(factory=Pace, init=False)
+    menu_numbers: MenuNumbers = attrs.field(init=False)
 
     @property
     def database(self) -> Database:
@@ -156,6 +159,10 @@ class Services:
     @sessions.default
     def _sessions_of_the_tokens(self) -> Sessions:
         return Sessions(self.settings.tokens, self.performer.database)
+
+    @menu_numbers.default
+    def _menu_numbers_of_the_database(self) -> MenuNumbers:
+        return MenuNumbers(self.performer.database)
 
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:

@@ -30,11 +30,14 @@ SELECT event_id, least(greatest(ts, '0001-01-02Z'), '9999-12-30Z') AS ts, kind, 
 FROM (SELECT event_id, ts, kind, payload FROM dl_job_events WHERE job_id = $1 ORDER BY event_id DESC LIMIT {_SCANNED}) AS e
 WHERE kind NOT IN ('log', 'heartbeat') ORDER BY event_id DESC LIMIT {MOST_EVENTS}
 """  # noqa: E501 - one line a part
-_LAST_SUCCESS: Final = f"""
-SELECT job_id, finished_at, {shown("args")} FROM dl_jobs
-WHERE job_id = (SELECT s.job_id FROM (
+ID_OF_LAST_SUCCESS: Final = f"""
+SELECT s.job_id FROM (
   SELECT job_id, task FROM dl_jobs WHERE status = 'succeeded' AND finished_at IS NOT NULL
-  ORDER BY finished_at DESC LIMIT {_SUCCESSES}) AS s WHERE s.task = $1 AND s.job_id <> $2 LIMIT 1)
+  ORDER BY finished_at DESC LIMIT {_SUCCESSES}) AS s WHERE s.task = $1 AND s.job_id <> $2 LIMIT 1
+"""
+"""Query for the last succeeded job of the task $1 besides the job $2."""
+_LAST_SUCCESS: Final = f"""
+SELECT job_id, finished_at, {shown("args")} FROM dl_jobs WHERE job_id = ({ID_OF_LAST_SUCCESS})
 """
 _ENDS: Final = frozenset({"requeue", "done", "failed", "canceled", "lost", "moved"})
 _ENDED: Final = {

@@ -39,8 +39,8 @@ THE_ROOT: Final = "job_id = ${0} AND root_id IS DISTINCT FROM ${0}"
 """The two parts of the condition for a root; each has an index."""
 
 
-def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})") -> tuple[str, list[Any]]:
-    """Return the filter as a condition with parameters from $1, and their values; `root` is its condition."""
+def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})", first: int = 1) -> tuple[str, list[Any]]:
+    """Return the filter as a condition with parameters from `$first`, and their values; `root` is its condition."""
     values = wanted.criteria()
     # With all statuses by name the planner can use ix_dl_jobs_finished for a short period, and ix_dl_jobs_status_queue
     # for a queue with few jobs.
@@ -57,5 +57,5 @@ def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})") ->
     if "status" in values:
         values["status"] = sorted(values["status"])
     fragments = _FRAGMENTS | {"root": root}
-    terms = [fragments[name].format(number) for number, name in enumerate(values, 1)]
+    terms = [fragments[name].format(number) for number, name in enumerate(values, first)]
     return " AND ".join(terms) or "true", list(values.values())

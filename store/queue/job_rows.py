@@ -44,7 +44,8 @@ job_id, queue, task, status, waits_for, CASE WHEN keyed THEN left(lock_key, 600)
 max_attempts, cancel_requested, schedule, claimed_by, created_at,
 CASE WHEN isfinite(available_at) THEN available_at END AS available_at,
 coalesce(run_started_at, started_at) AS started_at, finished_at,
-left(split_part(error, E'\\n', 1), {_MAX_LINE}) AS error
+left(split_part(error, E'\\n', 1), {_MAX_LINE}) AS error,
+CASE WHEN status = 'running' AND octet_length(progress::text) <= {_MAX_LINE} THEN progress::text END AS progress
 """
 _SELECT: Final = f"SELECT {COLUMNS} FROM dl_jobs"
 _SEARCH: Final = """
@@ -60,7 +61,11 @@ FROM dl_jobs WHERE job_id = ANY ($1::uuid[]) ORDER BY created_at DESC, job_id DE
 
 @attrs.frozen(kw_only=True)
 class JobRow:
-    """Job in a list. `error` is the beginning of its first line; `started_at` is the start of its last run."""
+    """Job in a list.
+
+    `error` is the beginning of its first line; `started_at` is the start of its last run. `progress` is what a running
+    job has reported, unless it is long.
+    """
 
     job_id: UUID
     queue: Sensitive[str]
@@ -79,6 +84,7 @@ class JobRow:
     started_at: datetime | None
     finished_at: datetime | None
     error: Sensitive[str | None]
+    progress: Sensitive[Any] = None
 
     @property
     def took(self) -> timedelta | None:
@@ -116,6 +122,7 @@ def row_of_list(record: Mapping[str, Any]) -> JobRow:
     values = {field.name: record[field.name] for field in attrs.fields(JobRow)}
     waits_for = record["waits_for"]
     values["status"] = Status(record["status"])
+    values["progress"] = None if record["progress"] is None else shown_json(record["progress"])
     values["waits_for"] = WaitsFor(waits_for) if waits_for in set(WaitsFor) else None
     return JobRow(**values)
 

@@ -24,11 +24,35 @@ HOURS: Final = 24
 RUNNING: Final = 10
 EACH: Final = 10
 """Maximum number of lines of one kind."""
+NEXT: Final = 5
+"""Number of next schedules, and of running loads and flows."""
+RUNS: Final = 200
+"""Number of the newest runs among which running ones are searched."""
+PROGRESS: Final = 4_000
+"""Longer progress, in bytes, is not read."""
 MOST: Final = 10_000
 """Maximum number of jobs counted for one line."""
 ERRORS: Final = 5_000
 """Number of rows of the error log that are read."""
 
+PROCESSES: Final = f"""
+WITH RECURSIVE types AS (
+  (SELECT type FROM dl_processes WHERE removed_at IS NULL ORDER BY type LIMIT 1)
+  UNION ALL
+  SELECT (SELECT p.type FROM dl_processes p
+          WHERE p.removed_at IS NULL AND p.type > t.type ORDER BY p.type LIMIT 1)
+  FROM types t WHERE t.type IS NOT NULL
+)
+SELECT s.status, c.processes FROM unnest('{{init,running,error}}'::text[]) AS s (status) CROSS JOIN LATERAL (
+  SELECT count(*) AS processes FROM (
+    SELECT FROM types t CROSS JOIN LATERAL (
+      SELECT FROM dl_processes p
+      WHERE p.removed_at IS NULL AND p.type = t.type AND p.status = s.status LIMIT {MOST}
+    ) AS k LIMIT {MOST}
+  ) AS those
+) AS c WHERE c.processes > 0
+"""
+"""Query for the numbers of durable processes by status, each counted up to `MOST`."""
 _LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
 _PARTS: Final = {
     "paused_tasks": f"""
@@ -63,29 +87,24 @@ _PARTS: Final = {
         SELECT worker, seen_at AS since FROM dl_workers WHERE seen_at <= now() - make_interval(secs => {ALIVE_WITHIN_S})
         ORDER BY seen_at DESC LIMIT {EACH}
         """,
-    "processes": f"""
-        WITH RECURSIVE types AS (
-          (SELECT type FROM dl_processes WHERE removed_at IS NULL ORDER BY type LIMIT 1)
-          UNION ALL
-          SELECT (SELECT p.type FROM dl_processes p
-                  WHERE p.removed_at IS NULL AND p.type > t.type ORDER BY p.type LIMIT 1)
-          FROM types t WHERE t.type IS NOT NULL
-        )
-        SELECT s.status, c.processes FROM unnest('{{init,running,error}}'::text[]) AS s (status) CROSS JOIN LATERAL (
-          SELECT count(*) AS processes FROM (
-            SELECT FROM types t CROSS JOIN LATERAL (
-              SELECT FROM dl_processes p
-              WHERE p.removed_at IS NULL AND p.type = t.type AND p.status = s.status LIMIT {MOST}
-            ) AS k LIMIT {MOST}
-          ) AS those
-        ) AS c WHERE c.processes > 0
-        """,
+    "processes": PROCESSES,
     "running": f"""
         SELECT job_id, queue, task, claimed_by AS worker, attempt, {readable("since")} AS since,
                EXISTS (SELECT FROM dl_tasks t WHERE t.task = those.task) AS is_declared FROM (
           SELECT job_id, queue, task, claimed_by, attempt, coalesce(run_started_at, started_at) AS since
           FROM dl_jobs WHERE status = 'running' LIMIT {MOST}
         ) AS those ORDER BY since, job_id LIMIT {RUNNING}
+        """,
+    "next_schedules": f"""
+        SELECT name, {readable("next_at")} AS at FROM dl_schedules
+        WHERE retired_at IS NULL AND NOT paused AND next_at > now() ORDER BY next_at, name LIMIT {NEXT}
+        """,
+    "runs": f"""
+        SELECT r.run_id, r.name, r.started_at AS since,
+               CASE WHEN octet_length(j.progress::text) <= {PROGRESS} THEN j.progress END AS progress
+        FROM (SELECT run_id, name, started_at FROM dl_etl_runs
+              ORDER BY started_at DESC, run_id DESC LIMIT {RUNS}) AS r
+        JOIN dl_jobs j ON j.job_id = r.run_id AND j.status = 'running' ORDER BY r.started_at DESC LIMIT {NEXT}
         """,
     "hours": f"""
         SELECT h.hour, coalesce(sum(s.runs) FILTER (WHERE s.outcome = 'succeeded'), 0)::bigint AS succeeded,
@@ -189,6 +208,24 @@ class Hour:
     canceled: int
 
 
+@attrs.frozen
+class NextSchedule:
+    """Schedule whose next planned time is `at`."""
+
+    name: str
+    at: datetime | None
+
+
+@attrs.frozen
+class RunningRun:
+    """Running load or flow, with the progress that it has reported."""
+
+    run_id: UUID
+    name: str
+    since: datetime
+    progress: Any
+
+
 @attrs.frozen(kw_only=True)
 class Overview:
     """Data of the first page. `failed`: failures of the last hour, up to `ERRORS`; `running`: the longest first."""
@@ -199,6 +236,8 @@ class Overview:
     gone: list[GoneProcess]
     processes: list[ProcessCount]
     running: list[RunningJob]
+    next_schedules: list[NextSchedule]
+    runs: list[RunningRun]
     hours: list[Hour]
     failed: int
 
@@ -217,6 +256,8 @@ _KINDS: Final = {
     "gone": GoneProcess,
     "processes": ProcessCount,
     "running": RunningJob,
+    "next_schedules": NextSchedule,
+    "runs": RunningRun,
     "hours": Hour,
 }
 

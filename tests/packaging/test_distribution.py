@@ -97,7 +97,7 @@ def test_the_description_has_no_link_that_leads_nowhere_on_an_index(wheel: Path)
     assert "Description-Content-Type: text/markdown" in text
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert [link for link in links if not link.startswith("https://")] == []
-    assert "Writing tasks (`docs/tasks.md`)" in text
+    assert "writing tasks (`docs/tasks.md`)" in text
     assert text.count("```") == (ROOT / "README.md").read_text().count("```")
 
 

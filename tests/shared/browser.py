@@ -112,8 +112,9 @@ class Tab:
         from axe_playwright_python.sync_playwright import Axe  # noqa: PLC0415 - most tests do not need it
 
         def look(page: Any) -> tuple[list[str], list[int]]:
-            # A dialog that is fading in has pale text.
-            page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
+            # A dialog that is fading in has pale text. The mark of a live page pulses without an end.
+            ends = "(one) => one.effect.getComputedTiming().endTime < Infinity"
+            page.evaluate(f"Promise.all(document.getAnimations().filter({ends}).map((one) => one.finished))")
             found = Axe().run(page).response["violations"]
             faults = [f"{one['id']}: {one['help']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
             root = "document.documentElement"

@@ -500,7 +500,14 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
     assert {name for name, _ in examples} == set(rows) - {f"{PREFIX}…"}
     only_examples = {"DL_DB_DSN", "DL_DIRECT_DSN", "DL_TOKENS", "DL_PUBLIC_URL", "DL_NOTIFY", "DL_SINKS", "DL_INSTANCE"}
-    only_examples |= {"DL_TRUSTED_PROXIES", "DL_DASK", "DL_DASK_TLS_CA", "DL_DASK_TLS_CERT", "DL_DASK_TLS_KEY"}
+    only_examples |= {
+        "DL_ENVIRONMENT",
+        "DL_TRUSTED_PROXIES",
+        "DL_DASK",
+        "DL_DASK_TLS_CA",
+        "DL_DASK_TLS_CERT",
+        "DL_DASK_TLS_KEY",
+    }
     assert {name: value for name, value in examples if name not in only_examples} == {
         name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
     }

@@ -18,6 +18,7 @@ QUERIES = {
     "/ui/jobs/<uuid:job_id>": ("", *(f"?whole={name}" for name in ("args", "previous", "progress", "result"))),
     "/ui/jobs/export": ("?format=csv", "?format=ndjson"),
     "/ui/key": (f"?k={PLAIN}",),
+    "/ui/find": ("?q=token", "?q=spil"),
     "/ui/runs/<uuid:run_id>": ("", "?view=all", "?open=1"),
     "/ui/runs/<uuid:run_id>.txt": ("", "?view=all"),
     **dict.fromkeys(("/ui/load", "/ui/loads/run", "/ui/loads/retry", "/ui/queue"), (ONE,)),

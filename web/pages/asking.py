@@ -21,13 +21,17 @@ MOST_UNTYPED: Final = 1_000
 
 @attrs.frozen(kw_only=True)
 class FormField:
-    """Form field; `options` are the values and labels of a `select`, or suggestions for a text."""
+    """Form field; `options` are the values and labels of a `select`, or suggestions for a text.
+
+    placeholder: the text of an empty field.
+    """
 
     name: str
     label: str
     kind: Kind = "text"
     value: str = ""
     hint: str | None = None
+    placeholder: str = ""
     options: Sequence[tuple[str, str]] = ()
     required: bool = False
     step: str | None = None
@@ -41,6 +45,7 @@ class Question:
     is_read: the form does not act, but shows another page (GET).
     hidden, lists: hidden fields, with one value and with several.
     fault: the error of the form that was sent before.
+    keep: the label of the way back, which says what stays as it is.
     told: lines of a list below the sentences, such as the results of a dry run.
     """
 
@@ -56,6 +61,7 @@ class Question:
     is_harsh: bool = False
     is_read: bool = False
     fault: str | None = None
+    keep: str = "Back"
 
     @property
     def page(self) -> HtmlPage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from http import HTTPStatus
 from pathlib import Path
@@ -23,13 +24,16 @@ class Asset:
 
     data: bytes = attrs.field(repr=False)
     media_type: str
+    zipped: bytes = attrs.field(repr=False)
+    """The same by gzip. Only these files are compressed: they have neither secrets nor what a client has given."""
 
 
-ASSETS: Final = {
-    path.name: Asset(path.read_bytes(), _TYPES[path.suffix])
-    for path in sorted(_FOLDER.iterdir())
-    if path.suffix in _TYPES
-}
+def _asset_of(path: Path) -> Asset:
+    data = path.read_bytes()
+    return Asset(data, _TYPES[path.suffix], gzip.compress(data, mtime=0))
+
+
+ASSETS: Final = {path.name: _asset_of(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
 VERSION: Final = hashlib.sha256(b"".join(asset.data for asset in ASSETS.values())).hexdigest()[:12]
 """Version of all files together, since scripts import each other by relative addresses."""
 

@@ -11,6 +11,7 @@ from dataloader.jobs.listings import AuditRecord
 from dataloader.jobs.roles import Role
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.look_back import search_audit
+from dataloader.web.pages.formats import NOTHING
 from dataloader.web.pages.page_answers import HtmlPage, PageAnswer
 from dataloader.web.pages.page_routes import PageRoutes
 from dataloader.web.pages.visit import Visit
@@ -45,10 +46,21 @@ def _subject(record: AuditRecord) -> dict[str, Any] | None:
         value = record.detail.get(name)
         if isinstance(value, str):
             return {"kind": name, "path": path, "query": {field: value}, "shown": mask_text(value)}
+    kind, process = record.detail.get("type"), record.detail.get("process_id")
+    if isinstance(kind, str) and isinstance(process, str):
+        name = f"{mask_text(kind)} {mask_text(process)}"
+        return {"kind": "process", "path": "/ui/process", "query": {"type": kind, "id": process}, "shown": name}
     group = record.detail.get("group")
     if isinstance(group, str):
         return {"kind": "errors", "path": "/ui/errors/log", "query": {"group": group.split(".")[0]}, "shown": group}
     return None
+
+
+def _unnamed_subject(action: str) -> str:
+    """Return the subject of an action on many things, which has no link."""
+    if action.endswith("_processes"):
+        return "many processes"
+    return "many jobs" if action.endswith(("_many", "_bulk", "_duplicates")) else NOTHING
 
 
 @pages.show("/audit", role=Role.ADMIN, query=AuditQuery)
@@ -68,7 +80,10 @@ async def show_audit(visit: Visit, query: AuditQuery) -> PageAnswer:
     )
     shown = await visit.masked(found.rows)
     values = {
-        "audit": [(one, without, _subject(one)) for one, without in zip(found.rows, shown, strict=True)],
+        "audit": [
+            (one, without, _subject(one) or _unnamed_subject(one.action))
+            for one, without in zip(found.rows, shown, strict=True)
+        ],
         "found": found,
         "query": query,
         "from_text": field_of_instant(begin, tz),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 from markupsafe import Markup
@@ -21,7 +21,6 @@ _UNSEEN: Final = re.compile(
 )
 MOST_JSON: Final = 64 << 10
 """Characters of a JSON value that a page shows."""
-_ENCODER: Final = json.JSONEncoder(indent=2, ensure_ascii=False, default=str)
 NOTHING: Final = "–"
 """Placeholder for a missing value."""
 
@@ -65,14 +64,19 @@ def clock(value: datetime | None, tz: tzinfo, *, ms: bool = False) -> str | Mark
     return _time(value, text + _offset_if_doubled(there))
 
 
-def ago(value: datetime | None, tz: tzinfo) -> str | Markup:
-    """Return a timestamp that a script shows and updates as `3 s ago` or `in 3 s`; without a script it is `instant`."""
+def ago(value: datetime | None, tz: tzinfo, *, kind: str = "") -> str | Markup:
+    """Return a timestamp that a script shows and updates as `3 s ago` or `in 3 s`; without a script it is `instant`.
+
+    With the kind `due`, something is planned for it: when it has passed, it is `3 s overdue`.
+    """
     if value is None:
         return NOTHING
     there = in_zone(value, tz)
     text = there.strftime("%Y-%m-%d %H:%M:%S") + _offset_if_doubled(there)
     stands = value.astimezone(UTC).isoformat(timespec="milliseconds")
-    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(stands, f"{text} ({_utc(value)})", text)
+    return Markup('<time datetime="{}" title="{}" data-ago{}>{}</time>').format(
+        stands, f"{text} ({_utc(value)})", Markup('="{}"').format(kind) if kind else "", text
+    )
 
 
 _KNOWN: Final = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b)")
@@ -173,24 +177,6 @@ def as_json(value: Any, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
-class Beginning(NamedTuple):
-    """The beginning of a long text."""
-
-    text: str
-    is_whole: bool
-
-
-def json_beginning(value: Any) -> Beginning:
-    """Return a JSON value to read, up to `MOST_JSON` characters of it: more would take long to make and to read."""
-    texts, length = [], 0
-    for text in _ENCODER.iterencode(value):
-        texts.append(text)
-        length += len(text)
-        if length > MOST_JSON:
-            return Beginning("".join(texts)[:MOST_JSON], is_whole=False)
-    return Beginning("".join(texts), is_whole=True)
-
-
 def short_id(value: UUID | str) -> str:
     """Return the end of an ID, which distinguishes jobs of one moment; the link's title has the full ID."""
     return f"…{str(value)[-8:]}"
@@ -213,7 +199,6 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "signed_duration": signed_duration,
     "at_least": at_least,
     "json": as_json,
-    "json_beginning": json_beginning,
     "short_id": short_id,
     "words": words,
     "cut": cut,

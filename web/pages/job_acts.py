@@ -76,9 +76,16 @@ async def ask_job_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
     else:
         sentences = [f"The job has already ended ({job.status}). A cancel has no effect."]
     title = f"Cancel {mask_text(job.task)}?"
+    keep = "Keep running" if job.status is Status.RUNNING else "Keep the job"
     path = _job_path(job_id)
     return Question(
-        title=title, sentences=sentences, path=f"{path}/cancel", verb="Cancel the job", back=path, is_harsh=True
+        title=title,
+        sentences=sentences,
+        path=f"{path}/cancel",
+        verb="Cancel the job",
+        back=path,
+        is_harsh=True,
+        keep=keep,
     ).page
 
 

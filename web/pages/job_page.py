@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 from uuid import UUID
 
@@ -16,14 +15,17 @@ from dataloader.jobs.listings import Level
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.secrets.record_masks import masked
-from dataloader.jobs.states import Status, WaitsFor
-from dataloader.store.queue.attempts import Attempt, last_success
+from dataloader.jobs.states import Status
+from dataloader.store.queue.attempts import last_success
 from dataloader.store.queue.job_logs import read_job_log
+from dataloader.store.queue.job_relatives import MOST_RELATED, read_relatives
 from dataloader.store.queue.job_view import read_job_view
+from dataloader.web.pages.attempt_timeline import timeline_of
 from dataloader.web.pages.copies import copies
-from dataloader.web.pages.formats import cut
+from dataloader.web.pages.formats import at_least, cut
 from dataloader.web.pages.page_answers import Download, HtmlPage, PageAnswer, json_file
 from dataloader.web.pages.page_routes import PageRoutes
+from dataloader.web.pages.progress import progress_of
 from dataloader.web.pages.visit import Visit
 
 pages: Final = PageRoutes()
@@ -50,15 +52,6 @@ class JobLogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     after: str | None = None
 
 
-@attrs.frozen
-class LifeStep:
-    """Step in a job's life, and the time since the previous one."""
-
-    name: str
-    at: datetime
-    after: timedelta | None
-
-
 @pages.show("/jobs/<uuid:job_id>", query=JobQuery)
 async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
     """Show a job. The live part has the values that change while it waits and runs."""
@@ -69,14 +62,25 @@ async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
     own = view.job
     job, journal = await visit.in_thread(lambda: (masked(own), masked(view.journal)))
     is_over = job.status.is_final
+    has_failed = is_over and job.status is not Status.SUCCEEDED
+    group = None
+    if job.status is not Status.QUEUED:
+        group = await read_relatives(visit.services.database, own.task, job_id, success=has_failed and not visit.part)
+    attempts = journal.attempts
     values: dict[str, Any] = {
         "job": job,
         "own": own,
         "why": None if view.why is None else masked(view.why),
         # By this machine's clock: small differences do not matter here.
         "is_silent": job.lease_expires_at is not None and job.lease_expires_at < datetime.now(UTC),
-        "steps": _life_steps(job, journal.attempts),
-        "attempts": journal.attempts[::-1],
+        "waits_for": None if view.why is None else _HEADINGS.get(view.why.cause, "Waiting"),
+        "progress": None if is_over else progress_of(job.progress),
+        "group": group if group is not None and group.jobs else None,
+        "group_jobs": None if group is None else at_least(group.jobs, MOST_RELATED),
+        "can_compare": group is not None and group.has_success,
+        "took": None if attempts[-1:] == [] else attempts[-1].took,
+        "timeline": timeline_of(job, attempts, is_whole=journal.is_whole),
+        "attempts": attempts[::-1],
         "journal": journal,
         "can_retry": job.status in {Status.FAILED, Status.CANCELED, Status.LOST} and job.superseded_by is None,
         "seen": None if own.finished_at is None else own.finished_at.isoformat(),
@@ -93,6 +97,31 @@ async def show_job(visit: Visit, job_id: UUID, query: JobQuery) -> PageAnswer:
         values["log"] = attrs.evolve(log, lines=await visit.masked(log.lines))
         values["copies"] = copies(visit, f"/api/v1/jobs/{job_id}", {}, ["status", str(job_id)])
     return HtmlPage("job.html", f"{job.task} {job_id}", values, refresh_s=None if is_over else REFRESH_S)
+
+
+_HEADINGS: Final = {
+    "time": "Not due yet",
+    "after": "Waiting for other jobs",
+    "key": "Waiting for a lock",
+    "foreign_lock": "Waiting for a lock",
+    "key_free": "Waiting for a lock",
+    "unknown_task": "No worker has its task",
+    "queue_paused": "Its queue is paused",
+    "no_worker": "No worker serves its queue",
+    "task_paused": "Its task is paused",
+    "supplier_paused": "Its supplier is paused",
+    "slots": "Waiting for a free slot",
+    "next": "Ready to start",
+    "canceling": "Cancel requested",
+    "period": "Waiting for a limit",
+    "max_running": "Waiting for a limit",
+    "partition": "Waiting for a limit",
+    "batch": "Waiting for a limit",
+    "supplier_period": "Waiting for a limit",
+    "budget": "Waiting for a rate limit",
+    "limit_error": "Waiting for a limit",
+}
+"""Headings by the cause for which a job waits."""
 
 
 def _value_as_file(job: JobRecord, name: str) -> Download:
@@ -112,27 +141,6 @@ def _process(job: JobRecord) -> dict[str, Any] | None:
     if not _wakes(job) or not isinstance(kind, str) or not isinstance(name, str):
         return None
     return {"own": {"type": kind, "id": name}, "type": mask_text(kind), "id": mask_text(name)}
-
-
-def _life_steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[LifeStep]:
-    """Return the steps that have occurred: created, ready, started and ended."""
-    moments: list[tuple[str, datetime | None]] = [("created", job.created_at)]
-    started = job.started_at
-    # While it waits for its key, `available_at` is when the key is tried again.
-    is_due = job.available_at > job.created_at and job.waits_for is not WaitsFor.LOCK
-    begun_or_ended = started or job.finished_at
-    if is_due and (begun_or_ended is None or job.available_at <= begun_or_ended):
-        moments.append(("due", job.available_at))
-    moments.append(("first started" if len(attempts) > 1 else "started", started))
-    if len(attempts) > 1:
-        moments.append(("last started", attempts[-1].began))
-    moments.append(("ended", job.finished_at))
-    steps: list[LifeStep] = []
-    for name, at in moments:
-        if at is not None and at.year < 9999:
-            before = steps[-1].at if steps else None
-            steps.append(LifeStep(name, at, None if before is None else max(at - before, timedelta())))
-    return steps
 
 
 @pages.show("/jobs/<uuid:job_id>/log", query=JobLogQuery)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.limits import RateLimit
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.jobs.zones import zone_named
 from dataloader.web.pages.asking import FormField, Kind
 from dataloader.web.pages.formats import NOTHING, duration
 from dataloader.web.pages.formats import number as in_thousands
+from dataloader.web.pages.preferences import zones
 
 CLOSED: Final = {
     "paused": "paused",
@@ -95,7 +97,7 @@ def _said_rate_limits(value: Any) -> str:
 
 @attrs.frozen(kw_only=True)
 class Limit:
-    """Limit: its name, label, display and parser. `typed` makes the text of its field."""
+    """Limit: its name, label, display and parser. `typed` makes the text of its field, `options` its choices."""
 
     name: str
     label: str
@@ -103,6 +105,7 @@ class Limit:
     kind: Kind = "text"
     said: Callable[[Any], str] = str
     typed: Callable[[Any], str] = str
+    options: Callable[[], Sequence[tuple[str, str]]] = tuple
     taken: Callable[[str, str], object] = _parse_text
 
 
@@ -115,11 +118,22 @@ _PERIODS: Final = Limit(
     typed=lambda value: "\n".join(value) or ALWAYS,
     taken=_periods,
 )
-_ZONE: Final = Limit(name="zone", label="Time zone of the work periods", said=str)
+_ZONE: Final = Limit(
+    name="zone",
+    label="Time zone of the work periods",
+    said=str,
+    options=lambda: [(zone, zone) for zone in zones()],
+)
 TASK_LIMITS: Final = (
     _PERIODS,
     _ZONE,
-    Limit(name="at_period_end", label="At period end", hint="Running jobs: finish or stop."),
+    Limit(
+        name="at_period_end",
+        label="At period end",
+        hint="What happens to running jobs.",
+        kind="select",
+        options=lambda: [("", "as declared by the program"), ("finish", "finish"), ("stop", "stop")],
+    ),
     Limit(name="max_running", label="Max running", hint="Over all processes.", said=in_thousands, taken=_parse_whole),
     Limit(
         name="max_running_per_partition",
@@ -197,7 +211,10 @@ def _said_or_json(limit: Limit, value: Any) -> str:
 
 
 def limit_fields(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[FormField]:
-    """Return a form's fields with the operators' overrides; an empty field means the programs' declaration."""
+    """Return a form's fields with the operators' overrides.
+
+    An empty field means the programs' declaration, and shows the value in effect.
+    """
     return [
         FormField(
             name=limit.name,
@@ -205,6 +222,8 @@ def limit_fields(limits: Iterable[Limit], override: Mapping[str, Any], holds: Ma
             kind=limit.kind,
             value=typed(limit, override),
             hint=" ".join(filter(None, (limit.hint, _now(limit, holds)))) or None,
+            placeholder=mask_text(typed(limit, holds)) or "not set",
+            options=limit.options(),
         )
         for limit in limits
     ]

@@ -1,4 +1,4 @@
-"""Menu of the pages: each subject, its address, and its shortcut key after `g`."""
+"""Menu of the pages: groups of subjects, each with its address, icon, and shortcut key after `g`."""
 
 from __future__ import annotations
 
@@ -17,36 +17,63 @@ class Entry:
     path: str
     label: str
     key: str
+    icon: str
     role: str = "read"
 
     def is_current(self, path: str) -> bool:
         """Return True if a page belongs to this subject: `/ui/jobs/ID` to `/ui/jobs`, `/ui/queue` to `/ui/queues`."""
         if self.path == HOME:
             return path == HOME
-        if self.path == f"{HOME}/jobs" and path == f"{HOME}/key":
+        if self.path == f"{HOME}/jobs" and path.startswith((f"{HOME}/key", f"{HOME}/bulk")):
             return True
         one = self.path.removesuffix("es" if self.path.endswith("sses") else "s")
         return path in {self.path, one} or path.startswith((f"{self.path}/", f"{one}/"))
 
 
+@attrs.frozen
+class MenuGroup:
+    """Subjects of the menu under one heading."""
+
+    label: str
+    entries: tuple[Entry, ...]
+
+
 _ALL: Final = (
-    Entry("/ui", "Overview", "o"),
-    Entry("/ui/jobs", "Jobs", "j"),
-    Entry("/ui/runs", "Runs", "r"),
-    Entry("/ui/loads", "Loads", "l"),
-    Entry("/ui/queues", "Queues", "q"),
-    Entry("/ui/workers", "Workers", "w"),
-    Entry("/ui/tasks", "Tasks", "t"),
-    Entry("/ui/suppliers", "Suppliers", "u"),
-    Entry("/ui/schedules", "Schedules", "s"),
-    Entry("/ui/processes", "Processes", "p"),
-    Entry("/ui/errors", "Errors", "e"),
-    Entry("/ui/stats", "Statistics", "h"),
-    Entry("/ui/audit", "Audit", "a", "admin"),
+    MenuGroup(
+        "Work",
+        (
+            Entry("/ui", "Overview", "o", "home"),
+            Entry("/ui/jobs", "Jobs", "j", "jobs"),
+            Entry("/ui/queues", "Queues", "q", "queues"),
+            Entry("/ui/errors", "Errors", "e", "errors"),
+        ),
+    ),
+    MenuGroup(
+        "Plans",
+        (
+            Entry("/ui/schedules", "Schedules", "s", "sched"),
+            Entry("/ui/tasks", "Tasks and limits", "t", "limits"),
+            Entry("/ui/suppliers", "Suppliers", "u", "supply"),
+        ),
+    ),
+    MenuGroup(
+        "Loads",
+        (Entry("/ui/loads", "Loads", "l", "loads"), Entry("/ui/runs", "Runs", "r", "runs")),
+    ),
+    MenuGroup("Processes", (Entry("/ui/processes", "Processes", "p", "proc"),)),
+    MenuGroup(
+        "System",
+        (
+            Entry("/ui/workers", "Workers", "w", "workers"),
+            Entry("/ui/stats", "Statistics", "h", "stats"),
+            Entry("/ui/audit", "Audit", "a", "audit", "admin"),
+        ),
+    ),
 )
 
 
-def menu_of(paths: Iterable[str]) -> tuple[Entry, ...]:
-    """Return the subjects that have a page."""
+def menu_of(paths: Iterable[str]) -> tuple[MenuGroup, ...]:
+    """Return the groups with the subjects that have a page."""
     there = set(paths)
-    return tuple(entry for entry in _ALL if entry.path in there)
+    groups = (attrs.evolve(group, entries=tuple(one for one in group.entries if one.path in there)) for group in _ALL)
+    return tuple(group for group in groups if group.entries)

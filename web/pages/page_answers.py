@@ -54,12 +54,17 @@ class Redirect:
 
 @attrs.frozen(kw_only=True)
 class Download:
-    """Bytes to send unchanged, such as a file of the pages or a text. `cached`: the Cache-Control."""
+    """Bytes to send unchanged, such as a file of the pages or a text.
+
+    cached: the Cache-Control.
+    encoding: the Content-Encoding of `data`.
+    """
 
     data: bytes
     media_type: str
     file_name: str | None = None
     cached: str | None = None
+    encoding: str | None = None
 
 
 @attrs.frozen

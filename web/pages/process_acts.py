@@ -344,6 +344,7 @@ async def ask_withdraw(visit: Visit, task_id: int, query: WhichIdent) -> PageAns
         back=back,
         hidden={} if task.ident is None else {"ident": str(task.ident)},
         is_harsh=True,
+        keep="Keep the call",
     ).page
 
 

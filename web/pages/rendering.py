@@ -3,12 +3,15 @@
 **Parts.** A block `part_NAME` of a template can be requested alone, by `?part=NAME`. This calls the same view, which
 can skip values that the part does not show (`visit.part`), and returns the block's HTML without the frame. A page stays
 up to date this way: static/live.js requests its live part repeatedly, with the `ETag` of the browser's version, and
-gets 304 if nothing has changed. `Refresh-In` is the number of seconds until the next request.
+gets 304 if nothing has changed. `Refresh-In` is the number of seconds until the next request, `Menu-Numbers` has the
+numbers of the menu as JSON.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -19,6 +22,7 @@ import trio
 from quart import Response
 
 from dataloader.jobs.logger import get_logger
+from dataloader.web.pages.env_color import env_color
 from dataloader.web.pages.flashes import cookie_of_flash, flash_of, set_cookies
 from dataloader.web.pages.page_answers import Cookie, Download, HtmlPage, PageAnswer, Redirect, Stream
 from dataloader.web.pages.templates_environment import TEMPLATES, pieces_of_block
@@ -42,6 +46,8 @@ HEADERS: Final = {
     # With `no-referrer` a form's Origin would be `null`.
     "Referrer-Policy": "same-origin",
 }
+_MOST_COMPRESSED: Final = 512 << 10
+"""Longer pages, in bytes, are sent as they are: compressing one takes too long."""
 _PIECES: Final = 400
 """Pieces of a template after which other tasks may run."""
 
@@ -60,6 +66,10 @@ async def response_of(answer: PageAnswer, visit: Visit, request: HttpRequest) ->
             return StreamedResponse.of(answer.pieces, {**HEADERS, **named}, answer.media_type)
         case Download():
             headers = {**HEADERS, **({"Cache-Control": answer.cached} if answer.cached else {})}
+            if answer.cached:
+                headers["Vary"] = "Accept-Encoding"
+            if answer.encoding is not None:
+                headers["Content-Encoding"] = answer.encoding
             if answer.file_name is not None:
                 headers["Content-Disposition"] = f'attachment; filename="{answer.file_name}"'
             return Response(answer.data, 200, headers, content_type=answer.media_type)
@@ -67,11 +77,12 @@ async def response_of(answer: PageAnswer, visit: Visit, request: HttpRequest) ->
 
 async def _rendered(page: HtmlPage, visit: Visit, request: HttpRequest) -> Response:
     flash = flash_of(visit, request) if visit.part is None else None
-    context = _context(page, visit, flash)
+    context = _context(page, visit, flash, await _menu_numbers(visit))
     template = TEMPLATES.get_template(page.template)
     if visit.part is None:
         data, _ = await _rendering(template.generate(context))
-        response = Response(data, page.status, dict(HEADERS), content_type=HTML)
+        data, encoding = _compressed(data, visit)
+        response = Response(data, page.status, {**HEADERS, **encoding}, content_type=HTML)
         if flash is not None:
             set_cookies(response, [Cookie("said", "", 0)], visit)
         set_cookies(response, page.cookies, visit)
@@ -81,7 +92,7 @@ async def _rendered(page: HtmlPage, visit: Visit, request: HttpRequest) -> Respo
         raise ProblemError(HTTPStatus.NOT_FOUND, f"This page has no part {visit.part[:60]!r}.")
     data, took_s = await _rendering(pieces)
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
-    headers = {**HEADERS, "ETag": tag}
+    headers = {**HEADERS, "ETag": tag, "Menu-Numbers": json.dumps(context["numbers"])}
     if page.refresh_s is not None:
         headers["Refresh-In"] = f"{visit.services.pace.next_in(page.refresh_s, took_s):.2f}"
     if request.headers.get("If-None-Match") == tag:
@@ -89,7 +100,27 @@ async def _rendered(page: HtmlPage, visit: Visit, request: HttpRequest) -> Respo
     return Response(data, page.status, headers, content_type=HTML)
 
 
-def _context(page: HtmlPage, visit: Visit, flash: Mapping[str, Any] | None) -> dict[str, Any]:
+def _compressed(data: bytes, visit: Visit) -> tuple[bytes, dict[str, str]]:
+    """Return a page as it is sent, and its headers.
+
+    The size of a compressed answer may tell of a secret beside a text that another site has chosen. So a page is only
+    compressed for a request that no other site has caused.
+    """
+    varies = {"Vary": "Accept-Encoding, Sec-Fetch-Site"}
+    is_own = visit.headers.get("Sec-Fetch-Site") in {"same-origin", "none"}
+    if not is_own or "gzip" not in visit.headers.get("Accept-Encoding", "") or len(data) > _MOST_COMPRESSED:
+        return data, varies
+    return gzip.compress(data, compresslevel=5, mtime=0), {**varies, "Content-Encoding": "gzip"}
+
+
+async def _menu_numbers(visit: Visit) -> Mapping[str, str]:
+    """Return the numbers of the menu for a visitor who sees the menu."""
+    return await visit.services.menu_numbers.latest() if visit.visitor.name else {}
+
+
+def _context(
+    page: HtmlPage, visit: Visit, flash: Mapping[str, Any] | None, numbers: Mapping[str, str]
+) -> dict[str, Any]:
     """Return a template's values.
 
     `ui` has the macros, since a block rendered alone does not have its file's imports.
@@ -100,6 +131,10 @@ def _context(page: HtmlPage, visit: Visit, flash: Mapping[str, Any] | None) -> d
         "title": page.title,
         "refresh_s": page.refresh_s,
         "flash": flash,
+        "numbers": numbers,
+        "environment": visit.services.settings.environment,
+        "env_color": env_color(visit.services.settings.environment),
+        "version": visit.services.state().version,
         "server_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     return context | {"ui": TEMPLATES.get_template("macros.html").make_module(context)}
@@ -135,5 +170,9 @@ async def error_page(error: Exception, visit: Visit) -> Response:
         return Response(text, problem.status, {**HEADERS, **problem.headers}, content_type="text/plain; charset=utf-8")
     page = HtmlPage("error.html", shown.title, {"problem": shown})
     async with visit.services.turns.error_pages:
-        data, _ = await _rendering(TEMPLATES.get_template(page.template).generate(_context(page, visit, None)))
+        data, _ = await _rendering(
+            TEMPLATES.get_template(page.template).generate(
+                _context(page, visit, None, visit.services.menu_numbers.last if visit.visitor.name else {})
+            )
+        )
     return Response(data, problem.status, {**HEADERS, **problem.headers}, content_type=HTML)

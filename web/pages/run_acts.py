@@ -33,7 +33,13 @@ async def ask_run_cancel(visit: Visit, run_id: UUID) -> PageAnswer:
         sentences = ["The run is queued, and is canceled immediately. A retry continues with the remaining work."]
     title, path = f"Cancel {mask_text(run.name)}?", f"/ui/runs/{run_id}"
     return Question(
-        title=title, sentences=sentences, path=f"{path}/cancel", verb="Cancel the run", back=path, is_harsh=True
+        title=title,
+        sentences=sentences,
+        path=f"{path}/cancel",
+        verb="Cancel the run",
+        back=path,
+        is_harsh=True,
+        keep="Keep running",
     ).page
 
 

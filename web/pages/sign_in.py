@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
+import attrs
 from msgspec import Meta, Struct
 
 from dataloader.web.client_address import FORWARDED
@@ -40,6 +42,12 @@ class LookForm(Struct, forbid_unknown_fields=True, kw_only=True):
     theme: Theme = "system"
     shortcuts: Literal["on", "off"] = "off"
     to: str = HOME
+
+
+class ThemeForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Colors."""
+
+    theme: Theme
 
 
 @pages.show("/sign-in", role=None, query=SignInQuery)
@@ -82,8 +90,24 @@ async def set_look(_visit: Visit, form: LookForm) -> PageAnswer:
     return Redirect(own_path(form.to), cookies=[Cookie("look", chosen.cookie, LASTS_S)])
 
 
+@pages.act("/theme", role=None, form=ThemeForm)
+async def set_theme(visit: Visit, form: ThemeForm) -> PageAnswer:
+    """Change only the colors, and return to the page of the button."""
+    page = urlsplit(visit.headers.get("Referer", ""))
+    path = visit.public.without_base(page.path)
+    chosen = attrs.evolve(visit.preferences, theme=form.theme)
+    to = own_path(f"{path}?{page.query}" if page.query else path)
+    return Redirect(to, cookies=[Cookie("look", chosen.cookie, LASTS_S)])
+
+
 @pages.show("/static/<version>/<name>", role=None)
-async def show_asset(_visit: Visit, version: str, name: str) -> PageAnswer:
+async def show_asset(visit: Visit, version: str, name: str) -> PageAnswer:
     """Return a file of the pages."""
     asset, is_current = find_asset(version, name)
-    return Download(data=asset.data, media_type=asset.media_type, cached=CACHED if is_current else None)
+    zipped = "gzip" in visit.headers.get("Accept-Encoding", "")
+    return Download(
+        data=asset.zipped if zipped else asset.data,
+        media_type=asset.media_type,
+        cached=CACHED if is_current else None,
+        encoding="gzip" if zipped else None,
+    )

@@ -9,6 +9,7 @@ from dataloader.web.pages import (
     bulk,
     concealed,
     errors,
+    find,
     job_acts,
     job_export,
     job_list,
@@ -37,6 +38,7 @@ from dataloader.web.pages.templates_environment import TEMPLATES
 PAGES: Final = (
     *sign_in.pages,
     *overview.pages,
+    *find.pages,
     *job_list.pages,
     *job_page.pages,
     *job_acts.pages,

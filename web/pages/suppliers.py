@@ -152,6 +152,7 @@ async def ask_supplier_removal(visit: Visit, query: SupplierQuery) -> PageAnswer
         verb="Remove",
         back=supplier_page(query.name),
         is_harsh=True,
+        keep="Keep the supplier",
     ).page
 
 

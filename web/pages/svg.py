@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import tzinfo
 from typing import Any, Final
 
 from markupsafe import Markup
+
+from dataloader.web.pages.formats import in_zone
 
 
 def bars(values: Sequence[float], label: str, *, height: int = 24, step: int = 6) -> Markup:
@@ -95,6 +98,96 @@ def share(part: float, label: str) -> Markup:
     ).format(label, max(0.0, min(part, 1.0)) * 80)
 
 
+def lifeline(parts: Sequence[Any], label: str, tz: tzinfo) -> Markup:
+    """Return a job's life as a bar of parts, with the time at which each of the wider ones begins."""
+    shown: list[Markup] = []
+    last = -1.0
+    for part in parts:
+        x, width = f"{part.at * 100:.2f}%", f"{part.width * 100:.2f}%"
+        if part.at - last > _LABEL and part.at < 1 - _LABEL:
+            shown.append(
+                Markup('<text x="{}" y="11"{}>{:%H:%M:%S}</text>').format(
+                    x, Markup(' class="md"') if last >= 0 else "", in_zone(part.since, tz)
+                )
+            )
+            last = part.at
+        fill = Markup('fill="url(#dots)"') if part.kind == "delay" else Markup('class="f-{}"').format(part.kind)
+        shown.append(
+            Markup('<rect x="{}" y="18" width="{}" height="20" rx="3" {}><title>{}</title></rect>').format(
+                x, width, fill, part.label
+            )
+        )
+        if part.text and part.kind not in {"delay", "idle"}:
+            shown.append(
+                Markup('<text class="bar-t md" x="{:.2f}%" y="32" dx="8">{}</text>').format(part.at * 100, part.text)
+            )
+    return Markup('<svg class="lanes" width="100%" height="40" role="img" aria-label="{}">{}</svg>').format(
+        label, Markup("").join(shown)
+    )
+
+
+_LABEL: Final = 0.09
+"""Width of a time, as a fraction of the bar."""
+
+
+def hourly(hours: Sequence[tuple[str, int]], label: str, *, kind: str, height: int = 110) -> Markup:
+    """Return a chart of a number for each hour: a label and the number, with a scale at the left."""
+    top = _round_up(max((number for _, number in hours), default=0))
+    step = 100 / max(1, len(hours))
+    plot = height - 24
+    lines = Markup("").join(
+        Markup('<line{} x2="100%" y1="{:.1f}" y2="{:.1f}"/>').format(
+            Markup(' class="base"') if not share_ else "", 6 + plot * (1 - share_), 6 + plot * (1 - share_)
+        )
+        for share_ in (0, 0.5, 1)
+    )
+    scale = Markup("").join(
+        Markup('<text x="-8" y="{:.1f}" text-anchor="end">{}</text>').format(
+            10 + plot * (1 - share_), _short(top * share_)
+        )
+        for share_ in (0, 0.5, 1)
+        if (top * share_).is_integer() or top * share_ > 10
+    )
+    rects = Markup("").join(
+        Markup(
+            '<rect class="f-{}" x="{:.2f}%" y="{:.1f}" width="{:.2f}%" height="{:.1f}" rx="1">'
+            "<title>{}: {:,}</title></rect>"
+        ).format(
+            kind,
+            at * step + step * 0.12,
+            6 + plot - max(2.0, plot * number / top),
+            step * 0.76,
+            max(2.0, plot * number / top),
+            hour,
+            number,
+        )
+        for at, (hour, number) in enumerate(hours)
+        if number
+    )
+    every = max(1, len(hours) // 4)
+    marks = Markup("").join(
+        Markup('<text x="{:.2f}%" y="{}" text-anchor="middle">{}</text>').format((at + 0.5) * step, height - 2, hour)
+        for at, (hour, _) in enumerate(hours)
+        if at % every == every // 2
+    )
+    return Markup(
+        '<svg class="plot" width="100%" height="{}" role="img" aria-label="{}"><g class="grid">{}</g>{}{}{}</svg>'
+    ).format(height, label, lines, scale, rects, marks)
+
+
+def _round_up(most: int) -> float:
+    """Return a round number for the top of a scale, such as 1, 2, 4, 5, 10 or 20."""
+    size = 10.0 ** (len(str(max(1, most))) - 1)
+    return next(factor * size for factor in (1, 2, 4, 5, 10) if factor * size >= most)
+
+
+def _short(value: float) -> str:
+    for size, name in ((1_000_000, " M"), (10_000, " k")):
+        if value >= size:
+            return f"{value / (1_000_000 if name == ' M' else 1_000):g}{name}"
+    return f"{value:,.0f}"
+
+
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY: Final = 24 * 60
 _HOUR_PX, _ROW, _LEFT = 16, 18, 34
@@ -134,5 +227,6 @@ CHARTS: Final[Mapping[str, Callable[..., Any]]] = {
     "ticks": ticks,
     "share": share,
     "stacked": stacked,
+    "lifeline": lifeline,
     "week_chart": week,
 }

@@ -172,6 +172,7 @@ async def ask_task_removal(visit: Visit, query: TaskTypeQuery) -> PageAnswer:
         verb="Remove",
         back=task_page(query.name),
         is_harsh=True,
+        keep="Keep the task",
     ).page
 
 

@@ -13,6 +13,9 @@ from markupsafe import Markup
 
 from dataloader.web.pages import formats
 from dataloader.web.pages.assets import asset_path
+from dataloader.web.pages.badges import badge, color, sign, state_of_job
+from dataloader.web.pages.icons import SPRITE, icon
+from dataloader.web.pages.json_tree import json_tree
 from dataloader.web.pages.svg import CHARTS
 
 
@@ -55,6 +58,11 @@ def _ago(context: Context, value: Any) -> str | Markup:
 
 
 @pass_context
+def _due(context: Context, value: Any) -> str | Markup:
+    return formats.ago(value, context["visit"].preferences.tz, kind="due")
+
+
+@pass_context
 def _sentence(context: Context, text: str) -> Markup:
     """Return one of our sentences: its timestamps in the reader's zone, job IDs as links."""
     visit = context["visit"]
@@ -84,8 +92,20 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(formats.FILTERS)
-    environment.filters.update({"instant": _instant_filter, "clock": _clock_filter, "ago": _ago, "sentence": _sentence})
+    environment.filters.update(
+        {
+            "instant": _instant_filter,
+            "clock": _clock_filter,
+            "ago": _ago,
+            "due": _due,
+            "sentence": _sentence,
+            "json_tree": json_tree,
+        }
+    )
     environment.globals.update(CHARTS)
+    environment.globals.update(
+        {"badge": badge, "color": color, "icon": icon, "sign": sign, "sprite": SPRITE, "state_of_job": state_of_job}
+    )
     environment.globals.update({"url": _url, "with_query": _with_query, "asset": _asset})
     return environment
 

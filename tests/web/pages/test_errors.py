@@ -155,7 +155,7 @@ async def test_the_log_of_errors_is_looked_through_piece_by_piece(open_web, data
         assert "\u202e" not in page
         everything = (await web.client.get(f"{ERRORS}/log")).text
         assert everything.count('<tr id="error-') == 20
-        assert "next page" in everything
+        assert "Next page" in everything
         job_id = database.psql("SELECT job_id FROM dl_errors LIMIT 1").strip()
         one = (await web.client.get(f"{ERRORS}/log?job_id={job_id}")).text
         assert one.count('<tr id="error-') == 1

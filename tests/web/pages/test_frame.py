@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from ipaddress import ip_network
 from uuid import uuid4
@@ -14,6 +15,7 @@ from conditions import until
 from web_server import TOKENS, all_tokens
 
 from dataloader.jobs.roles import Role
+from dataloader.web.pages import menu_numbers
 from dataloader.web.pages.addresses import PublicAddress, own_path
 from dataloader.web.pages.pace import Pace
 from dataloader.web.pages.rendering import POLICY
@@ -220,7 +222,7 @@ async def test_u20_behind_a_proxy_the_public_url_is_our_origin_and_base_stripped
         assert shown.status_code == 200
         ours = [*re.findall(r'(?:href|src|action)="([^"#]+)', shown.text)]
         assert ours
-        assert all(path.startswith("/tools/dl/ui") for path in ours)
+        assert {path for path in ours if not path.startswith("/tools/dl/ui")} == {"/tools/dl/docs"}
         [style] = [path for path in ours if path.endswith(".css")]
         assert (await web.client.get(style.removeprefix("/tools/dl") if not prefix else style)).status_code == 200
         pause = f"{prefix}{QUEUES}/pause"
@@ -257,6 +259,64 @@ async def test_files_of_the_pages_are_kept_for_ever_under_a_name_that_changes_wi
             old = await web.client.get(re.sub(r"static/\w+", "static/0123", path))
             assert (old.status_code, old.headers["Cache-Control"]) == (200, "no-store")
         assert (await web.client.get("/ui/static/0123/../app.py")).status_code == 404
+
+
+async def test_the_description_of_the_api_leads_to_the_pages(open_web):
+    async with open_web(public=PublicAddress("https://example.org", "/dl")) as web:
+        shown = (await web.client.get("/docs")).text
+        assert '<a class="brand" href="/dl/ui">' in shown
+        assert ("{base}" in shown, "{nonce}" in shown) == (False, False)
+
+
+async def test_the_frame_names_the_product_and_the_environment_with_its_color(open_web):
+    async with open_web(tokens=all_tokens(), environment="Production <eu>") as web:
+        door = (await web.client.get("/ui/sign-in")).text
+        assert "<title>Sign in · dataloader Production &lt;eu&gt;</title>" in door
+        assert '<b class="env">Production &lt;eu&gt;</b>' in door
+        assert "data-env" not in door
+    async with open_web(environment="staging") as web:
+        shown = (await web.client.get(QUEUES)).text
+        assert 'data-env="staging"' in shown
+        assert 'title="Environment: staging">staging</span>' in shown
+        assert "<footer>dataloader 1.2.3<br>" in shown
+
+
+async def test_the_menu_has_groups_with_numbers_that_a_live_part_renews(open_web, database, monkeypatch):
+    monkeypatch.setattr(menu_numbers, "REMEMBERED_S", 0.0)
+    async with open_web() as web:
+        await web.trigger()
+        await web.client.get(QUEUES)
+        shown = (await web.client.get(QUEUES)).text
+        groups = re.findall(r'<p class="group" id="group-\d">(\w+)</p>', shown)
+        assert groups == ["Work", "Plans", "Loads", "Processes", "System"]
+        assert '<span>Jobs</span><b data-number="/ui/jobs">1</b>' in shown
+        database.psql(
+            "INSERT INTO dl_processes (type, process_id, status) SELECT 'pay', i::text, 'running'"
+            " FROM generate_series(1, 7) AS i;"
+            "INSERT INTO dl_errors (at, job_id, task, queue, attempt, status, error_group, error)"
+            " SELECT now(), gen_random_uuid(), 't', 'q', 1, 'failed', i % 2, 'odd' FROM generate_series(1, 5) AS i"
+        )
+        part = await web.client.get(f"{QUEUES}?part=rows")
+        assert json.loads(part.headers["Menu-Numbers"]) == {
+            "/ui/jobs": "1", "/ui/errors": "2", "/ui/processes": "7",
+        }  # fmt: skip
+        database.psql("ALTER TABLE dl_etl_runs RENAME TO gone")
+        assert (await web.client.get(QUEUES)).status_code == 200
+
+
+async def test_files_are_compressed_and_pages_unless_another_site_asks(open_web):
+    async with open_web() as web:
+        for asks, encoding in (("same-origin", "gzip"), ("none", "gzip"), ("cross-site", None), (None, None)):
+            headers = {"Accept-Encoding": "gzip"} | ({"Sec-Fetch-Site": asks} if asks else {})
+            shown = await web.client.get(QUEUES, headers=headers)
+            assert shown.headers.get("Content-Encoding") == encoding, asks
+            assert "<h1>Queues</h1>" in shown.text
+        for path in set(re.findall(r'(?:href|src)="(/ui/static/[^"]+)"', shown.text)):
+            zipped = await web.client.get(path, headers={"Accept-Encoding": "gzip, br"})
+            plain = await web.client.get(path, headers={"Accept-Encoding": "identity"})
+            assert (zipped.headers["Content-Encoding"], "Content-Encoding" in plain.headers) == ("gzip", False)
+            assert zipped.headers["Vary"] == plain.headers["Vary"] == "Accept-Encoding"
+            assert zipped.text == plain.text
 
 
 @pytest.mark.slow
@@ -297,6 +357,21 @@ async def test_u21_times_are_in_the_chosen_zone_and_the_doubled_hour_has_its_off
         assert wrong.status_code == 422
 
 
+async def test_u21_the_button_for_the_colors_changes_only_them_and_leads_back(open_web):
+    async with open_web() as web:
+        await web.client.post("/ui/look", data={"zone": "Europe/Berlin"}, headers={"Origin": web.url})
+        headers = {"Origin": web.url, "Referer": f"{web.url}{QUEUES}?after=7"}
+        answer = await web.client.post("/ui/theme", data={"theme": "dark"}, headers=headers)
+        assert answer.headers["Location"] == f"{QUEUES}?after=7"
+        shown = (await web.client.get(QUEUES)).text
+        assert 'data-theme="dark" data-shortcuts="off" data-zone="Europe/Berlin"' in shown
+        assert '<button name="theme" value="light"' in shown
+        other = await web.client.post(
+            "/ui/theme", data={"theme": "light"}, headers={"Origin": web.url, "Referer": "https://evil.example/x"}
+        )
+        assert other.headers["Location"] == "/ui"
+
+
 @pytest.mark.slow
 async def test_u10_names_given_by_clients_are_shown_and_never_run(open_web, database):
     async with open_web() as web:
@@ -318,7 +393,7 @@ def test_every_page_is_declared_once_and_every_act_needs_a_role():
     keys = [(route.method, route.path) for route in PAGES]
     assert len(keys) == len(set(keys))
     open_to_all = {route.path for route in PAGES if route.role is None}
-    assert open_to_all == {"/ui/sign-in", "/ui/sign-out", "/ui/look", "/ui/static/<version>/<name>"}
+    assert open_to_all == {"/ui/sign-in", "/ui/sign-out", "/ui/look", "/ui/theme", "/ui/static/<version>/<name>"}
 
 
 @pytest.mark.slow
@@ -359,10 +434,10 @@ async def test_u11_a_seen_page_follows_and_a_paused_one_asks_nothing(open_web, o
         await web.trigger(lock_key="other")
         await until(ready_later, lambda text: text == "2")
         assert await tab.do(lambda page: page.evaluate("document.activeElement.textContent")) == "Pause"
-        assert await tab.do(lambda page: page.inner_text("#live-state")) == "live"
+        assert await tab.do(lambda page: page.inner_text("#live-state")) == "Live"
 
         await tab.do(lambda page: page.click("#live-pause"))
-        assert await tab.do(lambda page: page.inner_text("#live-state")) == "paused"
+        assert await tab.do(lambda page: page.inner_text("#live-state")) == "Paused"
         asked = len(tab.requests)
         await web.trigger(lock_key="third")
         for _ in range(10):

@@ -36,7 +36,7 @@ async def said(web, answer):
     """Return the message of the page after an action."""
     assert answer.status_code == 303, answer.text
     text = (await web.client.get(answer.headers["Location"])).text
-    return unescape(re.search(r'<div class="said" role="status">(.*?)\n', text)[1])
+    return unescape(re.search(r'<div class="said panel" role="status">.*?<span>(.*?)</span>', text)[1])
 
 
 def plain(html):
@@ -90,7 +90,7 @@ async def test_p1_a_process_shows_its_state_its_timer_and_a_timeline_of_tasks(op
         # A step has a separate page, and so has the whole history.
         task = re.search(r'/ui/process/task/(\d+)">call add', html)[1]
         shown = plain((await web.client.get(f"/ui/process/task/{task}")).text)
-        assert "Refused it is too much Args 10" in shown
+        assert "Refused it is too much Args Download 10" in shown
         events = plain((await web.client.get("/ui/process/events?type=pay&id=1&after=7")).text)
         assert ("8 2" in events, '{"added": 7}' in events, '"begun"' in events) == (True, True, False)
         await tester.advance(900)
@@ -361,7 +361,7 @@ async def test_u16_a_long_repair_continues_and_many_processes_need_their_number_
 async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does_not_run(open_web, database):
     async def words():
         html = (await web.client.get(PAGE)).text
-        why = re.search(r'<div class="why" role="note">(.*?)</div>', html, re.DOTALL)[1]
+        why = re.search(r'<div class="panel why[^"]*" role="note">(.*?)</div>', html, re.DOTALL)[1]
         return plain(why), re.search(r'href="([^"]*)"', why)
 
     async with open_web() as web:
@@ -370,7 +370,7 @@ async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does
         job = (await web.client.get(f"/ui/jobs/{job_id}")).text
         assert "This is the wake-up job of the durable process pay 1 . It runs the steps" in plain(job)
         assert ("/ui/process?type=pay&amp;id=1" in job, "Cancel…" in job, "Run again…" in job) == (True, False, False)
-        assert "durable process starting" in plain((await web.client.get("/ui")).text)
+        assert "Durable processes 1 starting" in plain((await web.client.get("/ui")).text)
         text, link = await words()
         assert "1 request waits, but no worker serves the queue process.pay." in text
         assert link[1] == "/ui/queue?name=process.pay"
@@ -418,7 +418,7 @@ async def test_p9_deliveries_that_are_held_up_are_shown_and_released(open_web, d
         assert "Its deliveries to 1 sink have failed: errors and release" in plain((await web.client.get(PAGE)).text)
         shown = (await web.client.get(f"{held}?held=true&type=pay&id=1")).text
         row = plain(re.search(r'<tr id="held-.*?</tr>', shown, re.DOTALL)[0])
-        assert re.match(r"✕ held 1 pay ledger event 7 20 .* HTTP 503, token=\*\*\* Release…", row), row
+        assert re.match(r"held 1 pay ledger event 7 20 .* HTTP 503, token=\*\*\* Release…", row), row
         assert (await act(web, f"{held}/release", sink="ledger")).status_code == 403
         await sign_in(web, "operator")
         assert (await act(web, f"{held}/release")).status_code == 422

@@ -28,8 +28,8 @@ async def test_u5_a_queue_shows_its_depths_who_serves_it_what_runs_and_what_star
         listed = (await web.client.get("/ui/queues")).text
         assert "/ui/queue?name=load" in listed
         shown = (await web.client.get("/ui/queue?name=load&part=rows")).text
-        assert "<strong>5</strong> ready" in shown
-        assert "<strong>3 / 8</strong> running" in shown
+        assert "<dt>Ready</dt><dd>5<small>" in shown
+        assert "<dt>Running</dt><dd>3 / 8<progress" in shown
         assert "host-b:7" in shown
         assert "gone" in shown
         # The most urgent first; the longest run first.
@@ -39,12 +39,12 @@ async def test_u5_a_queue_shows_its_depths_who_serves_it_what_runs_and_what_star
             "/ui/queues/pause", data={"queue": "load", "to": "/ui/queue?name=load"}, headers={"Origin": web.url}
         )
         assert done.headers["Location"] == "/ui/queue?name=load"
-        assert "paused</span> since" in (await web.client.get("/ui/queue?name=load")).text
+        assert "Paused since <time" in (await web.client.get("/ui/queue?name=load")).text
         database.psql("UPDATE dl_depths SET next_at = now() + interval '1 h'")
         assert "There are many jobs. These counts are from" in (await web.client.get("/ui/queues")).text
         nobody = (await web.client.get("/ui/queue?name=nobody")).text
         assert "No worker process serves this queue" in nobody
-        assert "The queue has no waiting or running jobs." in nobody
+        assert "The queue has no waiting or running jobs<" in nobody
 
 
 async def test_workers_show_slots_and_who_is_gone(open_web, database):
@@ -57,7 +57,7 @@ async def test_workers_show_slots_and_who_is_gone(open_web, database):
         assert shown.index("host-b:7") < shown.index("host-c:9")
         assert shown.count("gone</span>") == 1
         database.psql("DELETE FROM dl_workers")
-        assert "There are no workers." in (await web.client.get("/ui/workers")).text
+        assert "There are no workers</strong>" in (await web.client.get("/ui/workers")).text
 
 
 async def test_u9_a_secret_in_a_name_is_not_shown(open_web, database):
@@ -90,7 +90,7 @@ async def test_many_queues_have_pages(open_web, database):
         first = (await web.client.get("/ui/queues")).text
         assert ("q200" in first, "q201" in first, "after=100" in first) == (True, False, True)
         last = (await web.client.get("/ui/queues?after=200")).text
-        assert ("q350" in last, "next page" in last) == (True, False)
+        assert ("q350" in last, "Next page" in last) == (True, False)
 
 
 @pytest.mark.full

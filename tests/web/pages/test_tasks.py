@@ -57,7 +57,7 @@ async def test_a_task_says_why_its_jobs_do_not_start(open_web, database):
         await act(web, f"{TASKS}/resume", name="employee")
         await web.limits.set_tasks({"employee": {"work_periods": ["MON 00:00-00:01"]}})
         page = (await web.client.get("/ui/task?name=employee")).text
-        assert "no: outside its work periods" in page or "Mon 00:00–00:01" in page
+        assert "</svg>outside its work periods</span>" in page or "Mon 00:00–00:01" in page
         assert page.count('class="week-open"') == 1
         assert (await web.client.get("/ui/task?name=nobody")).status_code == 404
 

@@ -1,4 +1,5 @@
-// Shortcuts of single keys, which a reader can switch off: `g` and a letter lead to a subject, `/` to the filter, `p` pauses.
+// Shortcuts of single keys, which a reader can switch off: `g` and a letter lead to a subject, `/` to the search, `f` to the
+// filter, `p` pauses.
 
 export function listenToKeys() {
   if (document.documentElement.dataset.shortcuts === "off") return;
@@ -7,15 +8,15 @@ export function listenToKeys() {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
     if (going) {
       going = false;
-      const link = document.querySelector(`.menu a[data-key="${CSS.escape(event.key)}"]`);
+      const link = document.querySelector(`.side a[data-key="${CSS.escape(event.key)}"]`);
       if (link) link.click();
       return;
     }
     if (event.key === "g") {
       going = true;
       setTimeout(() => (going = false), 1500);
-    } else if (event.key === "/") {
-      const field = document.querySelector(".filters input, .filters select");
+    } else if (event.key === "/" || event.key === "f") {
+      const field = document.querySelector(event.key === "/" ? "#find" : "#q, .filters input, .filters select");
       if (field) {
         event.preventDefault();
         field.focus();
@@ -34,15 +35,21 @@ function showKeys() {
   title.id = "dialog-title";
   title.textContent = "Shortcuts";
   const list = document.createElement("dl");
-  list.className = "facts";
-  const keys = [...document.querySelectorAll(".menu a[data-key]")].map((a) => [`g ${a.dataset.key}`, a.textContent]);
-  for (const [key, text] of [...keys, ["/", "to the filter"], ["p", "pause or resume updates"], ["?", "this list"]]) {
+  list.className = "keys";
+  const keys = [...document.querySelectorAll(".side a[data-key]")].map((a) => [`g ${a.dataset.key}`, a.title]);
+  const others = [["/", "Search"], ["f", "Filter of the page"], ["p", "Pause or resume updates"], ["?", "This list"]];
+  for (const [key, text] of [...keys, ...others]) {
     const term = document.createElement("dt");
     term.append(Object.assign(document.createElement("kbd"), { textContent: key }));
     list.append(term, Object.assign(document.createElement("dd"), { textContent: text }));
   }
   const close = Object.assign(document.createElement("button"), { textContent: "Close" });
   close.dataset.close = "";
-  dialog.replaceChildren(title, list, close);
+  const box = document.createElement("div");
+  box.className = "ask";
+  const foot = document.createElement("footer");
+  foot.append(close);
+  box.append(title, list, foot);
+  dialog.replaceChildren(box);
   dialog.showModal();
 }

@@ -22,10 +22,11 @@ export function startLive() {
   button.hidden = false;
   button.addEventListener("click", () => {
     paused = !paused;
-    button.textContent = paused ? "Resume updates" : "Pause updates";
+    button.toggleAttribute("data-paused", paused);
+    for (const name of ["aria-label", "title"]) button.setAttribute(name, paused ? "Resume updates" : "Pause updates");
     if (paused) {
       clearTimeout(timer);
-      say("paused", "paused");
+      say("paused", "Paused");
     } else {
       ask();
     }
@@ -34,7 +35,7 @@ export function startLive() {
     clearTimeout(timer);
     if (!document.hidden && !paused) ask();
   });
-  say("live", "live");
+  say("live", "Live");
   comeAgain(1);
 }
 
@@ -53,6 +54,7 @@ async function ask() {
   try {
     const answer = await fetch(address, { headers: tag ? { "If-None-Match": tag } : {}, signal: AbortSignal.timeout(20000) });
     noteServerTime(answer.headers.get("Date"));
+    showNumbers(answer.headers.get("Menu-Numbers"));
     if (answer.status === 401) return location.reload();
     if (answer.status === 200) {
       tag = answer.headers.get("ETag");
@@ -65,20 +67,27 @@ async function ask() {
     const seconds = Number(answer.headers.get("Refresh-In"));
     if (paused) return;
     if (seconds) {
-      say("live", "live");
+      say("live", "Live");
       comeAgain(seconds);
     } else {
-      say("done", "ended");
+      say("done", "Ended");
     }
   } catch (error) {
     if (paused) return;
     failures += 1;
     const why = /^\d+$/.test(error.message) ? error.message : "no answer";
-    say("failed", `as of ${lastSeen}: ${why}`);
+    say("failed", `As of ${lastSeen}: ${why}`);
     comeAgain(Math.min(FAILED_AT_MOST_S, FAILED_AT_FIRST_S * 2 ** (failures - 1)));
   } finally {
     asking = false;
   }
+}
+
+/** Show the numbers beside the subjects of the menu: a JSON object by address. */
+function showNumbers(text) {
+  if (!text) return;
+  const numbers = JSON.parse(text);
+  for (const place of document.querySelectorAll("[data-number]")) place.textContent = numbers[place.dataset.number] ?? "";
 }
 
 let lastSeen = new Date().toTimeString().slice(0, 8);

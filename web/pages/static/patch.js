@@ -17,11 +17,12 @@ export function patch(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.matches("time[data-ago]") && old.dateTime === fresh.dateTime) return;
   if (old.hasAttribute("data-keep")) return; // what a script has filled, such as lines of a log
+  const isKept = (name) => name === "open" && old.tagName === "DETAILS"; // the reader opens and closes blocks
   for (const { name, value } of [...fresh.attributes]) {
-    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (old.getAttribute(name) !== value && !isKept(name)) old.setAttribute(name, value);
   }
   for (const { name } of [...old.attributes]) {
-    if (!fresh.hasAttribute(name) && !(name === "open" && old.tagName === "DETAILS")) old.removeAttribute(name);
+    if (!fresh.hasAttribute(name) && !isKept(name)) old.removeAttribute(name);
   }
   patchChildren(old, fresh);
 }

@@ -5,6 +5,7 @@ export function chooseRows() {
   const told = document.getElementById("chosen");
   if (!form || !told) return;
   const boxes = () => [...form.querySelectorAll("input[name=job]")];
+  const bar = document.getElementById("bulk-bar");
   const every = form.querySelector("input[name=all]");
   const acts = [...form.querySelectorAll("button[name=action]:not(:disabled)")];
   let last = null;
@@ -14,6 +15,7 @@ export function chooseRows() {
     const all = boxes();
     const number = all.filter((box) => box.checked).length;
     told.textContent = every.checked ? "All that match" : `${number} selected`;
+    bar.classList.toggle("is-on", number > 0 || every.checked);
     for (const act of acts) act.disabled = !number && !every.checked;
     if (page) {
       page.hidden = false;

@@ -18,11 +18,18 @@ function inWords(seconds) {
   return "0 s";
 }
 
+/** A time that is `seconds` ago. What was planned for it is late only after some seconds. */
+function inTime(seconds, isPlanned) {
+  if (seconds <= -1) return `in ${inWords(-seconds)}`;
+  if (seconds < (isPlanned ? 5 : 1)) return "now";
+  return isPlanned ? `${inWords(seconds)} overdue` : `${inWords(seconds)} ago`;
+}
+
 export function showTimes() {
   const now = Date.now() + ahead;
   for (const time of document.querySelectorAll("time[data-ago]")) {
     const seconds = (now - Date.parse(time.dateTime)) / 1000;
-    const text = seconds >= 0 ? `${inWords(seconds)} ago` : `in ${inWords(-seconds)}`;
+    const text = inTime(seconds, time.dataset.ago === "due");
     if (time.textContent !== text) time.textContent = text;
   }
 }
