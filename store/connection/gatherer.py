@@ -70,9 +70,12 @@ class Gatherer(Generic[R, A]):
                 group.ended = trio.Event()
                 if self._nursery is not None:
                     self._nursery.start_soon(self._send_group, group)
-            # As for the first request of the group: it is sent whether or not the caller still waits.
-            with trio.move_on_after(self._answer_s, shield=self._nursery is None):
-                await group.ended.wait()
+            if self._nursery is not None:
+                await group.ended.wait()  # the task has a deadline
+            else:
+                # As for the first request of the group: it is sent whether or not the caller still waits.
+                with trio.move_on_after(self._answer_s, shield=True):
+                    await group.ended.wait()
         if group.error is not None:
             raise StoreUnavailable(str(group.error)) from group.error
         return group.answers.get(place)
