@@ -1064,6 +1064,16 @@ GUARDS = {
         "tests/flows/etl/test_rows.py::test_a_job_that_runs_again_after_its_load_was_committed_doubles_no_row",
         put("flows.etl.run.load_run.has_last_segment", _never),
     ),
+    "end of a function's requests": Guard(
+        "a function in a thread sends no request after its run",
+        "tests/flows/etl/test_rows.py::test_a_function_in_a_thread_sends_no_request_after_its_run",
+        put("flows.etl.rows.row_reading._Call.end", _nothing),
+    ),
+    "failures of a dropped segment of rows": Guard(
+        "a refused row counts once if its function is called again",
+        "tests/flows/etl/test_rows.py::test_refused_rows_of_a_failed_call_are_not_counted",
+        put("flows.etl.run.load_progress.LoadProgress.take_back_failures", _nothing),
+    ),
     "all rows in each run that deletes": Guard(
         "a run that continues at a checkpoint does not mark the other rows as deleted",
         "tests/flows/etl/test_rows.py::test_a_checkpoint_of_a_load_that_deletes_missing_rows_is_refused",

@@ -86,8 +86,9 @@ class RowsRun:
     def request(self) -> RequestBlock:
         """Return a block for one request to the load's supplier: `with run.request(): …`.
 
-        It waits until no other run sends a request to the supplier, and its pause and rate limits allow one. Inside the
-        block, send one request and read its answer within the pipeline's `request_timeout`.
+        It waits until no other request is sent to the supplier, and its pause and rate limits allow one. Inside the
+        block, send one request and read its answer within the pipeline's `request_timeout`. Blocks cannot be nested.
+        A block raises an error after the end of the run, so that a function in a thread sends no more requests.
         """
         return self.new_slot()
 
@@ -97,7 +98,7 @@ Yielded = Iterable[Any] | AsyncIterable[Any]
 
 
 def _check_function(_instance: Any, _attribute: attrs.Attribute[Any], value: Any) -> None:
-    if not callable(value) or inspect.iscoroutinefunction(value):
+    if not callable(value) or any(map(inspect.iscoroutinefunction, (value, type(value).__call__))):
         raise option_checks.refuse("function", value, "a generator, such as `def rows(run): yield …`")
 
 
@@ -142,7 +143,8 @@ class Rows(Source):
     @property
     def is_async(self) -> bool:
         """Return whether the function is an async generator."""
-        return inspect.isasyncgenfunction(self.function)
+        function = self.function
+        return inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__)
 
     def open(self) -> AbstractAsyncContextManager[SourceConnection]:
         """Refuse: the function sends its requests itself."""

@@ -12,13 +12,14 @@ is called again with the last committed state.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -28,16 +29,19 @@ from dataloader.flows.etl.fetch.rate_limiter import RateLimiter
 from dataloader.flows.etl.parse.database_reader import Reader, open_reader
 from dataloader.flows.etl.parse.transform import Processed, masked_beginning
 from dataloader.flows.etl.plan.segment import OpenTable, Part, Segment
-from dataloader.flows.etl.rows.request_slots import SlotOfFunction
+from dataloader.flows.etl.rows.request_slots import RunOver, SlotOfFunction
 from dataloader.flows.etl.rows.row_taker import NOTHING, Cut, RowTaker
 from dataloader.flows.etl.run.pipeline_state import DroppedPart, PipelineState
 from dataloader.flows.etl.sources.source import Page, Window
 from dataloader.jobs.asyncio_calls import AsyncioCalls, CallTrio
 from dataloader.jobs.error_groups import is_outage
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import said_by
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.failure_rows import Failure
 from dataloader.store.etl.load_state import CHECKPOINT, aio_load_state, checkpoint_state
+
+T = TypeVar("T")
 
 _NAME: Final = re.compile(r"rows (\d{6,})")
 _NO_PAGE: Final = Page(records=())
@@ -77,10 +81,28 @@ class _OpenSegment:
 class _Call:
     """One call of the function. `is_over` tells its thread that nothing more is taken."""
 
-    items: Callable[..., Any]
     taker: RowTaker
+    state: Any
     begins_at_start: bool
     is_over: bool = False
+    _waits: set[trio.CancelScope] = attrs.field(init=False, factory=set)
+
+    async def within(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await a function. Raises `RunOver` as soon as the call is over, also in an abandoned thread."""
+        if not self.is_over:
+            with trio.CancelScope() as scope:
+                self._waits.add(scope)
+                try:
+                    return await function(*args)
+                finally:
+                    self._waits.discard(scope)
+        raise RunOver("the run has ended")
+
+    def end(self) -> None:
+        """End the waits of the function. Nothing more is taken, and it gets no more slots."""
+        self.is_over = True
+        for scope in list(self._waits):
+            scope.cancel()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -104,6 +126,7 @@ class RowReading:
     _open: _OpenSegment | None = attrs.field(init=False, default=None)
     _sent: int = attrs.field(init=False, default=0)
     _has_sent: bool = attrs.field(init=False, default=False)
+    _turn: trio.Semaphore = attrs.field(init=False, factory=lambda: trio.Semaphore(1))
 
     async def read(self) -> None:
         """Call the function until it has yielded all of its rows.
@@ -123,10 +146,12 @@ class RowReading:
 
     async def _failed(self, error: Exception, tries: int) -> None:
         """Wait until the function may be called again. Raises its error after the last try."""
-        await self._drop_open()
+        dropped = await self._drop_open()
         # The next call continues at the state of the last segment, which must be committed first.
         await self._until(lambda: not self.shared.parts)
-        if is_outage(error):
+        if dropped is not None:
+            self.shared.progress.take_back_failures(dropped)
+        if is_outage(error) or isinstance(error, BadRequest):
             raise error
         told, attempts = masked_beginning(said_by(error)), self.shared.config.attempts
         if tries >= attempts:
@@ -162,16 +187,18 @@ class RowReading:
             no_checkpoints=self._no_checkpoints,
             reader=reader if self.table.recipe.reads else None,
         )
-        call = _Call(partial(self._items, state), taker, begins_at_start=before is None)
+        call = _Call(taker, state, begins_at_start=before is None)
         try:
             if self.asyncio_calls is not None:
                 await self._take_on_asyncio(self.asyncio_calls, call)
             elif self.source.is_async:
                 await self._take_async(call)
             else:
-                await _in_own_thread(self._take_all, call)
+                items = await _in_own_thread(self._take_all, call)
+                if items is not None:
+                    await self._take_items(call, items)
         finally:
-            call.is_over = True
+            call.end()
         if taker.after_checkpoint and not has_key:
             told = "rows after the last checkpoint are loaded again by the next run, because the table has no key"
             self.shared.progress.remarks[told] += 1
@@ -185,15 +212,34 @@ class RowReading:
             return "delete_missing"
         return "complete history" if declared.history is not None and declared.history.complete else None
 
-    def _items(self, state: Any, call_trio: CallTrio | None = None) -> Yielded:
-        """Call the function. `call_trio` is given if it runs on asyncio."""
-        supplier = self.source.supplier
+    def _items(self, call: _Call, call_trio: CallTrio | None = None) -> Yielded:
+        """Call the function. `call_trio` is given if it runs on asyncio.
+
+        Raises `FunctionFailed` for its error, and `BadRequest` if it yields nothing.
+        """
         run = RowsRun(
             load=self.shared.load,
-            state=state,
-            new_slot=lambda: SlotOfFunction(self.rate_limiter, supplier, self._note_request, call_trio),
+            state=call.state,
+            new_slot=lambda: SlotOfFunction(
+                rate_limiter=self.rate_limiter,
+                supplier=self.source.supplier,
+                within=call.within,
+                turn=self._turn,
+                sent=self._note_request,
+                call_trio=call_trio,
+            ),
         )
-        return self.source.function(run)
+        try:
+            items: object = self.source.function(run)
+        except Exception as error:
+            raise FunctionFailed(error) from error
+        if isinstance(items, (Iterable, AsyncIterable)):
+            return items
+        if inspect.iscoroutine(items):
+            items.close()
+        raise BadRequest(
+            "function", f"must yield rows, such as `def rows(run): yield …`, but has returned {type(items).__name__}"
+        )
 
     def _note_request(self) -> None:
         self._has_sent = True
@@ -208,25 +254,29 @@ class RowReading:
                 supplier=self.source.supplier,
             )
 
-    def _take_all(self, call: _Call) -> None:
-        """Iterate over the function's items, in its thread."""
-        items = _items_of(call)
+    def _take_all(self, call: _Call) -> AsyncIterable[Any] | None:
+        """Iterate over the function's items, in its thread. Return them instead if they are async."""
+        all_items = self._items(call)
+        if isinstance(all_items, AsyncIterable):
+            return all_items
+        items = _items_of(all_items)
         try:
             for item in items:
                 self._take(call, call.taker.take(item))
                 if call.is_over:
-                    return
+                    return None
         finally:
             # A generator may ignore its end, or fail in its own `finally`.
             with suppress(Exception):
                 items.close()
         self._take(call, call.taker.end())
+        return None
 
     def _take(self, call: _Call, taken: Iterable[Processed | Cut]) -> None:
         for message in taken:
             if call.is_over:
                 return
-            trio.from_thread.run(self._hand_on, call, message)
+            trio.from_thread.run(call.within, self._hand_on, call, message)
 
     async def _take_on_asyncio(self, calls: AsyncioCalls, call: _Call) -> None:
         try:
@@ -237,9 +287,14 @@ class RowReading:
             raise FunctionFailed(RuntimeError(message)) from error  # noqa: ASYNC104 - asyncio's ends here, not Trio's
 
     async def _take_async(self, call: _Call, call_trio: CallTrio | None = None) -> None:
-        """Iterate over the items of an async generator, on Trio, or on asyncio with `call_trio`."""
+        """Call an async generator function, on Trio, or on asyncio with `call_trio`, and iterate over its items."""
+        items: Any = self._items(call, call_trio)
+        await self._take_items(call, items, call_trio)
+
+    async def _take_items(self, call: _Call, all_items: AsyncIterable[Any], call_trio: CallTrio | None = None) -> None:
         in_trio = call_trio or _directly
-        async with aclosing(call.items(call_trio)) as items:
+        items: Any = aiter(all_items)
+        async with aclosing(items) if hasattr(items, "aclose") else nullcontext():
             while not call.is_over:
                 try:
                     item = await anext(items)
@@ -303,12 +358,14 @@ class RowReading:
             # Rows after a segment that was not committed would be duplicated by the next run.
             call.is_over |= not is_committed(part)
 
-    async def _drop_open(self) -> None:
+    async def _drop_open(self) -> str | None:
+        """Drop the open segment, if any. Return its name."""
         segment, self._open = self._open, None
         if segment is None:
-            return
+            return None
         self.shared.progress.uncount(segment.counts)
         await self.shared.to_writer.send(DroppedPart(segment.part))
+        return segment.part.segment.name
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -320,11 +377,11 @@ def is_committed(part: Part) -> bool:
     return part.segment.is_whole
 
 
-def _items_of(call: _Call) -> Generator[object, None, None]:
+def _items_of(all_items: Iterable[Any]) -> Generator[object, None, None]:
     """Yield the items of the function. Raises `FunctionFailed` for any error of it."""
     items = None
     try:
-        items = iter(call.items())
+        items = iter(all_items)
         yield from items
     except Exception as error:
         raise FunctionFailed(error) from error
@@ -334,9 +391,11 @@ def _items_of(call: _Call) -> Generator[object, None, None]:
             close()
 
 
-async def _in_own_thread(function: Callable[..., None], *args: Any) -> None:
+async def _in_own_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a dedicated thread. On cancellation the thread is abandoned."""
-    await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=trio.CapacityLimiter(math.inf))
+    return await trio.to_thread.run_sync(
+        function, *args, abandon_on_cancel=True, limiter=trio.CapacityLimiter(math.inf)
+    )
 
 
 async def _directly(function: Callable[..., Awaitable[Any]], *args: Any) -> Any:

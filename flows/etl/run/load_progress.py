@@ -103,6 +103,15 @@ class LoadProgress:
         """Take back counts of data that is read again."""
         self.counts.subtract(numbers)
 
+    def take_back_failures(self, segment: str) -> None:
+        """Take back the unsaved failures of a segment whose data is read again."""
+        for failure in [one for one in self.unsaved if one.segment == segment]:
+            self.unsaved.remove(failure)
+            if failure in self.failures:
+                self.failures.remove(failure)
+            if failure.phase in FAILED:
+                self.uncount({FAILED[failure.phase]: failure.times})
+
     def worked(self) -> None:
         """Note a success, which ends a series of failures."""
         self._in_a_row = 0

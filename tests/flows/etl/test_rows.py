@@ -21,6 +21,7 @@ from logged import capture_logs
 
 from dataloader import BadRequest, RateLimit, Snooze, Supplier, Tasks
 from dataloader.flows.etl import Checkpoint, Flow, History, Load, Rows, RowsRun, Table, Windows, add_flows, run_load
+from dataloader.flows.etl.rows.request_slots import RunOver
 from dataloader.testing import run_task
 
 pytestmark = pytest.mark.requirement("E6", "E10")
@@ -594,6 +595,230 @@ async def test_requests_of_two_functions_to_one_supplier_never_overlap(supervise
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
+@pytest.mark.slow
+@pytest.mark.requirement("E1")
+@pytest.mark.parametrize("is_asyncio", [False, True], ids=["Trio", "asyncio"])
+async def test_concurrent_requests_of_one_run_never_overlap(outcome_of, is_asyncio):
+    spans = []
+
+    async def one(run):
+        async with run.request():
+            began = time.monotonic()
+            if is_asyncio:
+                await asyncio.sleep(0.02)
+            else:
+                await trio.sleep(0.02)
+            spans.append((began, time.monotonic()))
+
+    async def rows(run):
+        if is_asyncio:
+            await asyncio.gather(*(one(run) for _ in range(3)))
+        else:
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(one, run)
+        yield {"id": 1}
+
+    pipeline = {"rate_min": 0, "rate_max": 0}
+    outcome = await outcome_of(
+        Load("orders", Rows(rows, supplier="shop", asyncio=is_asyncio), KEYED, pipeline=pipeline)
+    )
+    assert (outcome.status, len(spans)) == ("succeeded", 3)
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(sorted(spans)))
+
+
+def nested(calls):
+    def rows(run):
+        calls.append(1)
+        with run.request(), run.request():
+            yield {"id": 1}
+
+    return rows
+
+
+def nested_on_trio(calls):
+    async def rows(run):
+        calls.append(1)
+        async with run.request(), run.request():
+            yield {"id": 1}
+
+    return rows
+
+
+def blocking_on_trio(calls):
+    async def rows(run):
+        calls.append(1)
+        with run.request():
+            yield {"id": 1}
+
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("made", "is_asyncio", "told"),
+    [
+        (nested, False, "is not allowed inside another block of it; end that block first"),
+        (nested_on_trio, False, "is not allowed inside another block of it; end that block first"),
+        (nested_on_trio, True, "is not allowed inside another block of it; end that block first"),
+        (blocking_on_trio, False, "needs `async with` in an async generator, not `with`"),
+        (blocking_on_trio, True, "needs `async with` in an async generator, not `with`"),
+    ],
+    ids=["nested", "nested on Trio", "nested on asyncio", "with on Trio", "with on asyncio"],
+)
+async def test_a_wrong_block_for_requests_fails_the_run_with_a_clear_error(outcome_of, made, is_asyncio, told):
+    calls = []
+    outcome = await outcome_of(Load("orders", Rows(made(calls), supplier="shop", asyncio=is_asyncio), KEYED))
+    assert (outcome.status, calls) == ("failed", [1])
+    assert f"run.request(): {told}" in outcome.error
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E1")
+async def test_a_function_in_a_thread_sends_no_request_after_its_run(supervised, raw):
+    sent, begun, release, ended, errors = [], threading.Event(), threading.Event(), threading.Event(), []
+
+    def rows(run):
+        for _ in range(3):
+            try:
+                with run.request():
+                    sent.append(1)
+                    begun.set()
+                    release.wait(60)
+            except RunOver as error:
+                errors.append(str(error))
+        ended.set()
+        yield {"id": 1}
+
+    load = Load("orders", Rows(rows, supplier="shop"), KEYED, queue="q", pipeline={"rate_min": 0, "rate_max": 0})
+    async with supervised(load) as supervisor:
+        job = await supervisor.jobs.enqueue("orders", queue="q")
+        await trio.to_thread.run_sync(begun.wait)
+        await supervisor.jobs.cancel(job.job_id)
+        assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
+        release.set()
+        assert await trio.to_thread.run_sync(ended.wait, 30)
+        await until(lambda: raw.fetchval("SELECT count(*) = 1 FROM dl_sources WHERE holder IS NULL"))
+    assert (sent, errors) == ([1], ["the run has ended"] * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E1")
+async def test_a_wait_for_a_request_ends_with_the_run(supervised, raw):
+    waits, closed = threading.Event(), threading.Event()
+
+    def rows(run):
+        try:
+            yield {"id": 1}
+            waits.set()
+            with run.request():
+                yield {"id": 2}
+        finally:
+            closed.set()
+
+    load = Load("orders", Rows(rows, supplier="shop"), KEYED, queue="q")
+    async with supervised(load) as supervisor:
+        await raw.execute("INSERT INTO dl_sources (source, paused) VALUES ('shop', true)")
+        job = await supervisor.jobs.enqueue("orders", queue="q")
+        await trio.to_thread.run_sync(waits.wait)
+        await supervisor.jobs.cancel(job.job_id)
+        assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
+        assert await trio.to_thread.run_sync(closed.wait, 10)
+
+
+@pytest.mark.slow
+async def test_a_wait_for_the_writer_ends_with_the_run(supervised, raw, limits):
+    limits.set(most_bytes=1)
+    begun, locked, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def rows(run):
+        begun.set()
+        locked.wait(60)
+        try:
+            yield from numbered(1, 100_000)
+        finally:
+            closed.set()
+
+    load = Load("orders", Rows(rows, every_rows=1), KEYED, queue="q", pipeline={"drain_timeout": 0})
+    async with supervised(load) as supervisor:
+        job = await supervisor.jobs.enqueue("orders", queue="q")
+        await trio.to_thread.run_sync(begun.wait)
+        await raw.execute("BEGIN; LOCK TABLE item IN ACCESS EXCLUSIVE MODE")
+        locked.set()
+        await trio.sleep(1)
+        await supervisor.jobs.cancel(job.job_id)
+        await trio.sleep(1)
+        await raw.execute("COMMIT")
+        assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
+        assert await trio.to_thread.run_sync(closed.wait, 10)
+
+
+async def test_refused_rows_of_a_failed_call_are_not_counted(outcome_of_rows, loads_failures):
+    calls = []
+
+    def rows(run):
+        calls.append(1)
+        yield from ({"id": 1}, {"id": "x"}, {"id": 3})
+        time.sleep(0.3)  # for the batch
+        if len(calls) < 3:
+            raise OSError("the connection was reset")
+
+    pipeline = {"max_failed_share": 1, "batch_timeout": 0.05}
+    outcome = await outcome_of_rows(rows, KEYLESS, pipeline=pipeline)
+    assert (outcome.status, len(calls)) == ("succeeded", 3)
+    assert outcome.result["counts"]["rows_failed"] == 1
+    assert len(outcome.result["failures"]) == len(await loads_failures()) == 1
+
+
+class Called:
+    async def __call__(self, _run):
+        yield {"id": 1}
+
+
+def returned(run):
+    return Called()(run)
+
+
+class OneRow:
+    def __init__(self):
+        self.is_over = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self.is_over:
+            raise StopAsyncIteration
+        self.is_over = True
+        return {"id": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Called(), returned, lambda _run: OneRow()],
+    ids=["async __call__", "async generator", "async iterator"],
+)
+async def test_a_function_may_return_an_async_iterator(outcome_of_rows, raw, function):
+    assert ((await outcome_of_rows(function)).status, await ids(raw)) == ("succeeded", [1])
+
+
+@pytest.mark.parametrize("kind", ["NoneType", "coroutine", "int"])
+async def test_a_function_that_yields_nothing_fails_the_run_with_a_clear_error(outcome_of_rows, kind):
+    calls = []
+
+    async def coroutine():
+        raise AssertionError
+
+    def rows(run):
+        calls.append(1)
+        return {"NoneType": None, "coroutine": coroutine(), "int": 1}[kind]
+
+    if kind != "coroutine":
+        coroutine = int
+    outcome = await outcome_of_rows(rows)
+    assert (outcome.status, calls) == ("failed", [1])
+    assert f"function: must yield rows, such as `def rows(run): yield …`, but has returned {kind}" in outcome.error
+
+
 async def test_a_function_with_a_supplier_that_sends_no_request_is_told(outcome_of):
     with capture_logs() as lines:
         await outcome_of(Load("orders", Rows(lambda _run: [{"id": 1}], supplier="shop"), KEYED))
@@ -760,9 +985,12 @@ def test_options_of_requests_are_refused_for_rows(options, told):
         Load("orders", Rows(lambda _run: []), KEYED, **options)
 
 
-def test_a_coroutine_function_is_refused():
-    async def rows(run):
+class CalledCoroutine:
+    async def __call__(self, _run):
         return []
 
+
+@pytest.mark.parametrize("rows", [CalledCoroutine().__call__, CalledCoroutine()], ids=["function", "object"])
+def test_a_coroutine_function_is_refused(rows):
     with pytest.raises(ValueError, match=r"^function: must be a generator, such as `def rows\(run\): yield …`, not <"):
         Rows(rows)
