@@ -135,9 +135,9 @@ class Heartbeat:
                 revived |= await self.session.write_within(timeout_s, aio_revive, keyless)
             revived |= await self.locks.revive(keyed, timeout_s=timeout_s)
         except StoreError as error:
-            log.warning("leases expired by a jump of the database's clock are not renewed yet", error=str(error))
+            log.warning("leases that expired because the database's clock jumped are not renewed yet", error=str(error))
         if revived:
-            log.warning("renewed leases that a jump of the database's clock had expired", jobs=len(revived))
+            log.warning("renewed leases that had expired because the database's clock jumped", jobs=len(revived))
         return beats | dict.fromkeys(revived, Beat.RENEWED)
 
     def _apply(self, run: Run, pulse: Pulse, beat: Beat, sent_at: float) -> bool:

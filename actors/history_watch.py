@@ -30,7 +30,7 @@ RETRY_S: Final = 2.0
 
 @attrs.define(eq=False, kw_only=True)
 class HistoryWatch:
-    """Watch of one process. After a change of the history `changed` is called, and again after an error."""
+    """Watch of one process. It calls `changed` after a change of the history, and repeats a call that has failed."""
 
     database: Database
     telemetry: Telemetry

@@ -71,14 +71,14 @@ class LaneLooks:
                 del former[lane]
 
     def told(self, lane: str) -> bool:
-        """Note that a lane has changed. Returns whether it is known here."""
+        """Note that a lane has changed. Return whether this process knows the lane."""
         known = lane in self._look_at
         if known and lane not in self._closed:
             self._look_at[lane] = -math.inf
         return known
 
     def polled(self, lanes: Iterable[str], at: float) -> bool:
-        """Note that at `at` jobs waited in these lanes only. Returns whether one of them is known here."""
+        """Note that at `at` jobs waited in these lanes only. Return whether this process knows one of them."""
         self._all_at = max(self._all_at, at)
         return sum(self.told(lane) for lane in lanes) > 0
 
@@ -139,7 +139,7 @@ class LaneLooks:
         self.failed(lanes)
 
     def refused_apart(self, lane: str, error: str, now: float) -> bool:
-        """Close a lane because the database has refused a claim from it alone. Returns whether that is new."""
+        """Close a lane, because the database has refused a claim from it alone. Return True for a new error."""
         closed = self._closed.get(lane)
         is_new = closed is None or closed.error != error
         if closed is None:
@@ -150,7 +150,7 @@ class LaneLooks:
         return is_new
 
     def worked_apart(self, lane: str, now: float) -> bool:
-        """Note that a claim from this lane alone was answered. Returns whether that has opened the lane."""
+        """Note that a claim from this lane alone was answered. Return True if this opened the lane."""
         if now >= self._apart_until.get(lane, math.inf):
             del self._apart_until[lane]
         return self._closed.pop(lane, None) is not None

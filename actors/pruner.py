@@ -87,7 +87,7 @@ class Pruner:
     async def _tend_processes(self) -> None:
         mended, deleted = await mend_ended(self.database, self.default_lease_s), 0
         if moved := await move_unserved(self.database):
-            log.info("moved processes that had not begun to the newest served version", processes=moved)
+            log.info("processes that have not started now use the newest served version", processes=moved)
         for _ in range(PAGES):
             tended = await tend(
                 self.database,

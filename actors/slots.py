@@ -51,9 +51,9 @@ BEGIN_SHARE: Final = 0.8
 
 @attrs.define
 class _WaitingTask:
-    """Task whose handler has waited: the seconds that its handlers compute, and how many have ended since the wait.
+    """Task whose handler has waited: how long its handlers compute, and the number of later runs without a wait.
 
-    The seconds are those until the wait or the end, in one of the last runs that took long.
+    `computes_s`: seconds from the start to the first wait or the end. A short run lowers the value only gradually.
     """
 
     computes_s: float = 0.0

@@ -113,7 +113,7 @@ class TrioPort:
         self._put_line(level, message, fields, load, is_logged=is_logged)
 
     def end_log(self, load: str) -> None:
-        """End the log of a load: its last line gives the number of lines that were not kept, if there are some."""
+        """End the log of a load: its last line says how many lines were not stored, if any."""
         if (lost := self._run.outbox.lines_of(load) - self._services.max_lines) > 0:
             self._put_line("warning", f"{lost:,} lines were not stored", {"not_kept": lost}, load)
 

@@ -25,11 +25,11 @@ class Wake:
 
     @property
     def is_set(self) -> bool:
-        """Return whether it is set and not cleared yet."""
+        """Return whether the flag is set and not cleared yet."""
         return self._event.is_set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the flag and clear it. Returns whether it was set."""
+        """Wait up to `timeout_s` seconds for the flag and clear it. Return whether it was set."""
         with trio.move_on_after(timeout_s):
             await self._event.wait()
         was_set = self.is_set

@@ -82,7 +82,7 @@ def _run_service(settings: Settings, tasks: Tasks) -> int:
         log.warning(warning)
     if not settings.workers:
         log.warning("this process serves no queues, only the HTTP API")
-    log.info("starting: waits for the database")
+    log.info("starting: waiting for the database")
     is_over = False
     try:
         with provide_server(settings, create=True) as (provided, server):

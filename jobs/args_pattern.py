@@ -25,7 +25,7 @@ _MAX_DEPTH: Final = 10
 
 @attrs.frozen
 class ArgsPattern:
-    """JSON objects, of which args must contain one, in the sense of PostgreSQL's `@>`."""
+    """JSON objects. Args match if they contain at least one of them, as defined by PostgreSQL's `@>`."""
 
     values: tuple[Any, ...]
 

@@ -15,7 +15,7 @@ ONE_JOB_QUEUE: Final = "one job "
 
 
 def load_key(kind: Kind, name: str) -> str:
-    """Return the `lock_key` of the jobs of a load or a flow, of which one runs at a time."""
+    """Return the `lock_key` that makes the jobs of a load or flow run one at a time."""
     return f"{kind}:{name}"
 
 

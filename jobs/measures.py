@@ -87,7 +87,7 @@ class Histogram:
             self.distributions[()] = Distribution(self.bounds)
 
     def observe(self, value: float, *values: str) -> None:
-        """Count `value`, under these values of the labels."""
+        """Count `value` for these values of the labels."""
         distribution = self.distributions.get(values)
         if distribution is None:
             distribution = self.distributions[values] = Distribution(self.bounds)

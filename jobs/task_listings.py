@@ -1,4 +1,4 @@
-"""Readers' views of task types: the declarations of processes, of which the last start wins, and their limits now."""
+"""Task types for readers: the declarations of processes, where the last start wins, and the current limits."""
 
 from __future__ import annotations
 

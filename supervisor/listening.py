@@ -47,5 +47,5 @@ async def listen_from(
                     pauses.reset()
         except StoreError as error:
             # Debug only: the wait itself raises if the database cannot be used.
-            log.debug("no connection listens for awaited changes", error=str(error))
+            log.debug("cannot listen for changes of awaited jobs", error=str(error))
         await trio.sleep(pauses.next())

@@ -98,7 +98,7 @@ class Turns:
     long_bodies: trio.CapacityLimiter = attrs.field(factory=_two)
     """Requests of many kilobytes that are decoded and stored; fewer than the pool has connections by default."""
     longest_bodies: trio.CapacityLimiter = attrs.field(factory=_one)
-    """Requests of a megabyte and more, of which five copies exist on the way to the database."""
+    """Requests of a megabyte and more. Each exists in five copies on its way to the database."""
     long_answers: FairPlaces = attrs.field(factory=FairPlaces)
     """Requests whose answers may have megabytes, and whole pages, shared by the callers."""
     decoding: trio.CapacityLimiter = attrs.field(factory=_two)

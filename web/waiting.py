@@ -1,10 +1,10 @@
 """Requests that wait for a job's change or an answer (`?wait=`): a bounded number, all answered when a drain begins.
 
-Each of them causes reads of its job and holds a connection. A request that waits when the process begins to shut down
-gets the job's current status, instead of being cut off at the end.
+Each waiting request holds a connection and causes reads of its job. When the process begins to shut down, all waiting
+requests are answered with the job's current status, so that none is cut off at the end.
 
-The callers, which are API tokens, share the places. If all are in use, a caller with fewer places gets one of the
-caller with the most, whose longest wait is answered with the current status.
+The places are shared by the callers; a caller is an API token. If all places are taken, a caller can get one from the
+caller with the most places: the longest wait of that caller is answered with the current status.
 """
 
 from __future__ import annotations

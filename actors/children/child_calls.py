@@ -95,7 +95,7 @@ class _Called:
             await self.child.send_frame(FrameKind.OVER)
             kind, left, _ = await self._read()
             if left:
-                log.warning("killing the processes that calls have left running", what=left.decode())
+                log.warning("killing processes that ended calls left running", what=left.decode())
             elif kind is FrameKind.OVER:
                 self.child.idle_since = trio.current_time()
 

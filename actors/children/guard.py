@@ -1,4 +1,4 @@
-"""Guard of one body: kills it, with every process it has started, when its time is over or the service is gone.
+"""Guard of one body: kills it, with every process it has started, when its deadline passes or the service has ended.
 
 The guard is a separate script (`python -P guard.py CONTROL DATA PARENT`). It imports none of our code and has no
 thread, so that no user code can delay it. It forks the body, which imports the rest. The service sends commands through

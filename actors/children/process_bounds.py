@@ -1,4 +1,4 @@
-"""Limits of a body's process: its memory, and processes or threads that a function leaves behind."""
+"""Limits of a handler's process: its memory, and processes or threads that a function leaves behind."""
 
 from __future__ import annotations
 

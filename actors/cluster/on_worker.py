@@ -41,7 +41,7 @@ class _Host:
     _thread: threading.Thread = attrs.field(init=False)
 
     def start(self) -> None:
-        """Start the thread. It ends with the process; the guards then end their bodies."""
+        """Start the thread. It ends with the process, and the guards then kill the bodies."""
         self._thread = threading.Thread(target=trio.run, args=(self._live,), name="dataloader", daemon=True)
         self._thread.start()
         self._ready.wait()

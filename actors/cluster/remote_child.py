@@ -256,7 +256,7 @@ class RemoteChild:
             number += len(messages)
 
     async def _take(self, relay: Announced) -> None:
-        """Take messages from the relay until the body is over."""
+        """Take messages from the relay until the body has ended."""
         number = 0
         while not self._is_over:
             while len(self._said) >= MAX_LINES:
@@ -321,7 +321,7 @@ class RemoteChild:
         self._change()
 
     async def _refuse(self, announced: Announced) -> None:
-        """Refuse a relay's body, because another one runs or the run is over."""
+        """Refuse a relay's body, because another one runs or the run has ended."""
         with suppress(ContactLost):
             end = ("end",)
             await self.cluster.ask(announced.worker, GIVE, ANSWER_S, relay=announced.relay, number=0, messages=[end])

@@ -77,7 +77,7 @@ class Jobs(ClientPart):
         return await self.perform(operations.ShowWhy(job_id))
 
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
-        """Return a page of at most `limit` (1 to 1,000) jobs, newest first. `after` is the `next` of the page before.
+        """Return a page of at most `limit` (1 to 1,000) jobs, newest first. `after` is the `next` of the previous page.
 
         A page of jobs with megabytes of args or results has fewer jobs. Raises `BadRequest`.
         """
@@ -86,7 +86,7 @@ class Jobs(ClientPart):
     async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
         """Return the job's event history, oldest event first: at most `limit` (1 to 1,000) events.
 
-        The page begins after `after`: the `next` of the page before, or the `event_id` of any event of the job.
+        The page begins after `after`: the `next` of the previous page, or the `event_id` of any event of the job.
 
         Raises `JobNotFound`, `BadRequest`.
         """
@@ -106,7 +106,7 @@ class Jobs(ClientPart):
         Args:
             job_id: the job's id.
             limit: the most lines.
-            after: the `next` of the page before, or the `event_id` of the last line that was read.
+            after: the `next` of the previous page, or the `event_id` of the last line that was read.
             level: the lowest level.
             load: only lines about this load of a flow.
 
@@ -225,7 +225,7 @@ class Jobs(ClientPart):
             state: only jobs that wait for a retry (`waiting`), or only jobs that failed for good (`failed`).
             exact: group by the whole first line of at most 20,000 jobs: the newest 1,000 of each kind of error.
             limit: the most groups, 1 to 1,000.
-            after: the `next` of the page before.
+            after: the `next` of the previous page.
 
         Raises `BadRequest`.
         """
@@ -306,7 +306,7 @@ class Jobs(ClientPart):
             group: only errors of this group.
             job_id: only errors of this job.
             limit: the most rows, 1 to 1,000.
-            after: the `next` of the page before, or the `error_id` of any row.
+            after: the `next` of the previous page, or the `error_id` of any row.
 
         Raises `BadRequest`.
         """
@@ -351,7 +351,7 @@ class Jobs(ClientPart):
     async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
         """Return statistics of runs, by time, queue, task and outcome: at most `limit` (1 to 1,000) rows.
 
-        They cover the runs of dataloader's processes, also of deleted jobs. `after` is the `next` of the page before.
+        They cover the runs of dataloader's processes, also of deleted jobs. `after` is the `next` of the previous page.
         Raises `BadRequest`.
         """
         fields = attrs.asdict(wanted, recurse=False)
@@ -365,7 +365,7 @@ class Jobs(ClientPart):
         *,
         least: int = 1,
     ) -> int:
-        """Change at most `limit` jobs that match a filter, or all, in batches while one changes `least` or more."""
+        """Change up to `limit` jobs; without a limit, change batches until one changes fewer than `least` jobs."""
         if not isinstance(wanted, JobFilter):
             raise BadRequest("which", f"must be a UUID or a JobFilter, not {wanted!r:.200}")
         if wanted == EVERY_JOB:

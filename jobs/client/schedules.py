@@ -26,7 +26,7 @@ class Schedules(ClientPart):
     async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
         """Return a page of at most `limit` (1 to 1,000) schedules by name.
 
-        `after` is the `next` of the page before.
+        `after` is the `next` of the previous page.
         """
         return await self.performer.perform(operations.ListSchedules(limit=limit, after=cursor_text(after)))
 

@@ -23,7 +23,7 @@ FREEZE_S: Final = 45.0
 
 
 class BulkActRequest(Criteria, kw_only=True):
-    """Action, and the jobs: those that match the criteria, of which at least one is given, or `job_ids`."""
+    """Action, and its jobs: `job_ids`, or at least one criterion that the jobs match."""
 
     EXAMPLE: ClassVar[Any] = {"action": "retry", "queue": "load.cbr", "status": ["failed"]}
 

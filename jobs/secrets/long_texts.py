@@ -1,8 +1,8 @@
-"""Memory of the places of secrets in long texts, so that a text that is shown again is not searched again.
+"""Cache of the positions of secrets in long texts, so that a text is searched only once.
 
-A search of a megabyte takes up to seconds if the text is full of names of secrets; its digest takes milliseconds. An
-entry has the places of the secrets under a keyed digest of the text. Neither the text nor a secret is kept, and a
-digest that leaks confirms no guess of a text. Rejected: keeping masked texts, of which eight fill the memory.
+A search of a megabyte takes up to seconds if the text is full of names of secrets; its digest takes milliseconds. The
+key of an entry is a keyed digest of the text, its value the positions of the secrets. The cache has neither texts nor
+secrets, and a leaked digest confirms no guess of a text. Rejected: caching masked texts; eight of them fill the memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST: Final = 1 << 32
 
 @attrs.define(eq=False)
 class LongTexts:
-    """Places of secrets that `find` has found in the most recently used texts. Safe from several threads."""
+    """Positions of the secrets that `find` has found in the most recently used texts. Thread-safe."""
 
     find: Callable[[str], Sequence[Span]]
     most_bytes: int = MOST_BYTES

@@ -80,7 +80,7 @@ def is_temporary(error: Exception) -> bool:
 
 
 def is_bug(error: Exception) -> bool:
-    """Return whether the statement, a right, the tables or the server's files are wrong, for one row or for all."""
+    """Return True if the statement, a right, the tables or the server's files are wrong, even if for one row only."""
     return meaning_of_error(error) is ErrorMeaning.BUG
 
 

@@ -16,7 +16,7 @@ import trio
 
 @attrs.define(eq=False)
 class FairPlaces:
-    """A limiter with `most` places, of which one caller holds at most `most_of_one`.
+    """Limiter with `most` places. One caller holds at most `most_of_one` of them.
 
     Places are granted round-robin over the callers that wait, and to the oldest request of each. A caller has an entry
     only while it holds a place or waits for one.

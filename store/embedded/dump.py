@@ -98,7 +98,7 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
             try:
                 lock_alone(output.fileno(), 0)
             except TimeoutError:
-                raise ConfigError(f"FILE: another backup to {file} is in progress; wait for its end") from None
+                raise ConfigError(f"FILE: another backup to {file} is in progress; wait until it ends") from None
             found = os.fstat(output.fileno())
             if found.st_uid != os.geteuid():
                 raise ConfigError(f"FILE: {part} belongs to another user; remove it, or choose another name")
@@ -159,7 +159,7 @@ def _alone(server: EmbeddedPostgres) -> Iterator[None]:
         try:
             lock_alone(lock, 0)
         except TimeoutError:
-            message = f"Another restore into {server.data_dir} is in progress; wait for its end"
+            message = f"Another restore into {server.data_dir} is in progress; wait until it ends"
             raise EmbeddedDatabaseError(message) from None
         yield
     finally:

@@ -37,7 +37,7 @@ def package_utils() -> ModuleType:
 def system_user(name: str = "pgserver") -> pwd.struct_passwd:
     """Return the user for the server of root's data directories; create it if it is missing.
 
-    One process at a time does this: two concurrent `useradd` may report different IDs, of which only one stays.
+    One process at a time does this: two concurrent `useradd` may report different IDs, and only one of them is kept.
     """
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(name)

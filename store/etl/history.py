@@ -45,7 +45,7 @@ class History:
         complete: each segment is a complete snapshot: a key that it lacks is closed.
         as_of: function that returns the day or timestamp of a snapshot from the segment's `name` and `window`. By
             default it is the start of the window. Required for a load without windows, unless it has `changed_at`.
-        valid_from: column with the begin of a version, of type date or timestamptz.
+        valid_from: column with the start of a version, of type date or timestamptz.
         valid_to: column with its end, of the same type; NULL while it is open.
         is_current: boolean column that marks the open version.
         changed_at: column of the rows with the time of their change, of the type of `valid_from`, which it may be

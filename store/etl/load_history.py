@@ -72,7 +72,7 @@ class LoadDay:
 
 
 def written(counts: dict[str, Any]) -> int:
-    """Return the number of written rows in counts."""
+    """Return the number of written rows: the sum of the counts in `WRITTEN`."""
     return sum(number for name in WRITTEN if isinstance(number := counts.get(name), int))
 
 

@@ -276,7 +276,7 @@ async def check(database: Database) -> None:
             log.warning(warning)
         return
     if who is not None:
-        raise StoreUnavailable(f"{who} is migrating the schema; wait for its end")
+        raise StoreUnavailable(f"{who} is migrating the schema; wait until it ends")
     _fit(state.schema)
     if state.has_half_an_index:
         raise SchemaError("an index of the queue is invalid after an interruption; run `dataloader migrate`")

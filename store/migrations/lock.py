@@ -55,7 +55,7 @@ async def aio_lock(
         if waited >= min(wait_s, next_word):
             who = await aio_who_migrates(connection, []) or "another session"
             if waited >= wait_s:
-                raise StoreUnavailable(f"{who} has held the migration lock for {waited:.0f} s; wait for its end")
+                raise StoreUnavailable(f"{who} has held the migration lock for {waited:.0f} s; wait until it ends")
             warn(f"waiting for {who}, which is migrating the schema: {waited:.0f} s so far")
             next_word = waited + TELL_EVERY_S
         await asyncio.sleep(0.2)

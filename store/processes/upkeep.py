@@ -107,7 +107,7 @@ async def tend(database: Database, after: int, *, lease_s: int, keep_events: int
 
     Args:
         database: database of the processes.
-        after: key of the last process of the page before.
+        after: key of the last process of the previous page.
         lease_s: lease of a wake-up job, in seconds.
         keep_events: number of newest events that a process keeps; 0 for all.
         task_days: days after which an ended task is deleted; 0 for never.

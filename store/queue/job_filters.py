@@ -40,7 +40,10 @@ THE_ROOT: Final = "job_id = ${0} AND root_id IS DISTINCT FROM ${0}"
 
 
 def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})", first: int = 1) -> tuple[str, list[Any]]:
-    """Return the filter as a condition with parameters from `$first`, and their values; `root` is its condition."""
+    """Return the SQL condition of a filter, and the values of its parameters, numbered from `first`.
+
+    `root`: the condition for the criterion `root`.
+    """
     values = wanted.criteria()
     # With all statuses by name the planner can use ix_dl_jobs_finished for a short period, and ix_dl_jobs_status_queue
     # for a queue with few jobs.

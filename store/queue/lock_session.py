@@ -402,7 +402,7 @@ class LockSession:
         return await aio_revive(connection, held) if held else set()
 
     async def _aio_repair(self, connection: Any) -> None:
-        """Make the server's locks and rows agree with memory. Claims begin after it."""
+        """Make the server's locks and rows agree with memory, before the next claim."""
         if self._jumped:
             await aio_mark_jump(connection)
             self._jumped = False

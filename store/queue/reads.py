@@ -257,7 +257,7 @@ async def _aio_results(connection: Any, job_id: UUID) -> dict[UUID, AfterResult]
 async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 50, after: After = None) -> JobPage:
     """Return a page of jobs, newest first.
 
-    The page has at most `limit` (1 to 1,000) jobs after `after`, the `next` of the page before. A page of long
+    The page has at most `limit` (1 to 1,000) jobs after `after`, the `next` of the previous page. A page of long
     jobs has fewer: see `MAX_PAGE_TEXT`.
 
     Raises `BadRequest` if `limit` is not allowed.
@@ -379,7 +379,7 @@ async def _aio_list_events(
 
 
 def read_payload(record: Mapping[str, Any]) -> Any:
-    """Return the `payload` of a row that has it as text."""
+    """Return the `payload` of an event. The row has it as JSON text."""
     return None if record["payload"] is None else shown_json(record["payload"])
 
 
@@ -431,7 +431,7 @@ async def list_audit(database: Database, *, limit: int = 100, after: After = Non
 
 
 def audit_record(row: Mapping[str, Any]) -> AuditRecord:
-    """Return the record of a row of the audit, whose `detail` is text."""
+    """Return a row of the audit log as a record. The row has `detail` as JSON text."""
     return AuditRecord(**{**row, "detail": stored_object(row["detail"])})
 
 

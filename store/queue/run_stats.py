@@ -101,7 +101,7 @@ async def list_run_stats(
 ) -> RunStatsPage:
     """Return a page of at most `limit` (1 to 1,000) rows, without reading jobs.
 
-    It begins behind `after`, the `next` of the page before. Raises `BadRequest`.
+    It begins behind `after`, the `next` of the previous page. Raises `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     behind = None if after is None else BY_RUN.key(after)

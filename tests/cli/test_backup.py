@@ -213,7 +213,7 @@ def test_a_failed_or_killed_backup_leaves_no_file(start, dataloader, data_dirs, 
             refused = dataloader("backup", tmp_path / "b", "--data-dir", first)
             assert (refused.returncode, refused.stderr) == (
                 WRONG_USE,
-                f"FILE: another backup to {tmp_path / 'b'} is in progress; wait for its end\n",
+                f"FILE: another backup to {tmp_path / 'b'} is in progress; wait until it ends\n",
             )
             sql(first, end_dump)
             wait_until(lambda: sql(first, holds) == "1")
@@ -276,7 +276,7 @@ def test_the_second_of_two_concurrent_restores_is_refused_and_harms_nothing(data
         sql(first, "CREATE DATABASE dataloader_restored")  # which the other restore fills
         refused = dataloader("restore", file, "--replace", "--data-dir", first)
         assert refused.returncode == 1
-        assert refused.stderr == f"Another restore into {first} is in progress; wait for its end\n"
+        assert refused.stderr == f"Another restore into {first} is in progress; wait until it ends\n"
         assert sql(first, "SELECT count(*) FROM pg_database WHERE datname = 'dataloader_restored'") == "1"
     assert dataloader("restore", file, "--replace", "--data-dir", first).returncode == 0
     assert sql(first, "SELECT n FROM dl_jobs") == "1"

@@ -61,7 +61,7 @@ class GroupRetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GroupRetryForm(GroupRetryQuery, kw_only=True):
-    """Confirmed retry. `shown` and `typed`: the number of jobs that the form has shown, and that was typed."""
+    """Confirmed retry. `shown`: the number of jobs in the form. `typed`: the number that the operator typed."""
 
     shown: int = 0
     typed: str | None = None

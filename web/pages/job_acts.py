@@ -149,7 +149,7 @@ async def postpone_job(visit: Visit, job_id: UUID, form: PostponeForm) -> PageAn
 
 @pages.show("/jobs/<uuid:job_id>/priority", role=Role.OPERATE)
 async def ask_priority(visit: Visit, job_id: UUID) -> PageAnswer:
-    """Ask for another priority."""
+    """Show the form for a new priority."""
     job = await visit.jobs.get(job_id)
     field = FormField(
         name="priority", label="Priority", kind="number", value=str(job.priority), required=True,

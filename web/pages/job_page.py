@@ -40,7 +40,7 @@ MOST_LINE: Final = 2_000
 
 
 class JobQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The query of a job's page. `whole` is a value to download, of which the page shows the beginning."""
+    """The query of a job's page. `whole`: a value to download. The page shows only its beginning."""
 
     whole: Literal["args", "previous", "progress", "result"] | None = None
 

@@ -56,14 +56,14 @@ class ProcessCallForm(WhichProcess, kw_only=True):
 
 
 class ProcessRepairForm(WhichProcess, kw_only=True):
-    """Repair; `once` as in a call."""
+    """Repair. `once`: its idempotency key, so that the same form repairs once."""
 
     args: str | None = None
     once: str | None = None
 
 
 class ProcessStartForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Start of a process; `once` as in a call."""
+    """Start of a process. `once`: its idempotency key, so that the same form starts once."""
 
     type: str = ""
     id: str = ""

@@ -34,13 +34,13 @@ class ProcessQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The query of a task's page. `whole` is a value to download, of which the page shows the beginning."""
+    """The query of a task's page. `whole`: a value to download. The page shows only its beginning."""
 
     whole: Literal["args", "context", "response"] | None = None
 
 
 class StateQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The process. `whole` is a value to download, of which the page shows the beginning."""
+    """The process. `whole`: a value to download. The page shows only its beginning."""
 
     type: str
     id: str

@@ -27,7 +27,7 @@ import attrs
 class PipelineConfig:
     """Settings of one pipeline. Times are in seconds.
 
-    `workers` read and transform responses, of which at most `queue_size` wait. A batch is written when it has
+    `workers` read and transform responses. At most `queue_size` responses wait. A batch is written when it has
     `batch_size` rows or more, or `batch_timeout` after its first row. Between the end of a response and the next
     request to the same source, there is a random pause from `rate_min` to `rate_max`. A request is tried up to
     `attempts` times, each for at most `request_timeout`. More than `max_failures` consecutive failures end the run:

@@ -56,7 +56,7 @@ class Windows:
     """Windows of a load.
 
     Args:
-        start: begin of the first run; a day begins at its first moment in `zone`. A backfill may begin earlier.
+        start: start of the first run; a day begins at its first moment in `zone`. A backfill may begin earlier.
         segment: length of a segment: `hour`, `day`, `week`, `month`, `year`, or a timedelta counted from `start`.
         look_back: time before the watermark that each run loads again.
         delay: time before now that is left out, because its records may be incomplete.

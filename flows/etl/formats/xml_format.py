@@ -226,7 +226,7 @@ def _check_namespace(_prefix: str | None, uri: str | None) -> None:
 
 def _refuse_internal_subset(_name: str, _system: str | None, _public: str | None, has_subset: int) -> None:
     if has_subset:
-        raise SourceError("the document has declarations, which are not allowed", is_retryable=False)
+        raise SourceError("the document has DTD declarations, which are not allowed", is_retryable=False)
 
 
 def _refuse_entity(*_declaration: Any) -> NoReturn:

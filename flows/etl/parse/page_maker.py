@@ -46,5 +46,5 @@ class PageMaker:
             self._tables.append(pickle.loads(table))  # noqa: S301 - the service has sent it
         except Exception as error:
             raise RuntimeError(
-                f"the load's source or functions were not found in its process: {type(error).__name__}: {error}"
+                f"a child process cannot import the load's source or functions: {type(error).__name__}: {error}"
             ) from error

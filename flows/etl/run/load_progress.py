@@ -46,7 +46,7 @@ def failed_records(counts: Mapping[str, int]) -> tuple[int, int]:
 
 @attrs.define
 class PhaseTimes:
-    """Beginning of a phase, its last work, and its seconds of work, summed over its workers."""
+    """Times of a phase: its start, the end of its last work, and the seconds of work of all its workers."""
 
     began_at: datetime | None = None
     ended_at: datetime | None = None

@@ -43,7 +43,7 @@ class HttpBody:
         """Prepare for the pieces.
 
         Args:
-            encoding: the header Content-Encoding, of which gzip is supported.
+            encoding: the header Content-Encoding; only gzip is supported.
             limit: maximum bytes, unpacked.
         """
         self._limit, self._encoding = limit, encoding

@@ -167,7 +167,7 @@ async def test_functions_that_are_not_found_there_are_named(numbers, outcome_of,
     monkeypatch.setenv("HEAVY", "broken")
     outcome = await outcome_of(numbers(heavy.with_pid))
     assert outcome.error.endswith(
-        "RuntimeError: the load's source or functions were not found in its process: RuntimeError: no licence"
+        "RuntimeError: a child process cannot import the load's source or functions: RuntimeError: no licence"
     )
 
 
