@@ -2,7 +2,7 @@
 
 It is opened in a separate task: trio-asyncio assigns each task that has its context variable to that loop, and Trio's
 handlers must not be assigned. The loop's task factory records the asyncio tasks of each run. Tasks that a handler
-leaves behind are cancelled and awaited. The run is over only when they have ended, so that none of them works on a job
+leaves behind are cancelled and awaited. The run has ended only when they have, so that none of them works on a job
 that another worker has. The database has its own loop (store/connection/loop.py), which takes half as much CPU time.
 """
 

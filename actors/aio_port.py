@@ -104,7 +104,7 @@ class AioRunPort:
         return operation.result()
 
     def deadline(self) -> float:
-        """Return the deadline of the run's scope, which is also in asyncio's time."""
+        """Return the deadline of the run's scope. Trio and asyncio use the same clock."""
         return self._port.deadline()
 
     def stopped_by(self) -> StopReason | None:

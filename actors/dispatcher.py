@@ -49,7 +49,7 @@ class Dispatcher:
     """Claims of one queue of this process.
 
     Attributes:
-        slots: the slots of the queue, in which its jobs run.
+        slots: the slots of the queue. Its jobs run in them.
         by_lanes: the dispatcher claims only from the limit queues of its `tasks`, which it opens.
         answered: called after each claim that the lock session has answered.
         closed: set when the intake is cancelled, no claim is under way and no slot is reserved.

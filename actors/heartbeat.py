@@ -187,6 +187,6 @@ class Heartbeat:
 
 
 async def _aio_timed_beat(connection: Any, beats: list[tuple[UUID, int, bool]]) -> tuple[float, list[Pulse]]:
-    """Send a heartbeat; return the time at which it was sent, from which leases count, and the answer."""
+    """Send a heartbeat; return the time of sending, which is the start of the renewed leases, and the answer."""
     sent_at = lease_time()
     return sent_at, await aio_beat(connection, beats)

@@ -61,7 +61,7 @@ class JobLogHandler(logging.Handler):
         super().__init__(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record of the job's handler; ignore records of our own loggers, which are about jobs."""
+        """Keep a record of the job's handler; ignore records of our own loggers."""
         run = _running.get()
         if run is None or record.name.partition(".")[0] == ROOT:
             return

@@ -214,7 +214,7 @@ class Run:
         return self.scope
 
     def waits_in(self, scope: trio.CancelScope) -> None:
-        """Make `scope`, in which the body waits, the run's own scope."""
+        """Use `scope` as the run's own scope. The body waits in it."""
         self.scope = scope
         self._move_deadline()
         if self._stop_reason is not None:

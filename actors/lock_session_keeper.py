@@ -97,7 +97,7 @@ class Keeper:
             await self.locks.end_watch()
 
     def answered(self) -> None:
-        """Note that the session has answered a claim, which is as good as a ping: the next ping may have to wait."""
+        """Note that the session has answered a claim. The claim counts as a ping, so the next ping is later."""
         now, until = lease_time(), self.locks.safe_until - self._margin_s
         # Not after each claim, because this moves the deadline of every run.
         if self.runs.key_safe_until - now < (until - now) / 2:

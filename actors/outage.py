@@ -1,9 +1,9 @@
-"""Logs the outages of all parts in one place: when one begins, once a minute, and when it is over.
+"""Logs the outages of all parts in one place: when one begins, once a minute, and when it ends.
 
 A part that retries reports under its own name: `failed` after a failed attempt, `worked` after a successful one, `left`
 when the part has ended. A single attempt is logged at level debug only, because 30 seconds without a database cause
 hundreds of them. A database that cannot be used is one problem that all parts share. Any other refusal is a problem of
-that part alone, and shows that the database can be used. A problem is over when the first of its parts works again. The
+that part alone, and shows that the database can be used. A problem ends when the first of its parts works again. The
 other parts may fail a little longer, which is logged only if it lasts.
 """
 

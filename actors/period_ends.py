@@ -109,7 +109,7 @@ class PeriodEnds:
                 run.period_ends_at(self._ends.get(run.job.task, math.inf))
 
     def _end_for_a_start(self, task: str) -> float:
-        """Return when a run that starts now has to end: at the last computed close, or the next if that is over."""
+        """Return when a run that starts now has to end: at the last computed close; at the next, if that has passed."""
         if task not in self._periods:
             return math.inf
         now = trio.current_time()

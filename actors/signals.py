@@ -84,7 +84,7 @@ class Signal(Generic[T]):
         self._emitted = trio.Event()
 
     async def wait(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> T:
-        """Return the value of event number `count`, counted from 1; immediately if it is over.
+        """Return the value of event number `count`, counted from 1; immediately if it has occurred.
 
         Use `signal.wait(signal.count + 1)` for the next event. Raises `AssertionError` after `timeout_s` seconds.
         """

@@ -303,7 +303,7 @@ def _print_lines(page: LogPage) -> None:
 
 
 def _mark_text(line: LogLine) -> str:
-    """Return the text for the begin of an attempt, or for its end, with the reason and the time of the next one."""
+    """Return the text for the start or end of an attempt; for an end with the reason and the next attempt."""
     said, given = cell(line.message), line.fields
     if line.kind == "picked" and isinstance(given.get("worker"), str):
         said += f" on {cell(given['worker'])}"

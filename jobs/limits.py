@@ -75,7 +75,7 @@ class RateLimit:
         return cls(**spec) if isinstance(spec, Mapping) else cls(*spec)
 
     def spec(self) -> list[float] | dict[str, Any]:
-        """Return its JSON form, from which `of_spec` makes it again."""
+        """Return the JSON form that `of_spec` reads."""
         if self.per_s is None:
             return {"requests": self.requests, "per": self.per, "zone": self.zone}
         return [self.requests, self.per_s]
@@ -150,7 +150,7 @@ class Supplier:
             raise BadRequest("supplier", f"must have rate_limits, work_periods, zone and margin_s: {error}") from error
 
     def spec(self) -> dict[str, Any]:
-        """Return its JSON form, from which `of_spec` makes it again."""
+        """Return the JSON form that `of_spec` reads."""
         return {
             "rate_limits": [rate_limit.spec() for rate_limit in self.rate_limits],
             "work_periods": list(self.work_periods),
@@ -245,7 +245,7 @@ class TaskLimits:
         return cls(**{name: value for name, value in spec.items() if value is not None})
 
     def spec(self) -> dict[str, Any]:
-        """Return their JSON form, from which `of_spec` makes them again, without default values."""
+        """Return the JSON form that `of_spec` reads, without default values."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in attrs.fields(TaskLimits)

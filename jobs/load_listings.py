@@ -23,7 +23,7 @@ MAX_COUNTED: Final = 1_000
 
 
 class RunNotFound(NotFound):
-    """Error: no run has this ID, which is its job's. The job is no load or flow, has not begun, or was deleted."""
+    """Error: no run has this job ID. The job is no load or flow, has not begun, or was deleted."""
 
 
 class LoadNotFound(NotFound):

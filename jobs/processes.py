@@ -43,7 +43,7 @@ def check_type(name: str, value: str) -> None:
 
 
 def check_process_id(name: str, value: str) -> None:
-    """Raise `BadRequest` unless `value` may be a process's ID, which is the end of its address.
+    """Raise `BadRequest` unless `value` may be the ID of a process. The ID is the last part of an address.
 
     It has 1 to 256 characters on one line, does not begin with a `/`, and is not `.` or `..`.
     """

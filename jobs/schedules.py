@@ -197,7 +197,7 @@ class Schedule:
             raise BadRequest("spec", f"is not valid for a schedule: {error}") from error
 
     def spec(self) -> dict[str, Any]:
-        """Return its JSON form, from which `of_spec` makes it again, without default values."""
+        """Return the JSON form that `of_spec` reads, without default values."""
         fields = [field for field in attrs.fields(Schedule) if field.name in _FIELDS]
         values = {field.name: getattr(self, field.name) for field in fields}
         said = {field.name for field in fields if values[field.name] not in (field.default, {})}

@@ -149,7 +149,7 @@ def _encode(value: object) -> bytes:
 
 
 def _not_finite(value: object) -> tuple[str, float] | None:
-    """Return the path and the value of a float that JSON cannot represent, for which msgspec writes null."""
+    """Return the path and the value of a float that JSON cannot represent. msgspec writes null for it."""
     try:
         # MessagePack keeps such floats, and a search for them takes less time than a walk.
         if not _MAY_BE_INFINITE.search(msgspec.msgpack.encode(value, enc_hook=_text_of_unknown)):

@@ -30,7 +30,7 @@ def zone_named(name: str) -> ZoneInfo:
 
 @attrs.frozen
 class Span:
-    """Period from `begin` to `end` (exclusive), in which a zone's clock is constantly `offset` ahead of UTC.
+    """Period from `begin` to `end` (exclusive). The zone's clock is `offset` ahead of UTC in all of it.
 
     Before `begin` it was `before` ahead: another value if the clock was changed at `begin`.
     """

@@ -11,7 +11,7 @@ from dataloader.supervisor.running_parts import RunningParts
 
 
 def own_performer(base: BaseParts, running: RunningParts) -> DatabasePerformer:
-    """Return the performer of this process, which is the operator in the audit log."""
+    """Return the performer of this process. The audit log has this process as the operator."""
     return DatabasePerformer(
         database=base.database,
         operator=base.operator,

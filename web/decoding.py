@@ -38,7 +38,7 @@ _decoder: Final = cache(msgspec.json.Decoder)
 
 
 def prepare(kind: type[Struct]) -> None:
-    """Create the decoder of a body's type. Called before requests are served.
+    """Create the decoder of a body's type, before requests are served.
 
     Otherwise two threads may begin to create the same one. Then one of them uses the incomplete description of the type
     (msgspec does not lock it), and the process crashes.

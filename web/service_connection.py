@@ -169,7 +169,7 @@ class _Problem(msgspec.Struct):
 
     @property
     def kind(self) -> str | None:
-        """Word at the end of `type`, which is an address."""
+        """Last word of the address `type`."""
         return None if self.type is None else self.type.rpartition("/")[2]
 
     @classmethod

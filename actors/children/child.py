@@ -216,7 +216,7 @@ class Child:
         return False
 
     def renew(self, until: KillTimes) -> None:
-        """Move the deadlines of the running job, which are as in `arm`.
+        """Move the deadlines of the running job. The arguments are those of `arm`.
 
         A suspended guard does not receive them; the body then ends at the former deadline.
         """

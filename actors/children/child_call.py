@@ -1,6 +1,6 @@
 """Calls of jobs' functions in children; the requests of their handles go to the Trio port.
 
-A stop sends SIGTERM and, after the grace period, SIGKILL. The run is over when no process of the child is left. The
+A stop sends SIGTERM and, after the grace period, SIGKILL. The run ends when no process of the child is left. The
 body has a separate deadline, which the guard enforces. It moves with each confirmed renewal of the lease.
 """
 

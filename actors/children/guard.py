@@ -64,7 +64,7 @@ class LastTimer:
     """Timer of the kernel that kills this process. No code of the process has to run for that."""
 
     def __init__(self) -> None:
-        """Create the timer, which is not set yet."""
+        """Create the timer, without setting it."""
         library = _libc if hasattr(_libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
         self._set = library.timer_settime
         self._timer = ctypes.c_void_p()

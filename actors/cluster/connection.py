@@ -210,7 +210,7 @@ class Submitted:
     _future: Any
 
     async def error(self) -> tuple[str, str]:
-        """Wait until Dask has finished it; return its error's class and text, which are empty if it has none."""
+        """Wait until Dask has finished it; return the class and text of its error; both are empty if there was none."""
         error: BaseException | None
         try:
             error = await _cross(self._loop, _aio_error, self._future)

@@ -268,7 +268,7 @@ class RemoteChild:
             self._change()
 
     async def _asked(self, relay: Announced, op: str, within_s: float, **given: object) -> Answered:
-        """Return the relay's answer to a request, which is repeated until it is answered."""
+        """Repeat a request until the relay answers it; return the answer."""
         pauses = Pauses(0.1, 2.0)
         while True:
             try:
@@ -310,7 +310,7 @@ class RemoteChild:
     def _may_live_s(self) -> float:
         """Return the seconds for which the body may still live, by the last deadline that was sent.
 
-        They are 0 for a body that was not armed when the exchange of messages is over.
+        They are 0 for a body that was not armed when the exchange of messages ended.
         """
         if self._dead_at == math.inf and self._talks.cancel_scope.cancel_called:
             return 0.0

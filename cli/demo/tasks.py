@@ -66,7 +66,7 @@ tasks.schedule("ecb.nightly", task=check_rates, cron="0 1 * * *", zone="Europe/B
 
 
 class RatesFile(Source):
-    """Source that reads the file: one request for each window, which is a year. Its records are the days."""
+    """Source that reads the file: one request for each window of a year. Its records are the days."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[RatesFile]:

@@ -298,7 +298,7 @@ class _Deliverer:
                     settled.mended.add(row.key)
 
     async def _sent(self, row: OutboxRow) -> bool:
-        """Send a row. Send it again after an outage of a database, which is not the handler's fault.
+        """Send a row. After an outage of a database, which is not the handler's error, send it again.
 
         If the outage repeats while the queue's database responds, it is a failure of the delivery.
         """

@@ -75,7 +75,7 @@ class _Line(Generic[Q, A]):
         return answer.unwrap()
 
     async def _send(self, steps: Sequence[_UnsentStep[Q]]) -> dict[int, outcome.Outcome[A]]:
-        """Return the answers by the places of the steps. There are none if one of several steps cannot be stored."""
+        """Return the answers by the positions of the steps. There are none if one of several steps cannot be stored."""
         sent = {place: step.asked for place, step in enumerate(steps) if not step.is_withdrawn}
         if not sent:
             return {}

@@ -58,7 +58,7 @@ _CHARACTERS: Final = _Characters()
 
 
 class _Places:
-    """Map from places of a decoded text to places before the decoding, computed at its first use."""
+    """Map from positions in a decoded text to positions before the decoding, computed at its first use."""
 
     def __init__(self, parts: list[str], decoded: list[str]) -> None:
         self._lengths = parts, decoded

@@ -40,7 +40,7 @@ def said(error: BaseException) -> str:
 
 
 def translate(error: BaseException) -> StoreError | BadRequest | None:
-    """Return our error for one of asyncpg or the network; None for any other, which is a bug in the program."""
+    """Return our error for an error of asyncpg or the network. None for any other error: a bug in the program."""
     meaning = meaning_of_error(error)
     if meaning is None:
         return None

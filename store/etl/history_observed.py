@@ -80,7 +80,7 @@ async def aio_note_keys(
 
 
 def hash_of(table: TableInfo, key: Sequence[str], alias: str) -> str:
-    """Return SQL for a row's key as a number, which is the same in all versions of the server and after dumps."""
+    """Return SQL for a row's key as a number. It is the same in all versions of the server and after a restore."""
     texts = ", ".join(_as_text(table, name, alias) for name in key)
     return f"('x' || left(md5(jsonb_build_array({texts})::text), 16))::bit(64)::bigint"
 

@@ -163,7 +163,7 @@ async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
 
 
 async def _aio_drop_left(connection: Any) -> None:
-    """Drop the staging tables of runs that are over, except those that are being read, as by pg_dump."""
+    """Drop the staging tables of ended runs, except tables that are being read, for example by pg_dump."""
     for row in await connection.fetch(_LEFT):
         await connection.execute("SAVEPOINT dl_stage; SET LOCAL lock_timeout = '100ms'")
         try:

@@ -1,6 +1,6 @@
 """Implementations of the operations on limits over the database.
 
-Suppliers are locked before tasks, as in a program's declaration of both.
+Suppliers are locked before tasks, in the same order as when a program declares both.
 """
 
 from __future__ import annotations

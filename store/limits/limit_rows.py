@@ -116,7 +116,7 @@ async def aio_stopping_tasks(
     """Return the tasks whose runs are stopped at the close of a period (asyncio-flavored), and the database's clock.
 
     Each has its effective periods and those of its supplier, with the seconds before their ends at which they close.
-    The periods follow the database's clock of their zone, by which claims open them.
+    The periods follow the database's clock in their zone. Claims open them by the same clock.
     """
     found: dict[str, list[tuple[WorkPeriods, float]]] = {}
     for record in await connection.fetch(_STOPPING, list(tasks), MARGIN_S):

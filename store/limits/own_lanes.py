@@ -47,7 +47,7 @@ LEFT JOIN (SELECT * FROM looked ORDER BY priority DESC, created_at DESC, job_id 
 class Filed:
     """Number of jobs that were examined, and of those that were moved to their lanes.
 
-    The next statement continues after `last`, which is None at the end.
+    The next statement continues after `last`; None at the end.
     """
 
     looked: int

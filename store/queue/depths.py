@@ -27,7 +27,7 @@ OTHERS: Final = ""
 
 
 def readable(instant: str) -> str:
-    """Return the SQL expression `instant`, which is NULL for a timestamp that Python cannot represent."""
+    """Return SQL for `instant` that is NULL for timestamps that Python cannot represent."""
     return f"CASE WHEN {instant} BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN {instant} END"
 
 

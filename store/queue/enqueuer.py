@@ -84,7 +84,7 @@ class Enqueuer:
         return answers
 
     async def _insert(self, requests: Sequence[tuple[NewJob, Row]]) -> dict[int, str]:
-        """Return the queues of the jobs that were added, by the places of their requests."""
+        """Return the queues of the added jobs, by the positions of their requests."""
         jobs, rows = [job for job, _ in requests], [row for _, row in requests]
         starter, self._are_starting = self.starter, False
         # Jobs that handlers add have a root. The statement that also starts jobs has no column for it.

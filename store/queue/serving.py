@@ -120,7 +120,7 @@ async def read_processes(database: Database) -> list[ServingProcess]:
 
 
 async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetail]:
-    """Return the activity of a queue, which need not exist, and the depths, which are counted again if they are old."""
+    """Return the activity of a queue and its depths. Old depths are counted again. The queue need not exist."""
     depths, row = await database.run(_aio_queue, queue)
     return depths, QueueDetail(
         workers=listed_json(row["workers"], ServingProcess),

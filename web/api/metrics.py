@@ -50,7 +50,7 @@ class Measured(Collector):
     """Measures as Prometheus families."""
 
     def __init__(self, measures: Iterable[Measure]) -> None:
-        """Keep the measures, which are read when the families are collected."""
+        """Keep the measures. They are read when the families are collected."""
         self._measures = measures
 
     def collect(self) -> Iterator[Metric]:

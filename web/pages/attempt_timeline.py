@@ -30,7 +30,7 @@ _KINDS: Final = {
 
 @attrs.frozen
 class LifePart:
-    """Part of the bar: its color, place and width as fractions, text within it, label, and its begin."""
+    """Part of the bar: its color, place and width as fractions, text within it, label, and start."""
 
     kind: str
     at: float

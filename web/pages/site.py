@@ -1,4 +1,4 @@
-"""List of all pages, to which a new one is added, and the menu derived from it."""
+"""List of all pages, and the menu derived from it. Add a new page to the list."""
 
 from __future__ import annotations
 

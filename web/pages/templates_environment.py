@@ -70,7 +70,7 @@ def _sentence(context: Context, text: str) -> Markup:
 
 
 class _Unindented(FileSystemLoader):
-    """Templates without the spaces at the beginning of lines, which are a sixth of a long list."""
+    """Templates without the spaces at the beginning of lines. They would be a sixth of a long list."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Any]:
         """Load a template as Jinja does. Line breaks and spaces within values are kept."""

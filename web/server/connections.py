@@ -127,7 +127,7 @@ class Connections:
         return next(iter(self._order[phase].values()), math.inf) + self._young_s
 
     def enter(self, client: ClientConnection) -> None:
-        """Add a new connection, for which `room` has made room."""
+        """Add a new connection, after `room` has made room for it."""
         self.move(client, Phase.IDLE)
 
     def move(self, client: ClientConnection, phase: Phase) -> None:

@@ -26,7 +26,7 @@ class Read(msgspec.Struct, tag="read"):
     following: Request | None
 
     def page(self) -> Page:
-        """Return the page, without the records, which are in the process."""
+        """Return the page without its records, which stay in the process."""
         return Page(records=(), following=self.following)
 
 

@@ -234,7 +234,7 @@ def _with_source(records: Iterable[Record], file: str) -> Iterator[Record]:
 
 
 async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
-    """Call a function in a thread, which is abandoned on cancellation. Hung threads may exhaust this limiter."""
+    """Call a function in a thread. On cancellation the thread is abandoned. Hung threads may exhaust this limiter."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=threads)
 
 

@@ -307,7 +307,7 @@ def _text_or_cause_with_name(error: BaseException) -> str:
 
 
 def _is_distrust(error: BaseException) -> bool:
-    """Return whether the connection failed because of an untrusted certificate, for which a retry does not help."""
+    """Return whether the connection failed because of an untrusted certificate. A retry would not help."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -96,7 +96,7 @@ def check_circle(following: Request, request: Request, content: Content, max_pag
 
 @attrs.frozen
 class _WalkMemory:
-    """Memory of a walk: the mark of an earlier request, and the number of consecutive pages with these `records`."""
+    """State of a walk: the mark of an earlier request, and how many consecutive pages had the same `records`."""
 
     request: str = ""
     records: str = ""

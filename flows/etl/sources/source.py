@@ -178,7 +178,7 @@ class AskForList(Protocol):
     """Sends a request that lists the objects to fetch. A run uses a request slot for it and counts it."""
 
     async def __call__(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Return the result of `ask`, which is called with its timeout in seconds. The log shows `endpoint`.
+        """Call `ask` with its timeout in seconds; return its result. The log shows `endpoint`.
 
         Raises `SourceError` if `ask` failed for good.
         """

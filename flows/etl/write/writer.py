@@ -358,7 +358,7 @@ class Writer:
             raise
 
     async def _commit_once(self, commit: SegmentCommit) -> Mapping[str, int]:
-        """Commit. If the answer is lost, repeat the operation, in which the segment's ledger row decides."""
+        """Commit. If the answer is lost, repeat: the segment's ledger row says whether it was committed."""
         lost: StoreUnavailable | None = None
         for pause_s in (*self.shared.limits.commit_pauses_s, None):
             try:
