@@ -109,7 +109,7 @@ def process_page(
 
 
 class RowMaker:
-    """Makes rows of records, one after the other. `records` is their number until now.
+    """Makes rows of records, one after the other. `records` is their number until now, `size` the bytes of the lines.
 
     After `most_refused` refused records, further ones are only counted.
     """
@@ -123,7 +123,7 @@ class RowMaker:
         reader: Reader | None = None,
         most_refused: int = MAX_REFUSED,
     ) -> None:
-        self.records = 0
+        self.records = self.size = 0
         self._recipe = recipe
         self._before = [key] if recipe.takes_id else []
         self._after = [reader] if recipe.reads else []
@@ -138,11 +138,6 @@ class RowMaker:
     def rows(self) -> int:
         """Number of lines."""
         return sum(group.number for group in self._table.groups.values())
-
-    @property
-    def size(self) -> int:
-        """Bytes of the lines."""
-        return sum(group.size() for group in self._table.groups.values())
 
     def add(self, record: Record) -> None:
         """Make the rows of a record, or note why it became none. Raises `StoreUnavailable` as `process_page` does."""
@@ -163,13 +158,22 @@ class RowMaker:
         except Exception as error:
             if is_outage(error):  # also an error that the transform has wrapped: it is not a failure of the record
                 raise StoreUnavailable(str(first_error(error))) from error
-            if len(self._refused) < self._most_refused:
-                self._refused.append(_refused_record(recipe, self.records - 1, record, error))
-            else:
-                self._more_refused += 1
+            self._refuse(record, error)
         else:
             for shape, line in encoded:
                 table.add(shape, line)
+                self.size += len(line)
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Note a record that cannot be read, with the fields that can."""
+        self.records += 1
+        self._refuse(record, error)
+
+    def _refuse(self, record: Record, error: Exception) -> None:
+        if len(self._refused) < self._most_refused:
+            self._refused.append(_refused_record(self._recipe, self.records - 1, record, error))
+        else:
+            self._more_refused += 1
 
     def made(self) -> Processed:
         """Return the rows of all records."""
@@ -204,22 +208,13 @@ class _LineGroup:
         self.encode = encoder.of((SEQUENCE, *columns)).encode
         self._lines: list[bytes] = []
         self._pieces: list[bytes] = []
-        self._size = self._measured = 0
 
     def add(self, line: bytes) -> None:
         self.number += 1
         self._lines.append(line)
         if len(self._lines) >= PIECE:
-            self.size()
             self._pieces.append(b"".join(self._lines))
             self._lines.clear()
-            self._measured = 0
-
-    def size(self) -> int:
-        """Return the number of bytes, without measuring a line twice."""
-        self._size += sum(map(len, self._lines[self._measured :]))
-        self._measured = len(self._lines)
-        return self._size
 
     def joined(self) -> StagedLines:
         return StagedLines(self.columns, self.number, b"".join([*self._pieces, *self._lines]))

@@ -7,7 +7,7 @@ read wrongly. Runs in the function's thread, or in a worker thread for a list of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Final
@@ -92,7 +92,11 @@ class RowTaker:
             return
         most_rows, most_bytes, _ = self.piece
         for row in item if isinstance(item, list) else (item,):
-            self._maker.add(self._as_record(row))
+            record, error = self._as_record(row)
+            if error is None:
+                self._maker.add(record)
+            else:
+                self._maker.refuse(record, error)
             self._in_segment += 1
             now = monotonic()
             if self._maker.records >= most_rows or self._maker.size >= most_bytes or now >= self._piece_ends_at:
@@ -136,18 +140,30 @@ class RowTaker:
         self._begin_piece()
         return made
 
-    def _as_record(self, row: object) -> Record:
+    def _as_record(self, row: object) -> tuple[Record, Exception | None]:
+        """Return a row as a mapping of its fields, and an error if a field has no value."""
         if isinstance(row, Mapping):
-            return row
+            return row, None
         kind: type[Any] = type(row)
         if attrs.has(kind):
-            return {field.name: getattr(row, field.name) for field in attrs.fields(kind)}
+            return _record_of_fields(row, [field.name for field in attrs.fields(kind)])
         if dataclasses.is_dataclass(row):
-            return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+            return _record_of_fields(row, [field.name for field in dataclasses.fields(row)])
         if isinstance(row, msgspec.Struct):
-            return msgspec.structs.asdict(row)
+            return _record_of_fields(row, row.__struct_fields__)
         raise BadRequest(
             f"row {self._in_segment + 1}",
             "must be a mapping, an attrs, dataclass or msgspec object, a list of these, or a Checkpoint,"
             f" not {type(row).__name__}",
         )
+
+
+def _record_of_fields(row: object, names: Iterable[str]) -> tuple[Record, Exception | None]:
+    record: dict[str, Any] = {}
+    error: Exception | None = None
+    for name in names:
+        try:
+            record[name] = getattr(row, name)
+        except Exception as raised:  # noqa: BLE001 - a field without a value, or an error of a property
+            error = error or raised
+    return record, error

@@ -21,7 +21,10 @@ from logged import capture_logs
 
 from dataloader import BadRequest, RateLimit, Snooze, Supplier, Tasks
 from dataloader.flows.etl import Checkpoint, Flow, History, Load, Rows, RowsRun, Table, Windows, add_flows, run_load
+from dataloader.flows.etl.parse.copy_lines import LineEncoder
+from dataloader.flows.etl.parse.transform import Recipe
 from dataloader.flows.etl.rows.request_slots import RunOver
+from dataloader.flows.etl.rows.row_taker import RowTaker
 from dataloader.testing import run_task
 
 pytestmark = pytest.mark.requirement("E6", "E10")
@@ -97,6 +100,47 @@ async def test_rows_are_mappings_objects_or_lists_of_them(outcome_of_rows, table
         {"inserted": 4, "records": 4, "rows": 4, "segments": 1},
     )
     assert await table() == ["(1,dict)", "(2,attrs)", "(3,dataclass)", "(4,struct)"]
+
+
+@attrs.define
+class UnsetAttrs:
+    id: int
+    value: str = attrs.field(init=False)
+
+
+@dataclasses.dataclass
+class UnsetData:
+    id: int
+    value: str = dataclasses.field(init=False)
+
+
+@pytest.mark.parametrize("kind", [UnsetAttrs, UnsetData])
+async def test_an_object_without_a_field_is_a_failure_of_its_record(outcome_of_rows, raw, kind):
+    outcome = await outcome_of_rows(lambda _run: [Item(1), kind(2), Item(3)], pipeline={"max_failed_share": 1})
+    assert outcome.result["counts"]["records_failed"] == 1
+    assert await ids(raw) == [1, 3]
+    [failure] = await raw.fetch("SELECT phase, key, error FROM dl_etl_failures")
+    assert (failure["phase"], failure["key"], "AttributeError" in failure["error"]) == ("record", "2", True)
+
+
+def test_the_time_of_a_row_does_not_depend_on_the_number_of_shapes():
+    columns = [f"c{number}" for number in range(10)]
+    recipe = Recipe(transform=lambda row: row, encoder=LineEncoder(columns), key=(), hash_without=frozenset())
+    times = []
+    for shapes in (16, 1024):
+        taker = RowTaker(
+            source=Rows(lambda _run: []),
+            recipe=recipe,
+            piece=(10**9, 2**30, 1e9),
+            is_cut_anywhere=False,
+            is_cut_at_checkpoints=False,
+        )
+        rows = [{f"c{bit}": 1 for bit in range(10) if number >> bit & 1} for number in range(shapes)]
+        assert list(taker.take(rows)) == []  # each shape is prepared once
+        began = time.process_time()
+        assert list(taker.take(rows * (16_384 // shapes))) == []
+        times.append(time.process_time() - began)
+    assert times[1] < times[0] * 5
 
 
 async def test_a_dictionary_that_is_yielded_again_and_again_is_read_each_time(outcome_of_rows, raw):
