@@ -87,7 +87,8 @@ def _mask_of_record(kind: Any) -> _Mask | None:
         changed = {}
         for name, mask_value in masks:
             value = getattr(record, name)
-            shown = mask_value(value)
+            # A row of another program may lack any value.
+            shown = None if value is None else mask_value(value)
             if shown is not value:
                 changed[name] = shown
         return copy(record, **changed) if changed else record
@@ -102,7 +103,7 @@ def _mask_of_value(hint: Any, mark: object, where: str) -> _Mask | None:
         own = [part for part in parts[1:] if isinstance(part, (SensitiveMark, Public))]
         return _mask_of_value(parts[0], own[0] if own else mark, where)
     if origin in {Union, types.UnionType}:
-        return _keeping_none(_mask_of_one(hint, [part for part in parts if part is not types.NoneType], mark, where))
+        return _mask_of_one(hint, [part for part in parts if part is not types.NoneType], mark, where)
     if isinstance(mark, Public) or origin is Literal or hint in _PLAIN or _is_class(hint, enum.Enum):
         return None
     if attrs.has(hint) or _is_class(hint, msgspec.Struct):
@@ -138,13 +139,14 @@ def _mask_of_one(hint: Any, kinds: Sequence[Any], mark: object, where: str) -> _
     return masks[0]
 
 
-def _keeping_none(mask_value: _Mask | None) -> _Mask | None:
-    return None if mask_value is None else lambda value: None if value is None else mask_value(value)
+def _keeping_none(mask_value: _Mask) -> _Mask:
+    return lambda value: None if value is None else mask_value(value)
 
 
 def _mask_of_items(mask_item: _Mask | None, kind: type[list[Any] | tuple[Any, ...]]) -> _Mask | None:
     if mask_item is None:
         return None
+    mask_item = _keeping_none(mask_item)
 
     def mask_items(items: Sequence[Any]) -> Sequence[Any]:
         shown = kind(map(mask_item, items))
@@ -156,10 +158,18 @@ def _mask_of_items(mask_item: _Mask | None, kind: type[list[Any] | tuple[Any, ..
 def _mask_of_names(mask_item: _Mask | None) -> _Mask:
     if mask_item is None:
         return mask_names
+    mask_item = _keeping_none(mask_item)
     return lambda given: mask_names({name: mask_item(value) for name, value in given.items()})
 
 
 _PLAIN: Final = frozenset({bool, int, float, date, datetime, UUID})
 _LISTS: Final = frozenset({list, tuple, Sequence})
 _MAPPINGS: Final = frozenset({dict, Mapping})
-_MASKS: Final[Mapping[Any, _Mask]] = {str: mask_text, Any: mask, object: mask}
+
+
+def _mask_of_text(value: Any) -> Any:
+    """Return a text without its secrets. A row of another program may have any JSON value in its place."""
+    return mask_text(value) if isinstance(value, str) else mask(value)
+
+
+_MASKS: Final[Mapping[Any, _Mask]] = {str: _mask_of_text, Any: mask, object: mask}

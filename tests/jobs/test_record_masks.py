@@ -79,6 +79,10 @@ class Outer:
     [
         ("public", SECRET, SECRET),
         ("text", SECRET, SHOWN),
+        ("text", None, None),
+        ("text", [SECRET], [SHOWN]),
+        ("texts", [None, SECRET], [None, SHOWN]),
+        ("labels", {"a": None, "b": SECRET}, {"a": None, "b": SHOWN}),
         ("maybe", SECRET, SHOWN),
         ("json", {"token": "hunter2", "n": 1}, {"token": "***", "n": 1}),
         ("json", [SECRET, 5], [SHOWN, 5]),
