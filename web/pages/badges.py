@@ -55,7 +55,7 @@ _BLOCKED: Final = frozenset({"lock", "task", "after", "limit"})
 
 def badge(state: str, text: str | None = None) -> Markup:
     """Return the badge of a state; `text` replaces its name."""
-    kind, shape = LOOKS.get(state, ("", "ring"))
+    kind, shape = _look(state)
     return Markup('<span class="badge{}">{}{}</span>').format(
         f" {kind}" * bool(kind), icon(shape), inert(words(state) if text is None else text)
     )
@@ -72,9 +72,13 @@ def state_of_job(job: Any) -> str:
 
 def sign(status: str) -> Markup:
     """Return the icon of a status alone, for a row of results."""
-    return icon(LOOKS.get(status, ("", "ring"))[1])
+    return icon(_look(status)[1])
 
 
 def color(state: str) -> str:
     """Return the color of a state, a class; empty for a state that needs no reading."""
-    return LOOKS.get(state, ("", "ring"))[0]
+    return _look(state)[0]
+
+
+def _look(state: str) -> tuple[str, str]:
+    return LOOKS.get(state, ("", "ring"))

@@ -137,25 +137,27 @@ def _of_tasks(visit: Visit, depths: Depths, overview: Overview) -> Iterator[Conc
         if one.since is None or depths.at is None or depths.at - one.since > timedelta(seconds=LONG_S)
     ]
     for one in lasting[:_EACH]:
+        shown = masked(one)
         yield Concern(
             level="bad",
             href=_link(visit, "/ui/jobs", queue=one.queue, task=one.task, status="queued"),
-            label=f"Task {_short_name(masked(one).task)}",
-            says=f"has no worker in the queue {_short_name(masked(one).queue)}: {_jobs_concern(one.jobs)}",
+            label=f"Task {_short_name(shown.task)}",
+            says=f"has no worker in the queue {_short_name(shown.queue)}: {_jobs_concern(one.jobs)}",
             action="Show jobs",
             when="the oldest was created",
             at=one.since,
         )
     for task in overview.paused_tasks:
+        shown_task = masked(task)
         yield Concern(
             level="warn",
             href=_link(visit, "/ui/task", name=task.task),
-            label=f"Task {_short_name(masked(task).task)}",
+            label=f"Task {_short_name(shown_task.task)}",
             says=f"is paused: {_jobs_concern(task.jobs)}",
             action="Open task",
             when=None if task.since is None else "paused",
             at=task.since,
-            by=masked(task).by,
+            by=shown_task.by,
         )
 
 
@@ -184,11 +186,12 @@ def _trouble_words(one: TroubledSchedule) -> str:
 
 def _of_errors(visit: Visit, overview: Overview) -> Iterator[Concern]:
     for one in overview.errors:
+        shown = masked(one)
         yield Concern(
             level="bad",
             href=_link(visit, f"/ui/errors/{one.group}"),
-            label=_short_name(masked(one).error) or "(no text)",
-            says=f"– {_failed(one.failures)}, of {_short_name(masked(one).task)}",
+            label=_short_name(shown.error) or "(no text)",
+            says=f"– {_failed(one.failures)}, of {_short_name(shown.task)}",
             action="Show error",
             when="the last",
             at=one.since,

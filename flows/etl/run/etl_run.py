@@ -15,7 +15,7 @@ from dataloader.flows.etl.run.cancellation_token import CancellationToken
 from dataloader.flows.etl.run.load_log import log
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Snooze, StopReason
+from dataloader.jobs.outcomes import NOT_HELD, Snooze, StopReason
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.load_holders import LoadIsHeld
 from dataloader.store.etl.run_journal import (
@@ -29,8 +29,6 @@ from dataloader.store.queue.transaction import Transactions
 
 DRAIN_S: Final = 4.0
 """Seconds in which arrived responses are written when the process ends, of the process's ten seconds."""
-LOST: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
-"""Reasons for a stop after which nothing of this run may be written."""
 
 _FROM_BAD_TO_GOOD: Final = ("failed", "canceled", SUCCEEDED_WITH_FAILURES)
 
@@ -138,14 +136,14 @@ class EtlRun:
     @property
     def is_lost(self) -> bool:
         """Return whether nothing of the run may be written: another worker has the job or will soon have it."""
-        return self.job.stopped_by in LOST
+        return self.job.stopped_by in NOT_HELD
 
     def drain_s(self, most_s: float) -> float:
         """Return the seconds in which arrived responses may be written after the job was stopped."""
         match self.job.stopped_by:
             case StopReason.DRAIN:
                 return min(most_s, DRAIN_S)
-            case why if why in LOST:
+            case why if why in NOT_HELD:
                 return 0.0
             case _:
                 return most_s
