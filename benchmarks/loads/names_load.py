@@ -6,17 +6,11 @@ DSN=… ARCHIVE=… python -m benchmarks.loads.names_load
 from __future__ import annotations
 
 import os
-import sys
-import time
 from typing import Any
 
-import trio
-
-from benchmarks.loads.names import told
-from dataloader import Tasks, configure_logging
-from dataloader.__main__ import SWITCH_S
+from benchmarks.loads.run_load import run_load
+from dataloader import Tasks
 from dataloader.flows.etl import Csv, Files, Load, Table, add_loads
-from dataloader.testing import run_task
 
 
 def with_year(row: dict[str, Any]) -> dict[str, Any]:
@@ -24,9 +18,6 @@ def with_year(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    configure_logging(level="warning")
-    # As the command `dataloader` does.
-    sys.setswitchinterval(SWITCH_S)
     tasks = Tasks()
     load = Load(
         "names",
@@ -36,12 +27,7 @@ def main() -> None:
         pipeline={"rate_min": 0, "rate_max": 0},
     )
     add_loads(tasks, load)
-    began = time.perf_counter()
-    outcome = trio.run(lambda: run_task(tasks, "names", dsn=os.environ["DSN"]))
-    took = time.perf_counter() - began
-    if outcome.status != "succeeded":
-        raise SystemExit(f"the load ended as {outcome.status}: {outcome.error}")
-    print(told(took))
+    run_load(tasks, "names")
 
 
 if __name__ == "__main__":

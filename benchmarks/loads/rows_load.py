@@ -6,19 +6,13 @@ DSN=… ROWS=… python -m benchmarks.loads.rows_load
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import trio
-
-from benchmarks.loads.names import told
 from benchmarks.loads.rows import orders
-from dataloader import Tasks, configure_logging
-from dataloader.__main__ import SWITCH_S
+from benchmarks.loads.run_load import run_load
+from dataloader import Tasks
 from dataloader.flows.etl import RowsRun, Table
-from dataloader.testing import run_task
 
 tasks = Tasks()
 
@@ -30,17 +24,5 @@ def load_orders(run: RowsRun) -> Iterator[dict[str, Any]]:
     return orders(int(os.environ["ROWS"]))
 
 
-def main() -> None:
-    configure_logging(level="warning")
-    # As the command `dataloader` does.
-    sys.setswitchinterval(SWITCH_S)
-    began = time.perf_counter()
-    outcome = trio.run(lambda: run_task(tasks, "orders", dsn=os.environ["DSN"]))
-    took = time.perf_counter() - began
-    if outcome.status != "succeeded":
-        raise SystemExit(f"the load ended as {outcome.status}: {outcome.error}")
-    print(told(took))
-
-
 if __name__ == "__main__":
-    main()
+    run_load(tasks, "orders")
